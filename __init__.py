@@ -1,0 +1,62 @@
+"""Troupe: an LLM inference and serving engine built as actors.
+
+The public door. Names resolve on first use (PEP 562), so importing a subpackage pulls in nothing else.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from troupellm.actors.engine import Engine as Engine
+    from troupellm.actors.offline import LLM as LLM
+    from troupellm.protocol.errors import (
+        ContextLengthExceeded as ContextLengthExceeded,
+        EngineOverloaded as EngineOverloaded,
+        EngineStopped as EngineStopped,
+        InvalidRequest as InvalidRequest,
+        ModelLoadError as ModelLoadError,
+        RequestFailed as RequestFailed,
+        TroupeError as TroupeError,
+        WorkerCrashed as WorkerCrashed,
+    )
+    from troupellm.protocol.outputs import (
+        Completion as Completion,
+        CompletionChoice as CompletionChoice,
+        Delta as Delta,
+    )
+    from troupellm.protocol.sampling import SamplingParams as SamplingParams
+    from troupellm.server.app import asgi as asgi
+    from troupellm.server.lifespan import lifespan as lifespan
+
+_HOMES = {
+    "Engine": "actors.engine",
+    "LLM": "actors.offline",
+    "SamplingParams": "protocol.sampling",
+    "Completion": "protocol.outputs",
+    "CompletionChoice": "protocol.outputs",
+    "Delta": "protocol.outputs",
+    "TroupeError": "protocol.errors",
+    "InvalidRequest": "protocol.errors",
+    "ContextLengthExceeded": "protocol.errors",
+    "EngineOverloaded": "protocol.errors",
+    "EngineStopped": "protocol.errors",
+    "RequestFailed": "protocol.errors",
+    "ModelLoadError": "protocol.errors",
+    "WorkerCrashed": "protocol.errors",
+    "asgi": "server.app",
+    "lifespan": "server.lifespan",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,157 @@
+"""One typed configuration tree; every knob is a flag, a TOML key and a keyword of `Engine`.
+
+Field names are unique across sections, so `Engine("model", max_num_seqs=8)` and `--max-num-seqs 8` need no section.
+Each actor is handed its own section only. Units stand in the names or docstrings; `help` texts feed the command line.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from troupellm.protocol.errors import ConfigError
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+Seconds = Annotated[float, Meta(ge=0.0)]
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and how it is read."""
+
+    model: Annotated[str | None, _help("folder, hub id, or nothing for the built-in model")] = None
+    tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
+    served_model_name: Annotated[tuple[str, ...], _help("name or names clients may use; the first is reported")] = ()
+    revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
+    download_dir: Annotated[str | None, _help("where hub models are cached (default: HF_HOME)")] = None
+    hf_token: Annotated[str | None, _help("hub token (default: HF_TOKEN)")] = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"], _help("dummy fills random weights: for benchmarks")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
+        _help("auto: float32 on a CPU, the checkpoint's own on a GPU"),
+    ] = "auto"
+    max_model_len: Annotated[
+        PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
+    ] = "auto"
+    generation_config: Annotated[str, _help("auto: defaults from the model's generation_config.json; vllm: none")] = (
+        "auto"
+    )
+    chat_template: Annotated[str | None, _help("file or text of a Jinja chat template")] = None
+    seed: Annotated[Count, _help("seed of everything that was not given one; 0 draws one at start")] = 0
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[PositiveInt, _help("tokens per KV block")] = 16
+    kv_cache_memory_bytes: Annotated[
+        PositiveInt | None, _help("KV cache size; human sizes such as 4GiB (default: from free memory)")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Fraction, _help("share of the device's memory to use, when kv_cache_memory_bytes is not given")
+    ] = 0.9
+    num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
+    enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs in a step, and what may wait."""
+
+    max_num_seqs: Annotated[PositiveInt, _help("sequences in one step")] = 256
+    max_num_batched_tokens: Annotated[PositiveInt, _help("tokens computed in one step")] = 2048
+    enable_chunked_prefill: Annotated[
+        bool, _help("split long prompts over steps; off lets max_num_batched_tokens bound the prompt")
+    ] = True
+    max_num_queued_reqs: Annotated[
+        Count, _help("requests that may wait beyond those running; more are refused with 429")
+    ] = 512
+    max_num_queued_tokens: Annotated[
+        PositiveInt | None, _help("prompt tokens that may wait (default: no bound beyond requests)")
+    ] = None
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("order of the waiting room")] = "fcfs"
+    max_plans_in_flight: Annotated[int, Meta(ge=1, le=2)] = 1
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is owed to readers."""
+
+    stream_budget_tokens: Annotated[
+        PositiveInt, _help("undelivered tokens after which a reader's own sequence is paused")
+    ] = 256
+    flush_interval: Annotated[
+        Seconds | None, _help("seconds between wakes of one stream (default: 0.02 in the server, 0 embedded)")
+    ] = None
+    stall_timeout: Annotated[
+        Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")
+    ] = None
+    max_logprobs: Annotated[Count, _help("most log-probabilities a request may ask for")] = 20
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model step runs."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], _help("auto: cuda where there is one")] = "auto"
+    num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
+    step_timeout: Annotated[Seconds, _help("seconds after which a step counts as hung and the engine fails")] = 300.0
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    stream: StreamConfig = StreamConfig()
+    worker: WorkerConfig = WorkerConfig()
+
+    @classmethod
+    def from_flat(cls, settings: dict[str, Any]) -> "EngineConfig":
+        """Sort flat settings into their sections, check and convert them.
+
+        Raises:
+            ConfigError: an unknown name, or a value of the wrong type or out of range; `param` names it.
+        """
+        sections: dict[str, dict[str, Any]] = {}
+        homes = {
+            field.name: section.name
+            for section in msgspec.structs.fields(cls)
+            for field in msgspec.structs.fields(section.type)
+        }
+        for name, value in settings.items():
+            if name not in homes:
+                raise ConfigError(f"unknown setting {name}", param=name, code="unknown_parameter")
+            sections.setdefault(homes[name], {})[name] = value
+        try:
+            return msgspec.convert(sections, cls)
+        except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `$.")
+            name = path.rstrip("`").rsplit(".", maxsplit=1)[-1]
+            raise ConfigError(f"{name}: {text}", param=name) from None
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP front."""
+
+    host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="0 takes a free port")] = 8000
+    uds: Annotated[str | None, _help("listen on a unix socket instead")] = None
+    root_path: Annotated[str, _help("path prefix that a proxy strips")] = ""
+    api_key: Annotated[tuple[str, ...], _help("bearer key, repeatable (environment: TROUPE_API_KEY)")] = ()
+    max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
+    body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
+    shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0
+    sse_keep_alive_interval: Annotated[Seconds, _help("seconds of silence before a comment; 0 is off")] = 15.0
+    sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384
+    write_timeout: Annotated[Seconds, _help("seconds one write to a stalled reader may take")] = 60.0
+    max_prompts: Annotated[PositiveInt, _help("prompts in one completions call")] = 128
+    enable_request_id_headers: Annotated[bool, _help("use a client's X-Request-Id")] = True
+    disable_access_log: Annotated[bool, _help("no line per request")] = False
+    log_format: Annotated[Literal["text", "json"], _help("form of log lines")] = "text"
+    metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
+    backlog: Annotated[PositiveInt, _help("connections that may wait to be accepted")] = 2048

@@ -1,0 +1,103 @@
+"""The error tree. Every error that a user can see is one of these.
+
+Two texts never mix: `message` is safe for a client (no paths, addresses, other users' text); what the log needs goes
+into the exception's notes and cause. HTTP status is decided in `server/errors.py` alone.
+"""
+
+from typing import ClassVar
+
+
+class TroupeError(Exception):
+    """Root of all errors raised to users.
+
+    Attributes:
+        message: client-safe text, names the field and the allowed range where there is one.
+        param: the request field at fault, as a JSON path without the leading `$.`, or None.
+        code: a stable string for programs.
+        retryable: the same request may succeed later.
+    """
+
+    default_code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+
+
+class InvalidRequest(TroupeError, ValueError):
+    """The request can never succeed as it is."""
+
+    default_code = "invalid_value"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and wanted tokens do not fit the context (or the whole KV cache)."""
+
+    default_code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, limit: int, got: int, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.limit = limit
+        self.got = got
+
+
+class ModelNotFound(TroupeError):
+    default_code = "model_not_found"
+
+
+class EngineOverloaded(TroupeError):
+    """The waiting room is full; nothing was started. Try again after `retry_after` seconds."""
+
+    default_code = "slow_down"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineStopped(TroupeError):
+    """The engine is starting, draining or gone."""
+
+    default_code = "draining"
+    retryable = True
+
+
+class RequestFailed(TroupeError):
+    """The engine could not execute this one request; the same request would fail again."""
+
+    default_code = "engine_request_failed"
+
+
+class RequestAborted(TroupeError):
+    """The request was ended by its owner or by the server (stalled reader, deadline)."""
+
+    default_code = "request_aborted"
+
+
+class WorkerCrashed(TroupeError):
+    """The worker died while it had this request. `__cause__` is the root cause."""
+
+    default_code = "engine_restarting"
+    retryable = True
+
+
+class ModelLoadError(TroupeError):
+    """The model cannot be served. `message` is one line that names file and field; `hint` says what to do."""
+
+    default_code = "model_load_failed"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
+
+
+class ConfigError(TroupeError, ValueError):
+    """A setting is wrong; `param` names it."""
+
+    default_code = "invalid_config"

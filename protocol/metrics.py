@@ -1,0 +1,47 @@
+"""What the metrics sink is told. Senders never wait: a full sink drops and counts."""
+
+import msgspec
+
+from troupellm.protocol.worker import StepTimings
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One per step, from the scheduler."""
+
+    num_rows: int
+    prefill_tokens: int
+    decode_tokens: int
+    seconds: float
+    timings: StepTimings
+    new_tokens: int
+    preemptions: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache this step."""
+    prefix_hits: int
+    inter_token_seconds: tuple[float, ...] = ()
+    """One per row that already had a token."""
+
+
+class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One per request, at its end, from the scheduler. Times are seconds."""
+
+    reason: str
+    """stop, length, abort, error."""
+    n: int
+    max_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    first_token_seconds: float | None
+    total_seconds: float
+
+
+class RequestRejected(msgspec.Struct, frozen=True):
+    """Refused before the scheduler saw it: waiting room full, invalid, draining."""
+
+    reason: str
+
+
+MetricsMessage = StepStats | RequestStats | RequestRejected

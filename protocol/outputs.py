@@ -1,0 +1,93 @@
+"""What a request gives back: deltas while it runs, a completion at its end."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
+    token_id: int
+    logprob: float
+    rank: int
+    token: str
+    """Text of this token alone; bytes that are no whole character show as the replacement character."""
+    raw: bytes
+    """The token's own bytes."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One token's log-probability and the alternatives that were asked for."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    token: str
+    raw: bytes
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from arrival, on one monotonic clock; None has not happened."""
+
+    scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new for one of a request's sequences since the last delta. Never cumulative."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the sequence."""
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer. `text`, `token_ids` and `finish_reason` are those of the first choice."""
+
+    request_id: str
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage
+    timing: Timing
+    prompt_token_ids: tuple[int, ...]
+    prompt: str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One entry per prompt token; the first is None."""
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.choices[0].finish_reason

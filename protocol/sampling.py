@@ -1,0 +1,206 @@
+"""Sampling parameters: vLLM's names, defaults and rules, checked in one place for every door.
+
+`SamplingParams(...)` checks what can be checked alone; `check_against(limits)` what depends on the served model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this are greedy: dividing by them would overflow."""
+MAX_N = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 512
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_ID_LIST = 65_536
+INT64_MAX = 2**63 - 1
+
+_NUMBERS: dict[str, tuple[float, float, bool]] = {
+    # field: lowest, highest, whether the lowest value itself is excluded
+    "temperature": (0.0, 2.0, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+    "repetition_penalty": (0.0, 1000.0, True),
+}
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), INT64_MAX),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (-1, 2**31 - 1),
+    "prompt_logprobs": (-1, 2**31 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+}
+_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the served model and the server allow."""
+
+    vocab_width: int
+    """Width of the logits: ids are checked against this, not against the tokenizer's size."""
+    max_model_len: int
+    max_logprobs: int = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to generate. See `protocol/worker.py:SamplingState` for what the worker is told.
+
+    Raises:
+        InvalidRequest: a value has the wrong type or is out of range; names the field and the range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 and -1 keep the whole vocabulary."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """None draws a fresh seed per request."""
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None generates up to the context length."""
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    """Values outside [-100, 100] are refused."""
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    logprobs: int | None = None
+    """Top alternatives per generated token; -1 is the whole vocabulary, as far as the server allows."""
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    priority: int = 0
+    """Lower runs earlier under the priority policy."""
+
+    def __post_init__(self) -> None:
+        for field, (low, high, exclusive) in _NUMBERS.items():
+            _check_number(field, getattr(self, field), low, high, exclusive=exclusive)
+        for field, (least, most) in _INTEGERS.items():
+            value = getattr(self, field)
+            if value is not None or field not in _OPTIONAL:
+                _check_integer(field, value, least, most)
+        for field in _FLAGS:
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidRequest(f"{field} must be true or false", param=field, code="invalid_type")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                param="min_tokens",
+            )
+        self._check_stops()
+        self._check_logit_bias()
+        self._check_id_list("stop_token_ids", self.stop_token_ids, allow_empty=True)
+        self._check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check_against(self, limits: Limits) -> None:
+        """Check what depends on the model.
+
+        Raises:
+            InvalidRequest: an id is outside the logits, or more log-probabilities than allowed.
+        """
+        width = limits.vocab_width
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            ids = getattr(self, field)
+            for token_id in ids or ():
+                if not 0 <= token_id < width:
+                    raise InvalidRequest(
+                        f"{field} has token id {token_id}; ids must be in [0, {width - 1}]", param=field
+                    )
+        for field in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, field)
+            if wanted is None:
+                continue
+            most = min(limits.max_logprobs, width)
+            if (width if wanted == -1 else wanted) > most:
+                raise InvalidRequest(
+                    f"{field} must be in [0, {most}], got {wanted}", param=field, code="integer_above_max_value"
+                )
+
+    def _check_stops(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        _check_strings("stop", stops, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        if stops and not self.detokenize:
+            raise InvalidRequest("stop needs detokenize: true", param="stop")
+
+    def _check_logit_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"logit_bias must be an object of at most {MAX_LOGIT_BIAS} entries", param="logit_bias"
+            )
+        for token_id, value in self.logit_bias.items():
+            _check_integer("logit_bias", token_id, 0, 2**31 - 1)
+            _check_number("logit_bias", value, -100.0, 100.0, exclusive=False)
+
+    @staticmethod
+    def _check_id_list(field: str, ids: Any, *, allow_empty: bool) -> None:
+        if ids is None:
+            return
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or len(ids) > MAX_ID_LIST:
+            raise InvalidRequest(f"{field} must be a list of at most {MAX_ID_LIST} token ids", param=field)
+        if not ids and not allow_empty:
+            raise InvalidRequest(f"{field} must not be empty", param=field)
+        for token_id in ids:
+            _check_integer(field, token_id, 0, 2**31 - 1)
+
+
+def _check_number(field: str, value: Any, low: float, high: float, *, exclusive: bool) -> None:
+    bracket = "(" if exclusive else "["
+    allowed = f"{field} must be a number in {bracket}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(allowed, param=field, code="invalid_type")
+    if not low <= value <= high or (exclusive and value == low):  # NaN fails every comparison
+        code = "decimal_above_max_value" if value > high else "decimal_below_min_value"
+        raise InvalidRequest(f"{allowed}, got {_shown(value)}", param=field, code=code)
+
+
+def _check_integer(field: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{field} must be an integer in [{least}, {most}]", param=field, code="invalid_type")
+    if not least <= value <= most:
+        code = "integer_above_max_value" if value > most else "integer_below_min_value"
+        raise InvalidRequest(f"{field} must be in [{least}, {most}], got {_shown(value)}", param=field, code=code)
+
+
+def _shown(value: float) -> str:
+    """A number for an error text; printing a huge integer takes quadratic time, so it is not printed."""
+    return f"{value:g}" if isinstance(value, float) or abs(value) < 10**20 else "a larger number"
+
+
+def _check_strings(field: str, values: Any, most: int, longest: int) -> None:
+    if values is None:
+        return
+    if not isinstance(values, Sequence) or isinstance(values, bytes) or len(values) > most:
+        raise InvalidRequest(f"{field} must have at most {most} strings", param=field)
+    for value in values:
+        if not isinstance(value, str) or not value or len(value) > longest:
+            raise InvalidRequest(f"{field} must hold strings of 1 to {longest} characters", param=field)

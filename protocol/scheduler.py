@@ -1,0 +1,75 @@
+"""What the scheduler is told. Data lane: new requests and step results; control lane: what must overtake them."""
+
+import msgspec
+
+from troupellm.protocol.worker import SamplingState, StepResult
+
+
+class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a request's n sequences."""
+
+    row: int
+    """Unique in the life of the engine; names the sequence in plans, results and outputs."""
+    sampling: SamplingState
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passed validation. All its sequences share the prompt."""
+
+    request: int
+    """The engine's own number of the request."""
+    request_id: str
+    arrival: float
+    """Seconds on the engine's clock."""
+    prompt: bytes
+    """int32 [prompt_tokens]."""
+    sequences: tuple[SequenceSpec, ...]
+    max_tokens: int
+    """Resolved: never more than the context leaves."""
+    min_tokens: int
+    stop_token_ids: frozenset[int]
+    """The request's own ids; their meeting is reported as `stop_reason`."""
+    eos_token_ids: frozenset[int]
+    """The model's end tokens; empty under ignore_eos."""
+    priority: int = 0
+    cache_salt: bytes = b""
+    """Separates prefix-cache entries of tenants."""
+    streaming: bool = True
+    deadline: float | None = None
+    """Seconds on the engine's clock after which a request that still waits is dropped."""
+
+
+class StepFinished(msgspec.Struct, frozen=True):
+    """From the worker: the plan's result."""
+
+    result: StepResult
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Idempotent; an unknown request is ignored."""
+
+    request: int
+
+
+class StopStringMet(msgspec.Struct, frozen=True):
+    """From the output actor: this sequence's text is complete; what else was planned for it is discarded."""
+
+    row: int
+
+
+class ReaderPaused(msgspec.Struct, frozen=True):
+    """The request's outbox is full: leave its sequences out of the next plans."""
+
+    request: int
+
+
+class ReaderResumed(msgspec.Struct, frozen=True):
+    request: int
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Accept nothing new; what was accepted goes on."""
+
+
+SchedulerMessage = SubmitRequest | StepFinished
+SchedulerControl = AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | Drain

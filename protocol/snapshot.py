@@ -1,0 +1,53 @@
+"""The published state of a running engine: plain numbers, safe to read at any time, no prompt text."""
+
+import msgspec
+
+
+class MailboxSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    depth: int
+    capacity: int
+    messages: int
+    """Accepted since the start."""
+    dropped: int = 0
+
+
+class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    waiting: int = 0
+    running: int = 0
+    paused: int = 0
+    waiting_tokens: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    """Neither in use nor holding a cached prefix."""
+    blocks_cached: int = 0
+    """Unused but holding a cached prefix; they can be evicted at once."""
+    steps: int = 0
+    preemptions: int = 0
+    tokens_generated: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    plans_in_flight: int = 0
+
+    @property
+    def blocks_used(self) -> int:
+        return self.blocks_total - self.blocks_free - self.blocks_cached
+
+
+class ActorSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    restarts: int
+    mailboxes: tuple[MailboxSnapshot, ...]
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    state: str
+    """starting, ready, draining, failed, stopped."""
+    uptime_seconds: float
+    model: str
+    max_model_len: int
+    open_requests: int
+    scheduler: SchedulerSnapshot
+    actors: tuple[ActorSnapshot, ...]
+    last_step_age_seconds: float | None = None
+    """Seconds since a step finished; None before the first."""

@@ -1,0 +1,246 @@
+"""What is said between the scheduler and a worker: one plan down and one result up per step.
+
+A worker keeps a table of *rows*, one per sequence that it was told about. A new row carries everything the worker
+needs (tokens, sampling state, block tables); a known row carries differences only, and a plain decode row needs none:
+it is four integers in the plan's columns. Columns are parallel tuples because a Struct per row would cost more than
+the whole scheduling budget of a step.
+
+Everything here is plain data: any message may cross a process border. Token ids travel as little-endian int32 bytes.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from troupellm.protocol.config import EngineConfig
+
+
+class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """How a row's next tokens are chosen. Temperature 0 is greedy.
+
+    The random draw for a token is a pure function of (seed, fork, position, purpose), so replay, preemption, another
+    batch or another device give the same tokens.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    """Unsigned 64 bit."""
+    fork: int = 0
+    """Which of a request's n sequences this is."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must never be completed."""
+    min_tokens: int = 0
+    """Until so many tokens were generated, `stop_token_ids` are masked."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Only for the masking by min_tokens: the scheduler decides when a row ends."""
+    logprobs: int = -1
+    """How many top alternatives to report per generated token; -1 reports nothing, 0 the chosen token alone."""
+    prompt_logprobs: int = -1
+    """The same for every prompt token but the first."""
+
+
+class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """A row that the worker does not know (or knew under an older epoch, which this one replaces)."""
+
+    row: int
+    epoch: int
+    """Rises each time the sequence is given to the worker anew (after a preemption or a replay)."""
+    request_id: str
+    token_ids: bytes
+    """Every token that the host knows, prompt first; int32 [known]."""
+    num_prompt_tokens: int
+    sampling: SamplingState
+    blocks: tuple[tuple[int, ...], ...]
+    """Block table per cache group."""
+    adapter: int = 0
+    """Adapter slot; 0 is the base model."""
+    embeddings: str | None = None
+    """Reference to input embeddings that replace token embeddings; none yet."""
+    pooling: str | None = None
+    """None generates; otherwise the pooling task, whose vector comes back in `StepResult.pooled`."""
+
+
+class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """What changed for a known row since the last plan that named it."""
+
+    row: int
+    appended_blocks: tuple[tuple[int, ...], ...] = ()
+    """New block ids per cache group, to go at the end of the row's tables."""
+    draft_ids: bytes = b""
+    """Proposed tokens to verify after the row's last token; int32 [drafts]. They count in `StepPlan.counts`."""
+    draft_parents: bytes = b""
+    """int32 [drafts]: index of each draft's parent, -1 is the row's last token. Empty means a chain."""
+    sampling: SamplingState | None = None
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Copy one block's content before the step computes (copy-on-write of forks)."""
+
+    group: int
+    source: int
+    target: int
+
+
+class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Move one block between the device and an outer tier; the id comes back when it is done."""
+
+    transfer: int
+    group: int
+    block: int
+    key: bytes
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """What to compute in one step.
+
+    `rows`, `epochs`, `starts` and `counts` are parallel. Row i computes positions starts[i] .. starts[i] + counts[i].
+    A row samples when its span reaches the last token that the worker holds for it; the sampled token is appended to
+    the row's tokens on the device at once, so the next plan may name its position before the host has seen it.
+    """
+
+    step: int
+    engine_epoch: int
+    rows: tuple[int, ...]
+    epochs: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    new_rows: tuple[NewRow, ...] = ()
+    changes: tuple[RowChange, ...] = ()
+    retired: tuple[int, ...] = ()
+    """Rows to forget, before anything else is read from this plan."""
+    copies: tuple[BlockCopy, ...] = ()
+    loads: tuple[BlockTransfer, ...] = ()
+    stores: tuple[BlockTransfer, ...] = ()
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """Log-probabilities of consecutive tokens of a row.
+
+    Column 0 is the token itself (sampled, or given in a prompt), the other `width - 1` are the top alternatives in
+    falling order. Values are natural logs, floored at -9999 so that they are always valid JSON.
+    """
+
+    row: int
+    position: int
+    """Position in the sequence of the first token described."""
+    width: int
+    token_ids: bytes
+    """int32 [tokens, width]."""
+    logprobs: bytes
+    """float32 [tokens, width]."""
+    ranks: bytes
+    """int32 [tokens]: 1 is the most likely token of the vocabulary."""
+
+
+class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    row: int
+    vector: bytes
+    """float32."""
+
+
+class RowError(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """This row cannot go on; the rest of the step is fine."""
+
+    row: int
+    message: str
+    code: str = "engine_request_failed"
+
+
+class StepTimings(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """Seconds."""
+
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """What one plan gave. `rows`, `epochs` and `token_counts` are parallel and in the plan's order."""
+
+    step: int
+    engine_epoch: int
+    rows: tuple[int, ...]
+    epochs: tuple[int, ...]
+    token_counts: tuple[int, ...]
+    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, more with accepted drafts."""
+    tokens: tuple[int, ...]
+    """All new tokens, row after row."""
+    accepted: tuple[int, ...] = ()
+    """Accepted drafts per row; empty when the plan had no drafts."""
+    logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    pooled: tuple[RowPooled, ...] = ()
+    errors: tuple[RowError, ...] = ()
+    transfers: tuple[int, ...] = ()
+    """Loads and stores that have finished."""
+    timings: StepTimings = StepTimings()
+
+
+class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one block table. A sliding window lets blocks behind it go."""
+
+    num_layers: int
+    sliding_window: int | None = None
+
+
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker settled on while it loaded; the engine can serve from here on."""
+
+    vocab_width: int
+    """Width of the logits, which is what token ids are checked against."""
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    groups: tuple[CacheGroup, ...]
+    dtype: str
+    device: str
+    architecture: str
+    num_parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    activation_bytes: int
+    memory_free_bytes: int
+    load_seconds: float
+
+
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
+    phase: str
+    """resolve, download, weights, kv_cache, warm_up."""
+    done: int = 0
+    total: int = 0
+    """Same unit as `done` (bytes or tensors); 0 is unknown."""
+    detail: str = ""
+
+
+class ProgressSink(Protocol):
+    def __call__(self, progress: LoadProgress, /) -> None: ...
+
+
+class Ticket(Protocol):
+    """An opaque handle of a plan that was launched; belongs to the worker that made it."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class Worker(Protocol):
+    """The synchronous model side of the seam. All calls come from one thread.
+
+    `launch` may return before the device has finished; two plans may be launched before the first is collected, and
+    they are collected in order. A row's failure is a `RowError` in the result; anything raised is the step's failure.
+    """
+
+    def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady: ...
+    def launch(self, plan: StepPlan) -> Ticket: ...
+    def collect(self, ticket: Ticket) -> StepResult: ...
+    def close(self) -> None: ...
