@@ -77,7 +77,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None, _help("prompt tokens that may wait (default: no bound beyond requests)")
     ] = None
     scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("order of the waiting room")] = "fcfs"
-    max_plans_in_flight: Annotated[int, Meta(ge=1, le=2)] = 1
+    max_plans_in_flight: Annotated[
+        int, Meta(ge=1, le=2, description="steps planned before the first one has come back")
+    ] = 1
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,61 @@
+# Troupe. `make serve` and `make test` need python3 (3.11 or newer) and make, nothing else; all stays in this folder.
+#
+#   TORCH_INDEX=<address>   package index to take torch from (your own, or one with CPU builds)
+#   PYTHON=python3.12       another interpreter for the environment
+#   ARGS="..."              arguments of `troupellm serve`, or of pytest
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
+TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INPUTS := pyproject.toml $(CONSTRAINTS)
+
+.PHONY: serve demo test test-all check wheel clean
+
+serve: $(VENV)/.installed
+	@$(BIN)/troupellm serve $(ARGS)
+
+demo: $(VENV)/.tested
+	@$(BIN)/python -m troupellm.load_tests.demo
+
+test: $(VENV)/.tested
+	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.tested
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(VENV)/.checked
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p troupellm
+
+wheel: $(VENV)/.tested
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+# torch first and alone: what depends on it must find it installed, or it would pull another build.
+$(VENV)/.torch: $(CONSTRAINTS)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/torch_notice.py $(CONSTRAINTS) $(TORCH_FLAGS)
+	@$(PIP) install -q $(TORCH_FLAGS) -c $(CONSTRAINTS) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch $(INPUTS)
+	@echo "installing troupellm into $(VENV)"
+	@$(PIP) install -q -c $(CONSTRAINTS) -e .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed $(INPUTS)
+	@echo "installing the test tools"
+	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[test]"
+	@touch $@
+
+$(VENV)/.checked: $(VENV)/.tested $(INPUTS)
+	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@

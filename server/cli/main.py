@@ -1,0 +1,64 @@
+"""The `troupellm` command. Light to import: nothing here pulls torch, and only the chosen command is loaded."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
+
+_COMMANDS = {
+    "serve": ("troupellm.server.cli.serve", "start the server"),
+    "chat": ("troupellm.server.cli.chat", "talk to a running server"),
+    "complete": ("troupellm.server.cli.complete", "complete text with a running server"),
+    "collect-env": ("troupellm.server.cli.collect_env", "print what a bug report needs"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 clean, 1 failed, 2 usage, 3 model not loadable, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = arguments[0] if arguments else ""
+    parser = argparse.ArgumentParser(prog="troupellm", description="An LLM inference and serving engine.")
+    parser.add_argument("--version", action="version", version=f"troupellm {_version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (module, summary) in _COMMANDS.items():
+        if name == chosen:
+            import_module(module).register(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary, add_help=False)
+    for plugin in entry_points(group="troupellm.commands"):
+        if plugin.name == chosen:
+            register: Register = plugin.load()
+            register(subparsers)
+        else:
+            subparsers.add_parser(plugin.name, help="load tests and benchmarks", add_help=False)
+    return _run(parser, arguments)
+
+
+def _run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    from troupellm.protocol.errors import ConfigError
+    from troupellm.server.cli.flags import normalise
+
+    try:
+        namespace = parser.parse_args(normalise(arguments))
+        return int(namespace.func(namespace))
+    except ConfigError as error:
+        print(f"troupellm: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _version() -> str:
+    import troupellm
+
+    return troupellm.__version__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The command line is made from the configuration Structs: every field has a flag, a variable and a TOML key."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.cli.flags import add_config_flags, config_flags, human_int, load_configs, normalise
+from troupellm.server.cli.vllm_flags import ELSEWHERE
+
+
+def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[EngineConfig, ServerConfig]:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    return load_configs(parser.parse_args(normalise(argv)), environment or {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4096", 4096), ("8k", 8000), ("8K", 8192), ("1M", 2**20), ("1m", 10**6), ("4GiB", 4 * 2**30), ("2GB", 2 * 10**9),
+        ("1.5K", 1536), ("512MiB", 512 * 2**20), ("2gib", 2 * 2**30),
+    ],
+)  # fmt: skip
+def test_human_sizes(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "4 apples", "1.0001k5", "0.0001k", "-"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        human_int(text)
+
+
+def test_flags_reach_their_sections() -> None:
+    engine, server = parse(
+        "--max-model-len", "8k", "--kv_cache_memory_bytes=4GiB", "--no-enable-prefix-caching", "--dtype", "bfloat16",
+        "--api-key", "a", "b", "--api-key", "c", "--port", "0", "--flush-interval", "0.5",
+    )  # fmt: skip
+    assert engine.model.max_model_len == 8000
+    assert engine.model.dtype == "bfloat16"
+    assert engine.cache.kv_cache_memory_bytes == 4 * 2**30
+    assert engine.cache.enable_prefix_caching is False
+    assert engine.stream.flush_interval == 0.5
+    assert server.api_key == ("a", "b", "c")
+    assert server.port == 0
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse() == (EngineConfig(), ServerConfig())
+
+
+def test_auto_and_minus_one_are_the_same_context() -> None:
+    assert parse("--max-model-len", "auto") == parse("--max-model-len", "-1")
+
+
+def test_precedence_is_flag_then_environment_then_file(tmp_path: Path) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_text('max-num-seqs = 1\nport = 1\nblock_size = 8\n[model]\nserved_model_name = ["x", "y"]\n')
+    environment = {"TROUPE_MAX_NUM_SEQS": "2", "TROUPE_PORT": "2", "TROUPE_API_KEY": "k1,k2"}
+    engine, server = parse("--config", str(file), "--port", "3", environment=environment)
+    assert (engine.cache.block_size, engine.scheduler.max_num_seqs, server.port) == (8, 2, 3)
+    assert engine.model.served_model_name == ("x", "y")
+    assert server.api_key == ("k1", "k2")
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--max-num-seqs", "many"], "max_num_seqs"),
+        (["--port", "70000"], "port"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
+    ],
+)
+def test_a_wrong_value_names_its_setting(argv: list[str], name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv)
+    assert caught.value.param == name
+
+
+def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_text("max_num_sequences = 1\n")
+    with pytest.raises(ConfigError, match="unknown setting max_num_sequences"):
+        parse("--config", str(file))
+
+
+def test_a_flag_of_vllm_says_what_to_use() -> None:
+    with pytest.raises(ConfigError, match="known from vLLM but not supported here: .*one server per device"):
+        normalise(["--tensor_parallel_size", "2"])
+
+
+def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
+    assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(ELSEWHERE)
+
+
+def test_every_flag_has_a_help_text() -> None:
+    assert [flag.name for flag in config_flags() if not flag.help] == []
