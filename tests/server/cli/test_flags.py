@@ -20,7 +20,8 @@ def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[Engine
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("4096", 4096), ("8k", 8000), ("8K", 8192), ("1M", 2**20), ("1m", 10**6), ("4GiB", 4 * 2**30), ("2GB", 2 * 10**9),
+        ("4096", 4096), ("8k", 8000), ("8K", 8192), ("1M", 2**20), ("1m", 10**6), ("4GiB", 4 * 2**30),
+        ("2GB", 2 * 10**9),
         ("1.5K", 1536), ("512MiB", 512 * 2**20), ("2gib", 2 * 2**30),
     ],
 )  # fmt: skip
