@@ -28,13 +28,14 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_archives_hold_what_is_needed_and_no_more(archives: dict[str, Path]) -> None:
-    names = zipfile.ZipFile(archives["wheel"]).namelist()
+    with zipfile.ZipFile(archives["wheel"]) as wheel, tarfile.open(archives["sdist"]) as sdist:
+        names, sources = wheel.namelist(), sdist.getnames()
     assert "troupellm/models/builtin/weights/model.safetensors" in names
     assert "troupellm/py.typed" in names
     assert {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")} == {"troupellm"}
     assert not [name for name in names if "/tests/" in name]
     assert archives["wheel"].stat().st_size < MAX_WHEEL_BYTES
-    assert any(name.endswith("weights/model.safetensors") for name in tarfile.open(archives["sdist"]).getnames())
+    assert any(name.endswith("weights/model.safetensors") for name in sources)
 
 
 @pytest.mark.slow

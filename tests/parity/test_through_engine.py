@@ -1,0 +1,176 @@
+"""The same greedy tokens as `transformers`, through the whole engine: alone, in a crowd, chunked, preempted, cached.
+
+Reference and engine both run in float32 on the CPU. A mismatch is forgiven only where the reference itself hardly
+decides: where its two best logits are closer than 1e-4 at the first differing token.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import troupellm
+from troupellm.models.source import resolve_model
+from troupellm.protocol.config import ModelConfig
+
+CLOSE_CALL = 1e-4
+COMMON = {
+    "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.4, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
+    "mistral": lambda: transformers.MistralConfig(**COMMON, head_dim=24, sliding_window=24),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=32),
+}
+LENGTHS = (1, 2, 15, 16, 17, 33, 70)
+NEW_TOKENS = 24
+
+
+class Reference:
+    """A checkpoint and what `transformers` makes of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: Sequence[int]) -> list[int]:
+        key = tuple(prompt)
+        if key not in self._answers:
+            output = self.model.generate(
+                torch.tensor([key]),
+                attention_mask=torch.ones(1, len(key), dtype=torch.long),
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            self._answers[key] = output[0, len(key) :].tolist()
+        return self._answers[key]
+
+    @torch.inference_mode()
+    def gap(self, tokens: Sequence[int]) -> float:
+        """Distance of the two best logits after `tokens`."""
+        best = self.model(torch.tensor([list(tokens)])).logits[0, -1].topk(2).values
+        return float(best[0] - best[1])
+
+    def check(self, prompt: Sequence[int], got: Sequence[int]) -> None:
+        expected = self.greedy(prompt)
+        if list(got) == expected:
+            return
+        assert len(got) == len(expected)
+        where = next(index for index, pair in enumerate(zip(got, expected, strict=True)) if pair[0] != pair[1])
+        gap = self.gap([*prompt, *expected[:where]])
+        assert gap < CLOSE_CALL, f"token {where} is {got[where]}, not {expected[where]}; the reference's gap is {gap}"
+
+    def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(7)
+        width = self.model.config.vocab_size
+        return [torch.randint(3, width, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.fixture(scope="module", params=["builtin", *FAMILIES])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    if request.param == "builtin":
+        return Reference(resolve_model(ModelConfig(), lambda _: None))
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(11)
+    config = FAMILIES[request.param]()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    write_tokenizer(folder, config.vocab_size)
+    return Reference(folder)
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """A byte-level tokenizer of exactly `size` tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", "<s>", "</s>", *alphabet]
+    names += [f"<extra{index}>" for index in range(size - len(names))]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))
+
+
+async def generate_all(
+    engine: troupellm.Engine, prompts: Sequence[Sequence[int]], **sampling: object
+) -> list[tuple[int, ...]]:
+    settings = {"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **sampling}
+    answers: list[tuple[int, ...]] = [()] * len(prompts)
+
+    async def one(index: int) -> None:
+        answers[index] = (await engine.generate(prompts[index], **settings)).token_ids
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(prompts)):
+            group.start_soon(one, index)
+    return answers
+
+
+@pytest.mark.anyio
+async def test_alone(reference: Reference) -> None:
+    async with troupellm.Engine(reference.folder, num_threads=2) as engine:
+        for prompt in reference.prompts(LENGTHS):
+            reference.check(prompt, (await generate_all(engine, [prompt]))[0])
+
+
+@pytest.mark.anyio
+async def test_in_a_crowd_of_64(reference: Reference) -> None:
+    prompts = reference.prompts([1 + (37 * index) % 90 for index in range(64)])
+    async with troupellm.Engine(reference.folder) as engine:
+        for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
+            reference.check(prompt, got)
+
+
+@pytest.mark.anyio
+async def test_chunked_prefill(reference: Reference) -> None:
+    prompts = reference.prompts([1, 40, 75, 61])
+    async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3) as engine:
+        for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
+            reference.check(prompt, got)
+
+
+@pytest.mark.anyio
+async def test_preempted(reference: Reference) -> None:
+    prompts = reference.prompts([30, 25, 40, 33, 28, 37])
+    settings = {"num_gpu_blocks_override": 12, "max_model_len": 96, "enable_prefix_caching": False}
+    async with troupellm.Engine(reference.folder, **settings) as engine:
+        answers = await generate_all(engine, prompts)
+        assert engine.snapshot().scheduler.preemptions > 0
+    for prompt, got in zip(prompts, answers, strict=True):
+        reference.check(prompt, got)
+
+
+@pytest.mark.anyio
+async def test_with_a_prefix_hit(reference: Reference) -> None:
+    (prompt,) = reference.prompts([70])
+    longer = [*prompt, 5, 6, 7]
+    async with troupellm.Engine(reference.folder) as engine:
+        await generate_all(engine, [prompt])
+        for again in (prompt, longer, prompt[:64]):
+            completion = await engine.generate(again, temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+            assert completion.usage.cached_tokens >= 48
+            reference.check(again, completion.token_ids)
+
+
+@pytest.mark.anyio
+async def test_a_seed_gives_the_same_tokens_alone_and_in_the_crowd(reference: Reference) -> None:
+    prompts = reference.prompts([9 + (29 * index) % 60 for index in range(24)])
+    sampling = {"temperature": 1.0, "top_p": 0.95, "top_k": 50}
+    async with troupellm.Engine(reference.folder) as engine:
+        alone = [(await generate_all(engine, [prompt], seed=5, **sampling))[0] for prompt in prompts[:4]]
+    settings = {"max_num_batched_tokens": 64, "enable_prefix_caching": False}
+    async with troupellm.Engine(reference.folder, **settings) as engine:
+        crowd = await generate_all(engine, prompts, seed=5, **sampling)
+        assert crowd[:4] == alone
+        assert (await generate_all(engine, [prompts[0]], seed=6, **sampling))[0] != alone[0]
