@@ -1,0 +1,143 @@
+"""The mixture: which document comes next, and the stream of documents a seed stands for."""
+
+import random
+from collections.abc import Callable, Iterator
+
+from troupellm.models.builtin import arithmetic, dialogue, facts, stories, structured, tool_calls, words
+from troupellm.models.builtin.documents import Chat, Exchange, Piece
+
+Make = Callable[[random.Random], list[Piece]]
+TEXTS = (
+    "Élodie naïvely ate crème brûlée at the café. ☕",
+    "Das Mädchen trinkt Tee. Der Fuchs schläft.",
+    "El niño come una manzana. ¡Qué bueno!",
+    "猫は小さいです。犬は大きいです。",
+    "我喜欢猫。你好，世界！",
+    "Привет, мир! Кот спит.",
+    "안녕하세요. 고양이가 잡니다.",
+    "Γειά σου, κόσμε!",
+    "مرحبا بالعالم",
+    "שלום עולם",
+    "😀 😁 😂 🤖 🎉 🚀 👍 🙏 💡 🔥",
+    "x² + y² = z², π ≈ 3.14, 10 €, 5 £, 20 °C, “quoted” – dash — ellipsis…",
+    "def add(a, b):\n    return a + b\n",
+    "<ul>\n  <li>one</li>\n  <li>two</li>\n</ul>\n",
+)
+
+
+def single(rng: random.Random) -> list[Piece]:
+    """One question, one answer."""
+    return _conversation(rng, 1)
+
+
+def several(rng: random.Random) -> list[Piece]:
+    """A conversation that wanders from subject to subject."""
+    return _conversation(rng, rng.randint(2, 8))
+
+
+def _conversation(rng: random.Random, turns: int) -> list[Piece]:
+    out = Chat()
+    if rng.random() < 0.3:
+        out.system = rng.choice(dialogue.SYSTEMS)
+    for turn in range(turns):
+        out.ask(_exchange(rng, first=turn == 0))
+    return out.pieces()
+
+
+def _exchange(rng: random.Random, *, first: bool) -> Exchange:
+    draw = rng.random()
+    if draw < 0.38:
+        return facts.exchange(rng)
+    if draw < 0.76:
+        return arithmetic.exchange(rng)
+    if draw < (0.93 if first else 0.96):
+        return dialogue.exchange(rng)
+    return stories.exchange(rng, 2)
+
+
+def story_chat(rng: random.Random) -> list[Piece]:
+    """A story on request."""
+    out = Chat()
+    if rng.random() < 0.3:
+        out.system = rng.choice(dialogue.SYSTEMS)
+    out.ask(stories.exchange(rng, 6 if rng.random() < 0.15 else 2))
+    return out.pieces()
+
+
+def reading(rng: random.Random, episodes: int = 1) -> list[Piece]:
+    """A question about a text given before it, in the question or in the system turn."""
+    hero = stories.draw_hero(rng)
+    name, city = rng.choice(words.NAMES), rng.choice(words.CITIES)
+    note = f"{name} lives in {city}."
+    story = stories.tell(rng, hero, rng.randint(1, episodes))
+    text = f"{note}\n\n{story}" if rng.random() < 0.5 else f"{story}\n\n{note}"
+    question, answer = rng.choice(
+        (
+            (f"Where does {name} live?", f"{name} lives in {city}."),
+            (f"Who lives in {city}?", f"{name} lives in {city}."),
+            (f"What is the name of the {hero.kind}?", f"The {hero.kind} is named {hero.name}."),
+        )
+    )
+    out = Chat()
+    if rng.random() < 0.5:
+        out.system = text
+        out.ask(Exchange(question, answer))
+    else:
+        out.ask(Exchange(f"{text}\n\n{question}", answer))
+    return out.pieces()
+
+
+def objects(rng: random.Random) -> list[Piece]:
+    """A JSON object on request."""
+    return structured.chat(rng)[0].pieces()
+
+
+def calls(rng: random.Random) -> list[Piece]:
+    """A conversation with tools."""
+    return tool_calls.chat(rng)[0].pieces()
+
+
+def foreign(rng: random.Random) -> list[Piece]:
+    """A few lines that need bytes outside ASCII."""
+    return [Piece("\n".join(rng.sample(TEXTS, 3)), 0.2)]
+
+
+# Shares of documents, not of tokens: a story is ten times as long as a sum.
+MIXTURE: tuple[tuple[Make, float], ...] = (
+    (single, 0.32),
+    (several, 0.17),
+    (arithmetic.drill, 0.07),
+    (facts.drill, 0.03),
+    (stories.raw, 0.06),
+    (story_chat, 0.06),
+    (objects, 0.16),
+    (calls, 0.10),
+    (reading, 0.02),
+    (foreign, 0.01),
+)
+
+
+def documents(seed: int | str) -> Iterator[list[Piece]]:
+    """The endless stream of documents of a seed; the same seed gives the same stream."""
+    rng = random.Random(seed)
+    makers = [make for make, _ in MIXTURE]
+    shares = [share for _, share in MIXTURE]
+    while True:
+        yield rng.choices(makers, shares)[0](rng)
+
+
+def long_documents(seed: int | str, length: int) -> Iterator[list[Piece]]:
+    """Documents of about ``length`` characters each: one long conversation, sometimes a reading."""
+    rng = random.Random(seed)
+    while True:
+        if rng.random() < 0.3:
+            yield reading(rng, max(1, length // 600))
+            continue
+        out = Chat(system=rng.choice(dialogue.SYSTEMS) if rng.random() < 0.5 else None)
+        size = 0
+        while size < length:
+            draw = rng.random()
+            made = stories.exchange(rng, 4) if draw < 0.12 else _exchange(rng, first=False)
+            out.ask(made)
+            size += len(made.user) + len(made.assistant) + 50
+        yield out.pieces()
