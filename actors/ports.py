@@ -1,0 +1,169 @@
+"""The outside world as small interfaces: time, randomness, threads. Tests and the simulator pass their own.
+
+The production ports run on asyncio (any event loop of it).
+"""
+
+import asyncio  # noqa: TID251 - the ports are the one place that talks to the loop and to threads
+import secrets
+import threading  # noqa: TID251
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack
+
+from troupellm.actors.waiter import Waiter, new_waiter
+
+T = TypeVar("T")
+ArgsT = TypeVarTuple("ArgsT")
+
+_IDLE_CHECK_SECONDS = 1.0
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, for people."""
+
+
+class Randomness(Protocol):
+    def seed(self) -> int:
+        """64 fresh bits."""
+
+    def token(self, nbytes: int) -> str:
+        """A fresh name of 2 * nbytes hexadecimal digits."""
+
+
+class Threads(Protocol):
+    async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
+        """Call a function off the event loop.
+
+        Cancelling the wait drops a call that has not begun; one that has begun runs on and its result is dropped.
+        """
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.monotonic()  # noqa: TID251
+
+    def wall(self) -> float:
+        return time.time()  # noqa: TID251
+
+
+class SystemRandomness:
+    def seed(self) -> int:
+        return secrets.randbits(64)
+
+    def token(self, nbytes: int) -> str:
+        return secrets.token_hex(nbytes)
+
+
+class _Call(Generic[T]):
+    __slots__ = ("call", "dropped", "future")
+
+    def __init__(self, call: Callable[[], T], future: "asyncio.Future[T]") -> None:
+        self.call = call
+        self.future = future
+        self.dropped = False
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        elif isinstance(error, StopIteration):  # a future refuses it
+            self.future.set_exception(RuntimeError(f"the call raised {error!r}"))
+        else:
+            self.future.set_exception(error)
+
+
+class ThreadPool:
+    """Up to `size` threads behind one queue, started by the first calls. Implements `Threads`.
+
+    The threads are no daemons: `close` joins them, and an idle one ends on its own with its event loop or the program.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._queue: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._alive = 0
+        self._closing: Waiter | None = None
+
+    async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
+        if self._closing is not None:
+            raise RuntimeError(f"the threads {self._name} are closed")
+        loop = asyncio.get_running_loop()
+        call: _Call[T] = _Call(lambda: function(*args), loop.create_future())
+        self._queue.put(call)
+        if len(self._threads) < self._size:
+            self._start_thread(loop)
+        try:
+            return await call.future
+        finally:
+            call.dropped = True
+
+    async def close(self, timeout: float = 30.0) -> bool:
+        """End the threads after the calls that run now; False when one is still busy after `timeout` seconds."""
+        if self._closing is None:
+            self._closing = new_waiter()
+            for _ in self._threads:
+                self._queue.put(None)
+            if self._alive and not await self._closing.wait(timeout):
+                return False
+            for thread in self._threads:  # each has said that it does nothing more
+                thread.join()
+        return self._alive == 0
+
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        name = f"{self._name}-{len(self._threads)}" if self._size > 1 else self._name
+        thread = threading.Thread(target=self._work, args=(loop,), name=name)
+        self._threads.append(thread)
+        self._alive += 1
+        thread.start()
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                call = self._queue.get(timeout=_IDLE_CHECK_SECONDS)
+            except Empty:
+                if loop.is_closed() or not threading.main_thread().is_alive():
+                    return
+                continue
+            if call is None:
+                break
+            if not call.dropped:
+                _execute(call, loop)
+            del call  # an idle thread keeps nothing alive
+        _post(loop, self._thread_ended)
+
+    def _thread_ended(self) -> None:
+        self._alive -= 1
+        if self._alive == 0 and self._closing is not None:
+            self._closing.wake()
+
+
+class StepThread(ThreadPool):
+    """The one thread that every call to a worker is made from, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 1)
+
+
+def _execute(call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        result = call.call()
+    except BaseException as raised:  # it belongs to the caller
+        error = raised
+    _post(loop, call.settle, result, error)
+
+
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        return  # the loop has ended and nobody waits

@@ -1,0 +1,19 @@
+"""Backends of the async tests. Imports pytest only: kernel tests run where nothing else is installed."""
+
+import pytest
+
+_ASYNCIO = pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")
+_UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
+_TRIO = pytest.param(("trio", {}), id="trio")
+
+
+@pytest.fixture(params=[_ASYNCIO, _UVLOOP])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """Both event loops that we serve on."""
+    return request.param
+
+
+@pytest.fixture(params=[_ASYNCIO, _UVLOOP, _TRIO])
+def any_backend(request: pytest.FixtureRequest) -> object:
+    """For what the simulator runs too; a module's own `anyio_backend` fixture returns it."""
+    return request.param
