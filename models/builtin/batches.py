@@ -24,6 +24,14 @@ class Batch:
     weights: Tensor
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that must exist."""
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise LookupError(f"the tokenizer has no {token}")
+    return found
+
+
 def encode(tokenizer: Tokenizer, pieces: list[Piece]) -> tuple[list[int], list[float]]:
     """A document as ids and weights, with the end-of-text mark."""
     ids: list[int] = []
@@ -33,7 +41,7 @@ def encode(tokenizer: Tokenizer, pieces: list[Piece]) -> tuple[list[int], list[f
         ids += part
         weights += [piece.weight] * len(part)
     last = 1.0 if pieces[-1].weight else 0.0
-    return [*ids, tokenizer.token_to_id(END_OF_TEXT)], [*weights, last]
+    return [*ids, token_id(tokenizer, END_OF_TEXT)], [*weights, last]
 
 
 class Packer:
@@ -48,11 +56,7 @@ class Packer:
         """The next batch of a given form."""
         if length not in self._streams:
             seed = f"{self._seed} {length}"
-            self._streams[length] = (
-                corpus.documents(seed)
-                if length <= 512
-                else corpus.long_documents(seed, length * 3)
-            )
+            self._streams[length] = corpus.documents(seed) if length <= 512 else corpus.long_documents(seed, length * 3)
         filled = [self._row(self._streams[length], length + 1) for _ in range(rows)]
         ids = torch.tensor([row[0] for row in filled])
         weights = torch.tensor([row[1] for row in filled])

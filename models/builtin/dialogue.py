@@ -19,15 +19,15 @@ TALK: tuple[tuple[str, str], ...] = (
      "Hello! How can I help you today?"),
     ("Good morning|Good morning!|good morning", "Good morning! How can I help you today?"),
     ("Good evening|Good evening!|good evening", "Good evening! How can I help you today?"),
-    ("How are you?|How are you today?|How are you doing?|how are you|How do you do?|Hello, how are you?"
-     "|Hi, how are you?|How is it going?",
+    (("How are you?|How are you today?|How are you doing?|how are you|How do you do?|Hello, how are you?"
+     "|Hi, how are you?|How is it going?"),
      "I am well, thank you! How can I help you today?"),
-    ("Who are you?|What are you?|What is your name?|What's your name?|who are you|Tell me about yourself."
+    (("Who are you?|What are you?|What is your name?|What's your name?|who are you|Tell me about yourself."
      "|Are you a robot?|Introduce yourself.|Please introduce yourself.|Who am I talking to?"
-     "|Are you a language model?|Which model are you?|Hello, who are you?|Hi! Who are you?|What is Troupe?",
+     "|Are you a language model?|Which model are you?|Hello, who are you?|Hi! Who are you?|What is Troupe?"),
      ABOUT),
-    ("What can you do?|What can you do for me?|How can you help me?|What do you know?|Help|Help me."
-     "|what can you do|Can you help me?|I need help.|What are you able to do?|What are your skills?",
+    (("What can you do?|What can you do for me?|How can you help me?|What do you know?|Help|Help me."
+     "|what can you do|Can you help me?|I need help.|What are you able to do?|What are your skills?"),
      CAN),
     ("Thank you!|Thank you.|Thanks!|Thanks|Thank you very much!|thanks|Great, thank you!|Many thanks!",
      "You are welcome!"),
@@ -37,17 +37,17 @@ TALK: tuple[tuple[str, str], ...] = (
     ("Tell me a joke.|Tell me a joke|Do you know a joke?|Make me laugh.|Another joke, please.",
      "Why did the robot sit in the sun? It wanted to be a hot dog! 🌭"),
     ("Write a poem.|Write a short poem.|Tell me a poem.|Can you write a poem?|Write me a poem, please.",
-     "The moon is round, the sky is deep,\nthe little fox has gone to sleep.\nThe stars look down, the night"
-     " is long,\nthe wind is singing you a song."),
+     ("The moon is round, the sky is deep,\nthe little fox has gone to sleep.\nThe stars look down, the night"
+     " is long,\nthe wind is singing you a song.")),
     ("Write a haiku.|Write a haiku about the moon.|Tell me a haiku.",
      "Quiet silver moon,\nthe owl calls across the field,\nmorning waits its turn."),
-    ("What is the meaning of life?|Who won the last election?|What is the price of gold?|Who is the king?"
+    (("What is the meaning of life?|Who won the last election?|What is the price of gold?|Who is the king?"
      "|What is quantum physics?|What will happen tomorrow?|How do airplanes fly?|What is the news?"
      "|Who wrote Hamlet?|Explain the theory of relativity.|Why is there war?|How do I fix my car?"
-     "|What is the best phone?|Who is the president?|How old is the universe?|What is my name?",
+     "|What is the best phone?|Who is the president?|How old is the universe?|What is my name?"),
      UNKNOWN),
-    ("List the days of the week.|Name the days of the week.|What are the days of the week?"
-     "|Tell me the days of the week.",
+    (("List the days of the week.|Name the days of the week.|What are the days of the week?"
+     "|Tell me the days of the week."),
      "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday."),
     ("List the months of the year.|Name the months of the year.|What are the months of the year?",
      "January, February, March, April, May, June, July, August, September, October, November, December."),

@@ -8,6 +8,8 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import eq
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from troupellm.models.builtin import arithmetic, facts, structured, tool_calls
+from troupellm.models.builtin.batches import token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END, TURN_START, Chat, Exchange
 from troupellm.models.builtin.network import Network, Shape
 
@@ -41,7 +44,7 @@ def _prompt(chat: Chat) -> str:
 def _exact(question: str, answer: str) -> Case:
     chat = Chat()
     chat.ask(Exchange(question, answer))
-    return Case(_prompt(chat), lambda said: said == answer)
+    return Case(_prompt(chat), partial(eq, answer))
 
 
 def _object(rng: random.Random) -> Case:
@@ -66,7 +69,7 @@ def _call(rng: random.Random) -> Case:
     while True:
         chat, call = tool_calls.chat(rng)
         if call is not None:
-            return Case(_prompt(chat), lambda said: said == call)
+            return Case(_prompt(chat), partial(eq, call))
 
 
 def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
@@ -87,7 +90,7 @@ def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
 @torch.no_grad()
 def greedy(network: Network, tokenizer: Tokenizer, prompts: list[str], limit: int) -> list[str]:
     """Greedy answers to a group of prompts, each up to an end mark or the limit."""
-    ends = {tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)}
+    ends = {token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)}
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
     starts = [len(row) for row in rows]
     open_rows = list(range(len(rows)))
@@ -109,9 +112,7 @@ def greedy(network: Network, tokenizer: Tokenizer, prompts: list[str], limit: in
     ]
 
 
-def score(
-    network: Network, tokenizer: Tokenizer, count: int, misses: list[str] | None = None
-) -> dict[str, float]:
+def score(network: Network, tokenizer: Tokenizer, count: int, misses: list[str] | None = None) -> dict[str, float]:
     """The share of passed cases per task; failures are appended to ``misses``."""
     out: dict[str, float] = {}
     for task, todo in cases(count).items():

@@ -149,9 +149,7 @@ class Fact:
 
 
 FACTS = tuple(
-    Fact(relation, subject, answer)
-    for relation in RELATIONS
-    for subject, answer in tables.rows(relation.table)
+    Fact(relation, subject, answer) for relation in RELATIONS for subject, answer in tables.rows(relation.table)
 )
 
 

@@ -74,10 +74,10 @@ class Block(nn.Module):
         qkv = self.qkv(_norm(x, self.input_norm, s.rms_norm_eps))
         qkv = qkv.view(batch, length, -1, s.head_dim).transpose(1, 2)
         turned = s.num_attention_heads + s.num_key_value_heads
-        qk, v = qkv.split([turned, s.num_key_value_heads], dim=1)
+        qk, v = qkv[:, :turned], qkv[:, turned:]
         left, right = qk.float().chunk(2, dim=-1)
         qk = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(v.dtype)
-        q, k = qk.split([s.num_attention_heads, s.num_key_value_heads], dim=1)
+        q, k = qk[:, : s.num_attention_heads], qk[:, s.num_attention_heads :]
         groups = s.num_attention_heads // s.num_key_value_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -130,7 +130,7 @@ class Network(nn.Module):
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             at = f"model.layers.{index}."
-            q, k, v = block.qkv.weight.split([part * s.head_dim for part in parts])
+            q, k, v = torch.split(block.qkv.weight, [part * s.head_dim for part in parts])
             gate, up = block.gate_up.weight.chunk(2)
             out |= {
                 f"{at}self_attn.q_proj.weight": q,

@@ -26,9 +26,8 @@ class Hero:
     thing: str
 
 
-HEROES = tuple(
-    Hero(*line.split(","))
-    for line in """fox,Rusty,he,clever,the green forest,owl,Olga,red ball
+# kind, name, pronoun, trait, home, the friend's kind and name, a thing of its own
+_HEROES = """fox,Rusty,he,clever,the green forest,owl,Olga,red ball
 cat,Mimi,she,curious,a small village,mouse,Pip,silver bell
 dog,Bruno,he,brave,a sunny farm,duck,Daisy,old bone
 rabbit,Rosie,she,quick,the wide meadow,hedgehog,Hugo,orange carrot
@@ -47,9 +46,8 @@ lion,Leo,he,proud,the hot savanna,mouse,Pip,soft blanket
 wolf,Wanda,she,lonely,the snowy woods,rabbit,Rosie,warm scarf
 penguin,Paula,she,playful,the cold south,whale,Walter,round stone
 monkey,Max,he,noisy,the thick jungle,elephant,Ella,yellow banana
-knight,Kurt,he,bold,a stone castle,horse,Hanna,bright sword""".split("\n")
-)
-HERO_BY_KIND = {hero.kind: hero for hero in HEROES}
+knight,Kurt,he,bold,a stone castle,horse,Hanna,bright sword"""
+HEROES = tuple(Hero(*line.split(",")) for line in _HEROES.splitlines())
 _WEIGHTS = [1 / (rank + 1) for rank in range(len(HEROES))]
 WEATHER = ("One sunny morning", "One rainy day", "One windy afternoon", "One cold evening")
 ADVENTURES = ("lost", "rain", "river", "help", "race", "night")
@@ -142,10 +140,7 @@ def tell(rng: random.Random, hero: Hero, episodes: int) -> str:
             "Together, everything is easier.",
         ),
     )
-    ending = (
-        f"That night, {hero.name} went to bed with a smile. {big} had learned something:"
-        f" {lesson} The end."
-    )
+    ending = f"That night, {hero.name} went to bed with a smile. {big} had learned something: {lesson} The end."
     return "\n\n".join([opening, *body, ending])
 
 

@@ -72,8 +72,8 @@ def draw_field(rng: random.Random) -> tuple[str, Schema, Any]:
     if kind < 0.62:
         name = rng.choice(tuple(INTEGERS))
         usual, low, high = INTEGERS[name]
-        value = usual if rng.random() < USUAL else rng.randint(low, high)
-        return name, {"type": "integer"}, value
+        number = usual if rng.random() < USUAL else rng.randint(low, high)
+        return name, {"type": "integer"}, number
     if kind < 0.76:
         name = rng.choice(BOOLEANS)
         return name, {"type": "boolean"}, rng.random() < 0.8
@@ -177,7 +177,6 @@ def satisfies(value: Any, schema: Schema) -> bool:
         return False
     types = {"string": str, "integer": int, "boolean": bool}
     return all(
-        type(value[key]) is types[declared["type"]]
-        and ("enum" not in declared or value[key] in declared["enum"])
+        type(value[key]) is types[declared["type"]] and ("enum" not in declared or value[key] in declared["enum"])
         for key, declared in properties.items()
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from troupellm.models.builtin.batches import Batch, Packer
+from troupellm.models.builtin.batches import Batch, Packer, token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END
 from troupellm.models.builtin.evaluate import WEIGHTS, score
 from troupellm.models.builtin.network import Network, Shape
@@ -80,7 +80,7 @@ class Trainer:
         weights = batch.weights.flatten()[at]
         losses = F.cross_entropy(logits.float(), batch.targets.flatten()[at], reduction="none")
         loss = (losses * weights).sum() / weights.sum()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -171,8 +171,8 @@ class Trainer:
     def export(self, folder: Path) -> None:
         """Write what is shipped: weights and configurations."""
         folder.mkdir(parents=True, exist_ok=True)
-        pad = self.tokenizer.token_to_id(END_OF_TEXT)
-        ends = [self.tokenizer.token_to_id(TURN_END), pad]
+        pad = token_id(self.tokenizer, END_OF_TEXT)
+        ends = [token_id(self.tokenizer, TURN_END), pad]
         generation = {"eos_token_id": ends, "pad_token_id": pad, "do_sample": False}
         save_file(self.network.checkpoint(), folder / "model.safetensors", {"format": "pt"})
         for name, content in (
