@@ -1,0 +1,37 @@
+"""Storing new keys and values in the paged KV cache."""
+
+from torch import Tensor
+
+from troupellm.kernels.kv_write.reference import kv_write_reference
+
+
+def kv_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
+    """Where each head of each token lies in a cache seen as [blocks * kv_heads * block_size, head_dim].
+
+    Args:
+        slots: int64 [tokens]; block * block_size + place within the block.
+
+    Returns:
+        int64 [tokens * kv_heads], token by token. Computed once per step, used by every layer.
+    """
+    heads = slots.new_tensor(range(num_kv_heads))
+    blocks, places = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
+    return ((blocks[:, None] * num_kv_heads + heads) * block_size + places[:, None]).flatten()
+
+
+def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: Tensor) -> None:
+    """Write keys and values to their rows.
+
+    Args:
+        key: [tokens, kv_heads, head_dim], any strides.
+        value: like `key`.
+        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `key`; written to.
+        value_cache: like `key_cache`.
+        rows: from `kv_rows`; no row twice.
+    """
+    if key.device.type != "cpu":
+        kv_write_reference(key, value, key_cache, value_cache, rows)
+        return
+    size = key.shape[-1]
+    key_cache.view(-1, size).index_copy_(0, rows, key.reshape(-1, size))
+    value_cache.view(-1, size).index_copy_(0, rows, value.reshape(-1, size))

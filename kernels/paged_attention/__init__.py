@@ -1,0 +1,42 @@
+"""Causal attention of a mixed batch (prefill chunks and decode rows) over a paged KV cache."""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.paged_attention import dense, native
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+
+
+def prepare() -> str:
+    """Build what has to be built, off the request path.
+
+    Returns:
+        "compiled" or "torch": which path single query tokens will take in float32 on a CPU.
+    """
+    return "torch" if native.load() is None else "compiled"
+
+
+def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Attend to the keys that the plan names. The step's own keys and values have been written before.
+
+    Args:
+        query: [tokens, heads, head_dim], each token's heads contiguous; heads is a multiple of kv_heads.
+        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `query`.
+        value_cache: like `key_cache`.
+        scale: of the scores, before the softmax.
+
+    Returns:
+        [tokens, heads, head_dim], contiguous, the type of `query`.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for span in plan.prefills:
+        out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale)
+    if plan.items.shape[0] == 0:
+        return out
+    compiled = native.load() if native.supports(query) else None
+    if compiled is not None:
+        native.run(compiled, query, (key_cache, value_cache), (plan.block_tables, plan.items), scale, out)
+        return out
+    for bucket in plan.buckets:
+        out[bucket.tokens] = dense.decode(query[bucket.tokens], key_cache, value_cache, bucket, scale)
+    return out

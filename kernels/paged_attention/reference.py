@@ -1,0 +1,31 @@
+"""The definition of `paged_attention` in plain torch, one query token at a time."""
+
+import torch
+from torch import Tensor
+
+
+def paged_attention_reference(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float
+) -> Tensor:
+    """Softmax attention in float32 of each item's query token over its keys.
+
+    Args:
+        query: [tokens, heads, head_dim].
+        key_cache: [blocks, kv_heads, block_size, head_dim].
+        value_cache: like `key_cache`.
+        block_tables: int32 [rows, width].
+        items: int32 [items, 4]: token, row, first key position, key position past the last.
+
+    Returns:
+        [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.
+    """
+    _, kv_heads, block_size, size = key_cache.shape
+    out = torch.full_like(query, float("nan"))
+    for token, row, begin, end in items.tolist():
+        positions = torch.arange(begin, end, device=query.device)
+        blocks, places = block_tables[row].long()[positions // block_size], positions % block_size
+        keys, values = key_cache[blocks, :, places].float(), value_cache[blocks, :, places].float()
+        heads = query[token].float().view(kv_heads, -1, size)
+        weights = torch.softmax(torch.einsum("hgd,khd->hgk", heads, keys) * scale, dim=-1)
+        out[token] = torch.einsum("hgk,khd->hgd", weights, values).reshape(-1, size).to(out.dtype)
+    return out

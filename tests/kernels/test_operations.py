@@ -1,0 +1,79 @@
+"""Every operation against its reference, over the cases that the benchmarks use too."""
+
+import pytest
+import torch
+
+from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
+from troupellm.kernels.linear import PackedLinear, cases as linear_cases, linear, pack
+from troupellm.kernels.linear.reference import linear_reference
+from troupellm.kernels.rms_norm import add_rms_norm, cases as rms_norm_cases, rms_norm
+from troupellm.kernels.rms_norm.reference import rms_norm_reference
+from troupellm.kernels.rope import cases as rope_cases, rope
+from troupellm.kernels.rope.reference import rope_reference
+from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
+from troupellm.kernels.silu_mul.reference import silu_mul_reference
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("case", rms_norm_cases.CASES, ids=lambda case: case.name)
+def test_rms_norm(case: rms_norm_cases.Case) -> None:
+    x, weight = rms_norm_cases.make_inputs(case, "cpu", 1)
+    before = x.clone()
+    close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), case.tolerance)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("case", rms_norm_cases.CASES, ids=lambda case: case.name)
+def test_add_rms_norm_keeps_the_sum_as_the_residual(case: rms_norm_cases.Case) -> None:
+    x, weight = rms_norm_cases.make_inputs(case, "cpu", 1)
+    residual, _ = rms_norm_cases.make_inputs(case, "cpu", 2)
+    total = x + residual
+    got = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, total)
+    close(got, rms_norm_reference(total, weight, 1e-6), case.tolerance)
+
+
+@pytest.mark.parametrize("case", rope_cases.CASES, ids=lambda case: case.name)
+def test_rope(case: rope_cases.Case) -> None:
+    x, cos, sin = rope_cases.make_inputs(case, "cpu", 1)
+    before = x.clone()
+    close(rope(x, cos, sin), rope_reference(x, cos, sin), case.tolerance)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("case", silu_mul_cases.CASES, ids=lambda case: case.name)
+def test_silu_mul(case: silu_mul_cases.Case) -> None:
+    gate_up = silu_mul_cases.make_inputs(case, "cpu", 1)
+    before = gate_up.clone()
+    close(silu_mul(gate_up), silu_mul_reference(gate_up), case.tolerance)
+    assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("case", linear_cases.CASES, ids=lambda case: case.name)
+def test_linear(case: linear_cases.Case) -> None:
+    x, weight, bias = linear_cases.make_inputs(case, "cpu", 1)
+    close(linear(x, pack(weight, bias)), linear_reference(x, weight, bias), case.tolerance)
+
+
+def test_linear_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("troupellm.kernels.linear.onednn_supports", lambda weight: False)
+    x, weight, bias = linear_cases.make_inputs(linear_cases.CASES[1], "cpu", 1)
+    packed = PackedLinear(weight, bias)
+    assert packed.weight is weight
+    assert torch.equal(linear(x, packed), linear_reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("case", kv_write_cases.CASES, ids=lambda case: case.name)
+def test_kv_write_touches_the_named_slots_only(case: kv_write_cases.Case) -> None:
+    key, value, key_cache, value_cache, slots = kv_write_cases.make_inputs(case, "cpu", 1)
+    expected = [key_cache.clone(), value_cache.clone()]
+    for token, slot in enumerate(slots.tolist()):
+        expected[0][slot // case.block_size, :, slot % case.block_size] = key[token]
+        expected[1][slot // case.block_size, :, slot % case.block_size] = value[token]
+    kv_write(key, value, key_cache, value_cache, kv_rows(slots, case.kv_heads, case.block_size))
+    assert torch.equal(key_cache, expected[0])
+    assert torch.equal(value_cache, expected[1])

@@ -1,0 +1,66 @@
+"""Paged attention against its reference on every path. The cases put NaN wherever no token may look."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from troupellm.kernels.paged_attention import native, paged_attention, prepare
+from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs
+from troupellm.kernels.paged_attention.reference import paged_attention_reference
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+
+@pytest.fixture(params=["torch", pytest.param("compiled", marks=needs_compiler)])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "load", lambda: None)
+    return request.param
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_reference(case: Case, path: str) -> None:
+    assert prepare() == path
+    query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
+    scale = case.head_dim**-0.5
+    expected = paged_attention_reference(query, key_cache, value_cache, plan.block_tables, all_items(case), scale=scale)
+    assert not expected.isnan().any()
+    got = paged_attention(query, key_cache, value_cache, plan, scale)
+    torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
+
+
+def test_a_row_with_nan_keys_is_nan_alone(path: str) -> None:
+    case = CASES[1]
+    query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
+    clean = paged_attention(query, key_cache, value_cache, plan, 0.2)
+    key_cache[plan.block_tables[3, 0], :, 2] = float("nan")
+    got = paged_attention(query, key_cache, value_cache, plan, 0.2)
+    assert got[3].isnan().all()
+    rest = [0, 1, 2, 4]
+    assert torch.equal(got[rest], clean[rest])
+
+
+def test_extreme_scores_do_not_overflow(path: str) -> None:
+    query, key_cache, value_cache, plan = make_inputs(CASES[1], "cpu", 1)
+    expected = paged_attention_reference(query, key_cache, value_cache, plan.block_tables, plan.items, scale=200.0)
+    got = paged_attention(query, key_cache, value_cache, plan, 200.0)
+    torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+
+
+@needs_compiler
+def test_a_broken_compiler_leaves_the_torch_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(native.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(native, "_folders", lambda: (tmp_path / "cache",))
+    assert native.load.__wrapped__() is None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_compiler
+def test_a_wrong_answer_leaves_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_bind", lambda library: lambda *arguments: None)
+    assert native.load.__wrapped__() is None
