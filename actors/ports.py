@@ -4,10 +4,11 @@ The production ports run on asyncio (any event loop of it).
 """
 
 import asyncio  # noqa: TID251 - the ports are the one place that talks to the loop and to threads
+import random  # noqa: TID251
 import secrets
 import threading  # noqa: TID251
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack
 
@@ -57,6 +58,41 @@ class SystemRandomness:
 
     def token(self, nbytes: int) -> str:
         return secrets.token_hex(nbytes)
+
+
+class SeededRandomness:
+    """The same numbers after every start with the same seed; names stay fresh, since clients meet them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def seed(self) -> int:
+        return self._random.getrandbits(64)
+
+    def token(self, nbytes: int) -> str:
+        return secrets.token_hex(nbytes)
+
+
+class LoopPort:
+    """The running event loop, as other threads and finalisers may use it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` called on the loop soon; nothing happens when the loop has ended."""
+        _post(self._loop, call)
+
+
+class OwnTask:
+    """A coroutine in a task of its own, for a lifetime that spans several tasks of the host (notebook cells)."""
+
+    def __init__(self, main: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(main)
+
+    async def join(self) -> None:
+        """Wait for its end; raises what it raised. Being cancelled leaves it running."""
+        await asyncio.shield(self._task)
 
 
 class _Call(Generic[T]):

@@ -1,0 +1,194 @@
+"""What `/metrics` shows: the store's counters, and gauges read from the live snapshot at the moment of the scrape.
+
+Every family has a name of ours; those that vLLM has too are repeated under its exact name when asked.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from troupellm.actors.metrics import Histogram, MetricsStore
+from troupellm.protocol.snapshot import EngineSnapshot
+
+ALIASES = {
+    "troupellm_requests_running": "vllm:num_requests_running",
+    "troupellm_requests_waiting": "vllm:num_requests_waiting",
+    "troupellm_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
+    "troupellm_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "troupellm_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "troupellm_prompt_tokens": "vllm:prompt_tokens",
+    "troupellm_generation_tokens": "vllm:generation_tokens",
+    "troupellm_preemptions": "vllm:num_preemptions",
+    "troupellm_requests_finished": "vllm:request_success",
+    "troupellm_request_prompt_tokens": "vllm:request_prompt_tokens",
+    "troupellm_request_generation_tokens": "vllm:request_generation_tokens",
+    "troupellm_request_params_n": "vllm:request_params_n",
+    "troupellm_request_params_max_tokens": "vllm:request_params_max_tokens",
+    "troupellm_iteration_tokens": "vllm:iteration_tokens_total",
+    "troupellm_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "troupellm_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "troupellm_request_time_per_output_token_seconds": "vllm:request_time_per_output_token_seconds",
+    "troupellm_e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
+    "troupellm_request_queue_time_seconds": "vllm:request_queue_time_seconds",
+    "troupellm_request_prefill_time_seconds": "vllm:request_prefill_time_seconds",
+    "troupellm_request_decode_time_seconds": "vllm:request_decode_time_seconds",
+    "troupellm_request_inference_time_seconds": "vllm:request_inference_time_seconds",
+    "troupellm_lora_requests_info": "vllm:lora_requests_info",
+    "troupellm_cache_config_info": "vllm:cache_config_info",
+}
+FINISH_REASONS = ("stop", "length", "abort", "error")
+_ENGINE = "0"
+
+
+class _EngineCollector(Collector):
+    def __init__(
+        self, store: MetricsStore, snapshot: Callable[[], EngineSnapshot], cache_config: Mapping[str, str]
+    ) -> None:
+        self._store = store
+        self._snapshot = snapshot
+        self._cache_config = dict(cache_config)
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        base = {"model_name": snapshot.model, "engine": _ENGINE}
+        yield from self._counters(base)
+        yield from self._histograms(base)
+        yield from self._gauges(base, snapshot)
+        yield from _actor_families(base, snapshot)
+
+    def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
+        store = self._store
+        finished = {reason: store.finished[reason] for reason in (*FINISH_REASONS, *store.finished)}
+        yield _counter("prompt_tokens", "Prompt tokens of finished requests.", base, store.prompt_tokens)
+        yield _counter("generation_tokens", "Tokens generated.", base, store.generation_tokens)
+        yield _counter("preemptions", "Sequences put back to waiting for want of KV blocks.", base, store.preemptions)
+        yield _counter("prefix_cache_queries", "Prompt tokens looked up.", base, store.prefix_queries)
+        yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", base, store.prefix_hits)
+        yield _counters("requests_finished", "Requests by how they ended.", base, "finished_reason", finished)
+        yield _counters("rejected", "Requests refused before they were scheduled.", base, "reason", store.rejected)
+        yield _counters("batch_tokens", "Tokens computed.", base, "kind", store.batch_tokens)
+
+    def _histograms(self, base: Mapping[str, str]) -> Iterator[Metric]:
+        store = self._store
+        for name, text, histogram in (
+            ("iteration_tokens", "Tokens computed in a step.", store.iteration_tokens),
+            ("time_to_first_token_seconds", "From arrival.", store.first_token),
+            ("inter_token_latency_seconds", "Between tokens of a sequence.", store.inter_token),
+            ("request_time_per_output_token_seconds", "Mean after the first token.", store.time_per_output_token),
+            ("e2e_request_latency_seconds", "From arrival to the end.", store.request_total),
+            ("request_queue_time_seconds", "From arrival to the first step.", store.request_queue),
+            ("request_prefill_time_seconds", "From the first step to the first token.", store.request_prefill),
+            ("request_decode_time_seconds", "From the first token to the last.", store.request_decode),
+            ("request_inference_time_seconds", "From the first step to the last token.", store.request_inference),
+            ("request_prompt_tokens", "Prompt tokens.", store.request_prompt_tokens),
+            ("request_generation_tokens", "Tokens generated.", store.request_generation_tokens),
+            ("request_params_max_tokens", "Wanted tokens.", store.request_max_tokens),
+            ("request_params_n", "Wanted answers.", store.request_n),
+        ):
+            family = HistogramMetricFamily(f"troupellm_{name}", text, labels=list(base))
+            _add_histogram(family, list(base.values()), histogram)
+            yield family
+        phases = HistogramMetricFamily("troupellm_step_seconds", "Time of a step.", labels=[*base, "phase"])
+        for phase, histogram in store.step_phases.items():
+            _add_histogram(phases, [*base.values(), phase], histogram)
+        yield phases
+
+    def _gauges(self, base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterator[Metric]:
+        scheduler = snapshot.scheduler
+        usage = scheduler.blocks_used / scheduler.blocks_total if scheduler.blocks_total else 0.0
+        blocks = {"free": scheduler.blocks_free, "used": scheduler.blocks_used, "cached": scheduler.blocks_cached}
+        yield _gauge("requests_running", "Requests in the batch.", base, scheduler.running)
+        yield _gauge("requests_waiting", "Requests that wait to be scheduled.", base, scheduler.waiting)
+        yield _gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)
+        yield _gauge("streams_stalled", "Sequences paused because their reader is behind.", base, scheduler.paused)
+        yield _gauge("kv_cache_usage_ratio", "Share of the KV blocks in use.", base, usage)
+        family = GaugeMetricFamily("troupellm_kv_blocks", "KV blocks by state.", labels=[*base, "state"])
+        for state, count in blocks.items():
+            family.add_metric([*base.values(), state], count)
+        yield family
+        yield _gauge("uptime_seconds", "Since the engine started.", base, snapshot.uptime_seconds)
+        yield _gauge("ready", "1 while requests are accepted.", base, float(snapshot.state == "ready"))
+        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        yield _gauge("lora_requests_info", "Adapters in use.", {**base, **adapters}, 0.0)
+        yield _gauge("cache_config_info", "KV cache settings.", {**base, **self._cache_config}, 1.0)
+
+
+def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterable[Metric]:
+    labels = [*base, "actor"]
+    depth = GaugeMetricFamily("troupellm_actor_mailbox_depth", "Messages that wait.", labels=labels)
+    capacity = GaugeMetricFamily("troupellm_actor_mailbox_capacity", "Messages that may wait.", labels=labels)
+    messages = CounterMetricFamily("troupellm_actor_mailbox_messages", "Messages accepted.", labels=labels)
+    dropped = CounterMetricFamily("troupellm_actor_mailbox_dropped", "Messages refused.", labels=labels)
+    restarts = CounterMetricFamily("troupellm_actor_restarts", "Restarts after a crash.", labels=labels)
+    for actor in snapshot.actors:
+        restarts.add_metric([*base.values(), actor.name], actor.restarts)
+        for mailbox in actor.mailboxes:
+            values = [*base.values(), mailbox.name]
+            depth.add_metric(values, mailbox.depth)
+            capacity.add_metric(values, mailbox.capacity)
+            messages.add_metric(values, mailbox.messages)
+            dropped.add_metric(values, mailbox.dropped)
+    return depth, capacity, messages, dropped, restarts
+
+
+class Exposition:
+    """One engine's private registry."""
+
+    def __init__(
+        self, store: MetricsStore, snapshot: Callable[[], EngineSnapshot], cache_config: Mapping[str, str]
+    ) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_EngineCollector(store, snapshot, cache_config))
+
+    def text(self, *, compat: bool) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(_Aliased(self.registry) if compat else self.registry)
+
+
+class _Aliased(CollectorRegistry):
+    """A registry whose families appear under vLLM's names too."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(auto_describe=False)
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield family
+            alias = ALIASES.get(family.name)
+            if alias is not None:
+                yield _renamed(family, alias)
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    copy = Metric(name, family.documentation, family.type)
+    copy.samples = [sample._replace(name=name + sample.name.removeprefix(family.name)) for sample in family.samples]
+    return copy
+
+
+def _counter(name: str, text: str, base: Mapping[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(f"troupellm_{name}", text, labels=list(base))
+    family.add_metric(list(base.values()), value)
+    return family
+
+
+def _counters(name: str, text: str, base: Mapping[str, str], label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"troupellm_{name}", text, labels=[*base, label])
+    for key, value in values.items():
+        family.add_metric([*base.values(), key], value)
+    return family
+
+
+def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(f"troupellm_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    ends = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(ends, accumulate(histogram.counts), strict=True)), histogram.total)

@@ -1,0 +1,179 @@
+"""The outbox: one request's slot between the output actor and its reader, both on one event loop.
+
+Pieces merge per sequence while they wait. A streaming reader who falls more than its budget of tokens behind pauses its
+own sequences; they go on when half of the budget is free again. Nothing here ever blocks the output actor.
+"""
+
+from collections.abc import Callable, Sequence
+
+from troupellm.actors.admission import Place
+from troupellm.actors.ports import Clock
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.outputs import Delta, FinishReason, Timing, TokenLogprob, Usage
+from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
+
+
+class _Pending:
+    """What one sequence's reader has not seen yet."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+    def merged(self, index: int) -> Delta:
+        return Delta(
+            index=index,
+            text="".join(self.texts),
+            token_ids=tuple(self.token_ids),
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class LocalOutbox:
+    """Implements `protocol.output.Outbox`. `budget` is in tokens; None never pauses (nobody reads along)."""
+
+    def __init__(
+        self,
+        request: int,
+        *,
+        arrival: float,
+        place: Place,
+        clock: Clock,
+        budget: int | None,
+        to_scheduler: Callable[[SchedulerControl], None],
+        on_terminal: Callable[[int], None],
+    ) -> None:
+        self.request = request
+        self.prompt_token_ids: tuple[int, ...] | None = None
+        self.logprobs_of_prompt: tuple[TokenLogprob | None, ...] | None = None
+        self.usage: Usage | None = None
+        self.timing = Timing()
+        self.error: TroupeError | None = None
+        self.terminal = False
+        self.cancelled = False
+        self.paused_since: float | None = None
+        self.arrival = arrival
+        self._place = place
+        self._clock = clock
+        self._budget = budget
+        self._to_scheduler = to_scheduler
+        self._on_terminal = on_terminal
+        self._pending: dict[int, _Pending] = {}
+        self._undelivered = 0
+        self._first = True
+        self._waiters: list[Waiter] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    # From the output actor.
+
+    def opened(self, prompt_token_ids: tuple[int, ...]) -> None:
+        self.prompt_token_ids = prompt_token_ids
+        self._place.tokenized(len(prompt_token_ids))
+        if self.cancelled or self.terminal:
+            self._to_scheduler(AbortRequest(self.request))
+        self.wake()
+
+    def push(self, delta: Delta) -> None:
+        if self._first:
+            self._first = False
+            self._place.scheduled()
+        if self.cancelled or self.terminal:
+            if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again
+                self._to_scheduler(AbortRequest(self.request))
+            return
+        pending = self._pending.get(delta.index)
+        if pending is None:
+            pending = self._pending[delta.index] = _Pending()
+        pending.add(delta)
+        self._undelivered += len(delta.token_ids)
+        if self._budget is not None and self._undelivered > self._budget and self.paused_since is None:
+            self.paused_since = self._clock.now()
+            self._to_scheduler(ReaderPaused(self.request))
+
+    def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> None:
+        self.logprobs_of_prompt = (*(self.logprobs_of_prompt or ()), *entries)
+
+    def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
+        if self.terminal:
+            return
+        self.usage = usage
+        self.timing = Timing(
+            scheduled=None if scheduled is None else scheduled - self.arrival,
+            first_token=None if first_token is None else first_token - self.arrival,
+            finished=self._clock.now() - self.arrival,
+        )
+        self._end()
+
+    def fail(self, error: TroupeError) -> None:
+        if self.terminal:
+            return
+        self.error = error
+        self._end()
+
+    def wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
+
+    # From the reader.
+
+    def take(self) -> Delta | None:
+        """The next merged piece, if there is one."""
+        if not self._pending:
+            return None
+        index = next(iter(self._pending))
+        delta = self._pending.pop(index).merged(index)
+        self._undelivered -= len(delta.token_ids)
+        if self.paused_since is not None and self._budget is not None and self._undelivered <= self._budget // 2:
+            self.paused_since = None
+            if not self.terminal:
+                self._to_scheduler(ReaderResumed(self.request))
+        return delta
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Until the next wake; False after `timeout` seconds."""
+        waiter = new_waiter()
+        self._waiters.append(waiter)
+        return await waiter.wait(timeout)
+
+    def when_terminal(self, call: Callable[[], None]) -> None:
+        """Call back at the end, or now if it is over."""
+        if self.terminal:
+            call()
+        else:
+            self._watchers.append(call)
+
+    def abort(self) -> None:
+        """The reader wants nothing more. May be repeated; the request is over when `terminal` is set."""
+        self.cancelled = True
+        self._pending.clear()
+        self._undelivered = 0
+        self.paused_since = None
+        if not self.terminal:
+            self._to_scheduler(AbortRequest(self.request))
+
+    def _end(self) -> None:
+        self.terminal = True
+        self._place.leave()
+        self._on_terminal(self.request)
+        self.wake()
+        watchers, self._watchers = self._watchers, []
+        for call in watchers:
+            call()

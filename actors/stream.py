@@ -1,0 +1,189 @@
+"""A request as its caller sees it: an async context manager that iterates over deltas.
+
+Leaving the block, for whatever reason, ends the request. A stream that was iterated without a block and dropped is
+ended by its finaliser, with a ResourceWarning.
+"""
+
+import warnings
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from troupellm.actors.outbox import LocalOutbox
+from troupellm.protocol.errors import RequestAborted
+from troupellm.protocol.outputs import (
+    Completion,
+    CompletionChoice,
+    Delta,
+    FinishReason,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+
+ABORT_DEADLINE_SECONDS = 5.0
+_FIRST_REPEAT_SECONDS = 0.02
+
+
+class Stream:
+    """Deltas of one request. Made by `Engine.stream` and `Engine.chat`.
+
+    `usage`, `timing`, `finish_reasons` and `prompt_logprobs` are complete when the iteration has ended.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        start: Callable[[], Awaitable[LocalOutbox]],
+        post: Callable[[Callable[[], None]], None],
+        *,
+        prompt: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self._start = start
+        self._post = post
+        self._outbox: LocalOutbox | None = None
+        self._left = False
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Empty until the request was opened."""
+        return (self._outbox.prompt_token_ids if self._outbox else None) or ()
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        return self._outbox.logprobs_of_prompt if self._outbox else None
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._outbox.usage if self._outbox else None
+
+    @property
+    def timing(self) -> Timing:
+        return self._outbox.timing if self._outbox else Timing()
+
+    @property
+    def finished(self) -> bool:
+        """The request is over in the engine; pieces may still wait to be read."""
+        return self._outbox is not None and self._outbox.terminal
+
+    async def __aenter__(self) -> Self:
+        """Take a place in the engine and hand the request over.
+
+        Raises:
+            EngineOverloaded: no place, and the caller did not want to wait for one.
+            EngineStopped: the engine takes no requests.
+        """
+        await self._entered()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next piece.
+
+        Raises:
+            TroupeError: the request failed; raised once everything that came before was read.
+        """
+        if self._left:
+            raise StopAsyncIteration
+        outbox = await self._entered()
+        while not self._left:
+            if (delta := outbox.take()) is not None:
+                if delta.finish_reason is not None:
+                    self.finish_reasons[delta.index] = delta.finish_reason
+                return delta
+            if outbox.terminal:
+                if outbox.error is not None:
+                    self._left = True
+                    raise outbox.error
+                break
+            await outbox.wait()
+        raise StopAsyncIteration
+
+    async def opened(self) -> None:
+        """Return once the request is validated and queued.
+
+        Raises:
+            TroupeError: it was refused.
+        """
+        outbox = await self._entered()
+        while outbox.prompt_token_ids is None and not outbox.terminal:
+            await outbox.wait()
+        if outbox.error is not None:
+            raise outbox.error
+
+    async def cancel(self) -> None:
+        """End the request; returns when the engine has let go of it. Idempotent."""
+        outbox, self._left = self._outbox, True
+        if outbox is None or (outbox.terminal and outbox.cancelled):
+            return
+        outbox.abort()
+        pause = _FIRST_REPEAT_SECONDS
+        with anyio.CancelScope(shield=True), anyio.move_on_after(ABORT_DEADLINE_SECONDS):
+            while not outbox.terminal:
+                # Repeated: an abort that overtakes its own request on the way to the scheduler is lost.
+                if not await outbox.wait(pause):
+                    outbox.abort()
+                    pause *= 2
+
+    async def collect(self) -> Completion:
+        """Read to the end and give the whole answer.
+
+        Raises:
+            TroupeError: the request failed.
+        """
+        texts: dict[int, list[Delta]] = {}
+        async for delta in self:
+            texts.setdefault(delta.index, []).append(delta)
+        if self.usage is None:
+            raise RequestAborted("the request was ended before its answer was complete")
+        return Completion(
+            request_id=self.request_id,
+            choices=tuple(_choice(index, texts[index]) for index in sorted(texts)),
+            usage=self.usage,
+            timing=self.timing,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt=self.prompt,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    async def _entered(self) -> LocalOutbox:
+        if self._outbox is None:
+            if self._left:
+                raise RequestAborted("the request was ended before it began")
+            self._outbox = await self._start()
+        return self._outbox
+
+    def __del__(self) -> None:
+        outbox: LocalOutbox | None = getattr(self, "_outbox", None)
+        if outbox is not None and not outbox.terminal and not outbox.cancelled:
+            self._post(outbox.abort)
+            warnings.warn(
+                f"stream {self.request_id} was dropped before its end; use `async with`",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+
+def _choice(index: int, deltas: list[Delta]) -> CompletionChoice:
+    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    return CompletionChoice(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+        logprobs=tuple(logprobs) if any(delta.logprobs is not None for delta in deltas) else None,
+    )

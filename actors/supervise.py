@@ -1,0 +1,119 @@
+"""Supervision: who is restarted after a crash, how often, and who answers what the crashed actor owed.
+
+Children that share a `group` fall and rise together. A crash first hands every message that the unit's mailboxes still
+hold to the children's `on_crash`, which answers the requests behind them; only then is the unit built anew. A child
+whose strategy is "stop", or a unit that crashes too often, ends the supervisor with the root cause itself.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.ports import Clock
+
+Strategy = Literal["restart", "stop"]
+
+
+class Actor(Protocol):
+    async def run(self, *, task_status: TaskStatus[None] = ...) -> None: ...
+
+
+class Intensity(msgspec.Struct, frozen=True):
+    """More than `restarts` crashes within `seconds` escalate."""
+
+    restarts: int = 3
+    seconds: float = 60.0
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    build: Callable[[], Actor]
+    """Makes a fresh actor around the same mailboxes."""
+    mailboxes: tuple[Mailbox[Any, Any], ...] = ()
+    strategy: Strategy = "stop"
+    group: str | None = None
+    """Children of one group are restarted together."""
+    on_crash: Callable[[Exception, list[Any]], None]
+    """Given the root cause and the owed messages, answers everybody who waits for them."""
+
+
+class Supervisor:
+    """Runs children until they return; `restarts` counts by child."""
+
+    def __init__(self, children: Sequence[Child], clock: Clock, intensity: Intensity | None = None) -> None:
+        self._units: dict[str, list[Child]] = {}
+        for child in children:
+            self._units.setdefault(child.group or child.name, []).append(child)
+        self._clock = clock
+        self._intensity = intensity or Intensity()
+        self._failure: Exception | None = None
+        self.restarts: dict[str, int] = {child.name: 0 for child in children}
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Start the units in order, then wait until every child has returned.
+
+        Raises:
+            Exception: the root cause of the crash that could not be mended, with the actor's name as a note.
+        """
+        try:
+            async with anyio.create_task_group() as group:
+                for unit in self._units.values():
+                    await group.start(self._run_unit, unit)
+                task_status.started()
+        except BaseExceptionGroup:
+            if self._failure is None:
+                raise
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run_unit(self, unit: Sequence[Child], *, task_status: TaskStatus[None]) -> None:
+        crashes: deque[float] = deque()
+        started = False
+        while True:
+            causes: list[Exception] = []
+            try:
+                async with anyio.create_task_group() as group:
+                    for child in unit:
+                        await group.start(self._run_child, child, causes)
+                    if not started:
+                        task_status.started()
+                        started = True
+            except BaseExceptionGroup:
+                if not causes:
+                    raise
+            if not causes:
+                return
+            for child in unit:
+                owed = [message for mailbox in child.mailboxes for message in mailbox.abandon()]
+                child.on_crash(causes[0], owed)
+            now = self._clock.now()
+            crashes.append(now)
+            while crashes and crashes[0] < now - self._intensity.seconds:
+                crashes.popleft()
+            if any(child.strategy == "stop" for child in unit) or len(crashes) > self._intensity.restarts:
+                self._failure = self._failure or causes[0]
+                raise causes[0]
+            for child in unit:
+                self.restarts[child.name] += 1
+
+    async def _run_child(self, child: Child, causes: list[Exception], *, task_status: TaskStatus[None]) -> None:
+        try:
+            await child.build().run(task_status=task_status)
+        except Exception as error:
+            cause = _root_cause(error)
+            if not causes:  # the first crash of the unit; what its siblings raise in the fall is noise
+                cause.add_note(f"actor: {child.name}")
+                causes.append(cause)
+            raise
+
+
+def _root_cause(error: Exception) -> Exception:
+    """The one exception inside nested groups of one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
