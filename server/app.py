@@ -1,0 +1,175 @@
+"""The ASGI application: gate, router, body, handler, and one place where every error becomes an answer."""
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from troupellm.server import chat, completions, models, probes, tokens
+from troupellm.server.auth import Gate
+from troupellm.server.body import decode_body, read_body
+from troupellm.server.errors import ClientGone, HttpError, answer, flatten
+from troupellm.server.exchange import Exchange, Receive, Scope, Send
+from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.lifespan import run_lifespan
+from troupellm.server.logs import log_access
+from troupellm.server.router import Route, Router
+
+logger = logging.getLogger("troupellm.server")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def asgi(
+    engine: Engine | str | os.PathLike[str] | None = None,
+    *,
+    config: ServerConfig | None = None,
+    prefix: str = "/v1",
+    auth: Sequence[str] | None = (),
+    **settings: Any,
+) -> "App":
+    """An ASGI app that serves the OpenAI-compatible API.
+
+    Args:
+        engine: an open engine that the caller owns (needs no lifespan, so it mounts anywhere), or the name of a model
+            (None: the built-in one) that the app loads at lifespan.startup and closes at lifespan.shutdown.
+        prefix: what stands before `/chat/completions` and its siblings.
+        auth: bearer keys beside those of `config`; None checks no keys at all, for hosts that do it themselves.
+        settings: of the engine, when the app owns it; see `EngineConfig`.
+    """
+    config = config or ServerConfig()
+    owned: Engine | None = None
+    if engine is None or isinstance(engine, str | os.PathLike):
+        host = EngineHost(config)
+        owned = Engine(engine, progress=host.report, **(STREAM_DEFAULTS | settings))
+    else:
+        host = EngineHost(config, engine)
+    return App(host, prefix=prefix, keys=None if auth is None else (*config.api_key, *auth), owned=owned)
+
+
+def routes(host: EngineHost, prefix: str) -> list[Route]:
+    """Every route there is."""
+
+    def get(path: str, handler: Any, *, is_open: bool = False, tail: bool = False) -> Route:
+        return Route(method="GET", path=path, handler=partial(handler, host), open=is_open, tail=tail)
+
+    def post(path: str, handler: Any, body: type[msgspec.Struct]) -> Route:
+        return Route(method="POST", path=path, handler=partial(handler, host), body=body)
+
+    return [
+        post(f"{prefix}/chat/completions", chat.create, ChatRequest),
+        post(f"{prefix}/completions", completions.create, CompletionRequest),
+        get(f"{prefix}/models", models.listing),
+        get(f"{prefix}/models/", models.retrieve, tail=True),
+        post("/tokenize", tokens.tokenize, TokenizeRequest),
+        post("/detokenize", tokens.detokenize, DetokenizeRequest),
+        get("/health", probes.ready, is_open=True),
+        get("/readyz", probes.ready, is_open=True),
+        get("/ping", probes.ready, is_open=True),
+        get("/livez", probes.live, is_open=True),
+        get("/startupz", probes.started, is_open=True),
+        get("/version", probes.version),
+        get("/load", probes.load),
+        get("/metrics", probes.metrics),
+    ]
+
+
+class App:
+    """The callable that an ASGI server runs. Made by `asgi`, or by `serve` for an engine that is still loading."""
+
+    def __init__(
+        self, host: EngineHost, *, prefix: str = "/v1", keys: Sequence[str] | None = (), owned: Engine | None = None
+    ) -> None:
+        self.host = host
+        self._config = host.config
+        self._router = Router(routes(host, prefix))
+        self._gate = Gate(keys or (), self._router.open_paths)
+        self._owned = owned
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await run_lifespan(self.host, self._owned, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000, "reason": "no websockets here"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Nothing but cancellation leaves this method."""
+        began = time.monotonic()
+        exchange = Exchange(
+            scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
+        )
+        probe = exchange.raw_path in self._router.open_paths
+        try:
+            with exchange.cancel_scope:
+                await self._answer(exchange, probe=probe)
+        except (Exception, BaseExceptionGroup) as error:
+            logger.error("request %s could not be answered", exchange.request_id, exc_info=error)
+        finally:
+            if not probe and not self._config.disable_access_log:
+                log_access(exchange, time.monotonic() - began)
+
+    async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
+        try:
+            self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
+            route, exchange.tail = self._router.match(exchange.method, exchange.raw_path)
+            if probe:
+                await route.handler(exchange, None)
+                return
+            self.host.enter(exchange)
+            await self._handle(exchange, route)
+        except (Exception, BaseExceptionGroup) as error:
+            await self._fail(exchange, flatten(error))
+        finally:
+            self.host.leave(exchange)
+
+    async def _handle(self, exchange: Exchange, route: Route) -> None:
+        """Read the body, then run the handler for as long as the client stays."""
+        if route.body is None:
+            await route.handler(exchange, None)
+            return
+        self.host.require()
+        raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
+        body = await decode_body(raw, route.body)
+        failure: Exception | BaseExceptionGroup[BaseException] | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.watch, group.cancel_scope)
+            try:
+                await route.handler(exchange, body)
+            except (Exception, BaseExceptionGroup) as error:
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        if exchange.gone or isinstance(error, ClientGone):
+            return
+        starting = isinstance(error, HttpError) and error.status == 503
+        extra = self.host.progress_fields() if starting else None
+        try:
+            await exchange.respond_error(answer(error, renames=exchange.renames, extra=extra))
+        except ClientGone:
+            return
+
+    def _request_id(self, scope: Scope) -> str:
+        """The client's own id where it is short and plain, else a new one."""
+        if self._config.enable_request_id_headers:
+            for name, value in scope["headers"]:
+                if name.lower() == b"x-request-id":
+                    given = value.decode("latin-1")
+                    if _REQUEST_ID.fullmatch(given):
+                        return str(given)
+        return secrets.token_hex(16)

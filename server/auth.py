@@ -1,0 +1,35 @@
+"""Bearer keys. The gate stands before the router: what is not an open path needs a key, whether it exists or not."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+
+from troupellm.server.errors import unauthorized
+
+
+class Gate:
+    """Compares digests in constant time, against every key, so neither length nor order of the keys shows."""
+
+    def __init__(self, keys: Iterable[str], open_paths: frozenset[bytes]) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._open_paths = open_paths
+
+    def check(self, raw_path: bytes, authorization: Sequence[bytes]) -> None:
+        """Let a request through or refuse it.
+
+        Args:
+            raw_path: the path exactly as sent, still percent-encoded: no other spelling of an open path is open.
+            authorization: every Authorization header of the request.
+
+        Raises:
+            HttpError: 401, the same for a missing and for a wrong key.
+        """
+        if not self._digests or raw_path in self._open_paths:
+            return
+        if len(authorization) != 1:
+            raise unauthorized()
+        scheme, _, credentials = authorization[0].partition(b" ")
+        given = hashlib.sha256(credentials.strip()).digest()
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise unauthorized()

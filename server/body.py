@@ -1,0 +1,132 @@
+"""Request bodies: read with a cap and a deadline, then decoded as strict JSON into one typed Struct."""
+
+import re
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
+from troupellm.server.exchange import Exchange
+
+MAX_DEPTH = 64
+INLINE_BYTES = 65_536
+"""Larger bodies are decoded on a thread, so that they do not hold the event loop."""
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string. Possessive, and the closing quote may be missing: linear on any input."""
+
+
+async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
+    """Read the whole body.
+
+    Args:
+        limit: bytes.
+        timeout: seconds for the whole body; 0 waits for ever.
+
+    Raises:
+        HttpError: 415 media type or encoding, 413 too large (unread when the length was declared), 408 too slow.
+        ClientGone: the client left first.
+    """
+    _check_media_type(exchange)
+    declared = exchange.header(b"content-length")
+    if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(timeout or None) as deadline:
+        while True:
+            message = await exchange.receive()
+            if message["type"] == "http.disconnect":
+                exchange.gone = True
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+    if deadline.cancelled_caught:
+        raise body_timeout(timeout)
+    return b"".join(chunks)
+
+
+async def decode_body(raw: bytes, kind: type[StructT]) -> StructT:
+    """Decode into `kind`; the time is linear in the size.
+
+    Raises:
+        InvalidRequest: not strict JSON, nested deeper than 64, a repeated key, or not what the API takes.
+    """
+    if len(raw) > INLINE_BYTES:
+        return await anyio.to_thread.run_sync(decode_json, raw, kind)
+    return decode_json(raw, kind)
+
+
+def decode_json(raw: bytes, kind: type[StructT]) -> StructT:
+    try:
+        tree = msgspec.json.decode(raw)
+    except RecursionError:
+        raise _too_deep() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = "the text is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error).split(" - at")[0]
+        raise invalid_json(f"the request body is not valid JSON: {text}") from None
+    keys = _count_keys(tree)
+    # JSON text has one colon outside strings per key, and a decoded object keeps one of equal keys.
+    if keys != _STRING.sub(b"", raw).count(b":"):
+        raise invalid_json("the request body has an object with the same key twice")
+    try:
+        return msgspec.convert(tree, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+
+
+def _count_keys(tree: Any) -> int:
+    """How many keys all objects have together.
+
+    Raises:
+        InvalidRequest: nested too deeply.
+    """
+    keys, depth, level = 0, 0, [tree]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        deeper: list[Any] = []
+        for node in level:
+            if type(node) is dict:
+                keys += len(node)
+                deeper.extend(value for value in node.values() if type(value) in (dict, list))
+            elif type(node) is list:
+                deeper.extend(value for value in node if type(value) in (dict, list))
+        level = deeper
+    return keys
+
+
+def _too_deep() -> InvalidRequest:
+    return invalid_json(f"the request body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _invalid(text: str) -> InvalidRequest:
+    """A type error of msgspec, with its path as the API's `param`."""
+    reason, _, location = text.partition(" - at ")
+    path = location.rpartition("$")[2].rstrip("`").lstrip(".").removesuffix("[...]")
+    missing = re.search(r"missing required field `(\w+)`", reason)
+    if missing:
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    if not path:
+        return InvalidRequest(f"the request body: {reason}", code="invalid_type")
+    return InvalidRequest(f"{path}: {reason}", param=path, code="invalid_type")
+
+
+def _check_media_type(exchange: Exchange) -> None:
+    media_type = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise unsupported_media_type("the request needs the header Content-Type: application/json")
+    if (exchange.header(b"content-encoding") or "identity").strip().lower() != "identity":
+        raise unsupported_media_type("compressed request bodies are not accepted")

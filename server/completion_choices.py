@@ -1,0 +1,147 @@
+"""Choices of the completions API: whole or as chunks, with the echoed prompt and legacy log-probabilities."""
+
+from collections.abc import Sequence
+
+import anyio.to_thread
+from msgspec import UNSET, Struct
+
+from troupellm.actors.engine import Engine
+from troupellm.actors.stream import Stream
+from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.openai import CompletionRequest, TextChoice, TextLogprobs, UsageBody
+from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, TokenLogprob, Usage
+from troupellm.server.logprobs import prompt_logprobs, text_length, text_logprobs
+from troupellm.server.sse import ChunkEncoder
+from troupellm.server.streaming import continuous_usage, finish_reason, include_usage, usage_body
+
+LONG_PROMPT = 4_096
+"""Tokens; longer prompts are turned back into text on a thread."""
+
+
+class PromptEcho(Struct, frozen=True):
+    """The text that echo puts in front of each choice."""
+
+    text: str
+    engine: Engine
+
+    @classmethod
+    async def of(cls, engine: Engine, request: CompletionRequest, prompt: Prompt) -> "PromptEcho | None":
+        if not request.echo:
+            return None
+        if isinstance(prompt, TextPrompt):
+            return cls(prompt.text, engine)
+        assert isinstance(prompt, TokensPrompt)
+        if len(prompt.token_ids) > LONG_PROMPT:
+            return cls(await anyio.to_thread.run_sync(engine.tokenizer.decode, prompt.token_ids), engine)
+        return cls(engine.tokenizer.decode(prompt.token_ids), engine)
+
+    def logprobs(self, entries: Sequence[TokenLogprob | None] | None, ids: Sequence[int]) -> TextLogprobs | None:
+        first = self.engine.tokenizer.decode(ids[:1], skip_special_tokens=False)
+        return text_logprobs(entries, 0, first)
+
+
+class ChoiceWriter:
+    """Turns completions and deltas into choices. Choice k of prompt p has the index p * n + k."""
+
+    def __init__(
+        self, request: CompletionRequest, response_id: str, created: int, model: str, fingerprint: str, n: int
+    ) -> None:
+        self.request = request
+        self.response_id = response_id
+        self.scoring = bool(request.echo) and request.max_tokens == 0
+        """Only the prompt's log-probabilities are wanted; the one generated token is not shown."""
+        self._fingerprint = fingerprint
+        self._n = n
+        self._continuous = continuous_usage(request)
+        self._show_ids = bool(request.return_token_ids)
+        self._offsets: dict[int, int] = {}
+        self._generated = 0
+        self._encoder = ChunkEncoder(
+            response_id=response_id,
+            kind="text_completion",
+            created=created,
+            model=model,
+            include_usage=include_usage(request),
+            text_before=b'"text":',
+            text_after=b',"logprobs":null,"finish_reason":null',
+        )
+
+    def whole(
+        self, number: int, completion: Completion, choice: CompletionChoice, echo: PromptEcho | None
+    ) -> TextChoice:
+        text = "" if self.scoring else choice.text
+        entries = () if self.scoring and choice.logprobs is not None else choice.logprobs
+        logprobs = text_logprobs(entries, 0)
+        if echo is not None:
+            text = echo.text + text
+            if logprobs is not None:
+                before = echo.logprobs(completion.prompt_logprobs, completion.prompt_token_ids)
+                logprobs = _joined(before, text_logprobs(entries, text_length(before)))
+        shown = self.request.prompt_logprobs is not None and completion.prompt_logprobs is not None
+        return TextChoice(
+            index=number * self._n + choice.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason="length" if self.scoring else choice.finish_reason,
+            stop_reason=None if self.scoring else choice.stop_reason,
+            token_ids=choice.token_ids if self._show_ids else UNSET,
+            prompt_token_ids=completion.prompt_token_ids if self._show_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(completion.prompt_logprobs or ()) if shown else UNSET,
+        )
+
+    def chunk(self, number: int, stream: Stream, delta: Delta, echo: PromptEcho | None) -> bytes:
+        """The chunks for one delta, with the echoed prompt in front of a choice's first."""
+        index = number * self._n + delta.index
+        reason = finish_reason(delta)
+        self._generated += len(delta.token_ids)
+        data = b""
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            if echo is not None:
+                data = self._echo_chunk(index, stream, echo)
+        if self.scoring:
+            delta = Delta(index=delta.index, finish_reason=delta.finish_reason)
+            reason = "length" if reason else None
+        usage = self._running_usage(stream)
+        show_ids = self._show_ids and bool(delta.token_ids)
+        if reason is None and not delta.logprobs and not show_ids and usage is None:
+            return data + self._encoder.text(index, delta.text) if delta.text else data
+        logprobs = text_logprobs(delta.logprobs, self._offsets[index])
+        self._offsets[index] += text_length(logprobs)
+        choice = TextChoice(
+            index=index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._show_ids else UNSET,
+        )
+        return data + self._encoder.choice(choice, usage=usage, fingerprint=self._fingerprint if reason else None)
+
+    def usage_chunk(self, usage: UsageBody) -> bytes:
+        return self._encoder.usage(usage, fingerprint=self._fingerprint)
+
+    def _echo_chunk(self, index: int, stream: Stream, echo: PromptEcho) -> bytes:
+        if self.request.logprobs is None:
+            return self._encoder.text(index, echo.text)
+        logprobs = echo.logprobs(stream.prompt_logprobs, stream.prompt_token_ids)
+        self._offsets[index] = text_length(logprobs)
+        choice = TextChoice(index=index, text=echo.text, logprobs=logprobs, finish_reason=None)
+        return self._encoder.choice(choice, usage=self._running_usage(stream))
+
+    def _running_usage(self, stream: Stream) -> UsageBody | None:
+        if not self._continuous:
+            return None
+        prompt_tokens = len(stream.prompt_token_ids)
+        return usage_body([Usage(prompt_tokens=prompt_tokens, completion_tokens=self._generated)])
+
+
+def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogprobs | None:
+    if first is None or second is None:
+        return first or second
+    return TextLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=(first.top_logprobs or []) + (second.top_logprobs or []),
+        text_offset=first.text_offset + second.text_offset,
+    )

@@ -1,0 +1,119 @@
+"""POST /v1/completions: one or many prompts, each with n choices."""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+import msgspec
+
+from troupellm.actors.engine import Engine
+from troupellm.actors.stream import Stream
+from troupellm.protocol.intake import Prompt
+from troupellm.protocol.openai import CompletionRequest, TextResponse
+from troupellm.protocol.outputs import Completion, Delta
+from troupellm.protocol.sampling import SamplingParams
+from troupellm.server.completion_choices import ChoiceWriter, PromptEcho
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.parameters import completion_prompts, refuse_unsupported, sampling_params
+from troupellm.server.sse import EventStream, open_events
+from troupellm.server.streaming import cache_salt, final_usage, include_usage, pump, usage_body
+
+
+async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
+    engine = host.require()
+    model = host.check_model(request.model)
+    refuse_unsupported(request)
+    prompts = completion_prompts(request, host.config.max_prompts)
+    params = sampling_params(request, engine)
+    response_id, created = f"cmpl-{secrets.token_hex(16)}", host.now()
+    writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params.n)
+    if request.stream:
+        await _stream(host, exchange, engine, prompts, params, writer)
+        return
+    completions = await _generate_all(engine, prompts, params, response_id, cache_salt(request))
+    echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
+    response = TextResponse(
+        id=response_id,
+        created=created,
+        model=model,
+        choices=[
+            writer.whole(number, completion, choice, echo)
+            for number, (completion, echo) in enumerate(zip(completions, echoes, strict=True))
+            for choice in completion.choices
+        ],
+        usage=usage_body([completion.usage for completion in completions], hide_completion=writer.scoring),
+        system_fingerprint=host.fingerprint(),
+    )
+    await exchange.respond(200, msgspec.json.encode(response))
+
+
+async def _generate_all(
+    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, salt: bytes
+) -> list[Completion]:
+    """All answers in the order of the prompts; the first failure cancels the rest."""
+    answers: dict[int, Completion] = {}
+
+    async def generate(number: int, prompt: Prompt) -> None:
+        answers[number] = await engine.generate(
+            prompt, params, wait=False, request_id=f"{response_id}-{number}", cache_salt=salt, streaming=False
+        )
+
+    async with anyio.create_task_group() as group:
+        for number, prompt in enumerate(prompts):
+            group.start_soon(generate, number, prompt)
+    return [answers[number] for number in range(len(prompts))]
+
+
+async def _stream(
+    host: EngineHost,
+    exchange: Exchange,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    writer: ChoiceWriter,
+) -> None:
+    request = writer.request
+    async with AsyncExitStack() as stack:
+        streams: list[Stream] = []
+        for number, prompt in enumerate(prompts):
+            name = f"{writer.response_id}-{number}"
+            stream = engine.stream(prompt, params, wait=False, request_id=name, cache_salt=cache_salt(request))
+            streams.append(await stack.enter_async_context(stream))
+        for stream in streams:
+            await stream.opened()
+        echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
+        async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
+            rest = await _pump_all(streams, events, writer, echoes, params.n)
+            usage = usage_body([final_usage(stream.usage) for stream in streams], hide_completion=writer.scoring)
+            await events.finish(rest + (writer.usage_chunk(usage) if include_usage(request) else b""))
+
+
+async def _pump_all(
+    streams: Sequence[Stream],
+    events: EventStream,
+    writer: ChoiceWriter,
+    echoes: Sequence[PromptEcho | None],
+    n: int,
+) -> bytes:
+    """Run every stream into the one response. Only a lone stream's last piece is held back for the end."""
+    encoders = [
+        partial(_encode, writer, number, stream, echo)
+        for number, (stream, echo) in enumerate(zip(streams, echoes, strict=True))
+    ]
+    if len(streams) == 1:
+        return await pump(streams[0], events, encoders[0], n)
+
+    async def run(number: int) -> None:
+        await events.send(await pump(streams[number], events, encoders[number], n))
+
+    async with anyio.create_task_group() as group:
+        for number in range(len(streams)):
+            group.start_soon(run, number)
+    return b""
+
+
+def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho | None, delta: Delta) -> bytes:
+    return writer.chunk(number, stream, delta, echo)

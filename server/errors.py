@@ -1,0 +1,157 @@
+"""Errors as HTTP: the one place that knows status codes. The shape is OpenAI's, so that its clients understand it."""
+
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from troupellm.protocol.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineStopped,
+    InvalidRequest,
+    ModelLoadError,
+    ModelNotFound,
+    RequestAborted,
+    RequestFailed,
+    TroupeError,
+    WorkerCrashed,
+)
+from troupellm.protocol.openai import ErrorBody, ErrorObject
+
+logger = logging.getLogger("troupellm.server")
+
+MAX_MESSAGE = 512
+MAX_RETRY_AFTER = 60
+"""Seconds. openai-python gives up at once when told to wait more than 120."""
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_INVALID = "invalid_request_error"
+_UNAVAILABLE = "service_unavailable_error"
+_SERVER = "server_error"
+_RATE = "rate_limit_error"
+_CLOSE: Headers = ((b"connection", b"close"),)
+
+_TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
+    # error, status, type; the first match wins
+    (ContextLengthExceeded, 400, _INVALID),
+    (InvalidRequest, 400, _INVALID),
+    (ModelNotFound, 404, _INVALID),
+    (EngineOverloaded, 429, _RATE),
+    (EngineStopped, 503, _UNAVAILABLE),
+    (WorkerCrashed, 503, _UNAVAILABLE),
+    (RequestAborted, 503, _UNAVAILABLE),
+    (ModelLoadError, 503, _UNAVAILABLE),
+    (RequestFailed, 500, _SERVER),
+)
+
+
+class HttpError(TroupeError):
+    """What HTTP itself refuses, before or beside the engine."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str, headers: Headers = (), retry: bool = False, kind: str = _INVALID
+    ) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.headers = headers
+        self.retry = retry
+        self.kind = kind
+
+
+class ClientGone(Exception):
+    """The client hung up, or stopped reading for longer than allowed: nothing can be answered."""
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    status: int
+    body: bytes
+    headers: Headers
+    code: str
+
+
+def unknown_url() -> HttpError:
+    return HttpError(404, "unknown URL: paths are exact, see /v1/models for what is served", code="unknown_url")
+
+
+def method_not_allowed(allow: str) -> HttpError:
+    headers = ((b"allow", allow.encode()),)
+    return HttpError(405, f"this URL answers {allow} only", code="method_not_allowed", headers=headers)
+
+
+def unauthorized() -> HttpError:
+    message = "a valid API key is needed: send it as Authorization: Bearer KEY"
+    return HttpError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
+
+
+def too_large(limit: int) -> HttpError:
+    message = f"the request body is larger than {limit} bytes"
+    return HttpError(413, message, code="request_too_large", headers=_CLOSE)
+
+
+def body_timeout(seconds: float) -> HttpError:
+    message = f"the request body did not arrive within {seconds:g} seconds"
+    return HttpError(408, message, code="request_timeout", headers=_CLOSE, retry=True)
+
+
+def unsupported_media_type(message: str) -> HttpError:
+    return HttpError(415, message, code="unsupported_media_type", headers=_CLOSE)
+
+
+def not_ready(message: str, *, code: str, close: bool = False) -> HttpError:
+    """The server is starting, draining or dead."""
+    headers = _CLOSE if close else ()
+    return HttpError(503, message, code=code, headers=headers, retry=True, kind=_UNAVAILABLE)
+
+
+def invalid_json(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_json")
+
+
+def flatten(error: BaseException) -> BaseException:
+    """The one error inside nested groups (the first, where there are several)."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def answer(
+    error: BaseException, *, renames: Mapping[str, str] | None = None, extra: Mapping[str, object] | None = None
+) -> ErrorAnswer:
+    """Status, body and headers for an error. What is not ours is logged and shown as an internal error.
+
+    `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object.
+    """
+    error = flatten(error)
+    if not isinstance(error, TroupeError):
+        logger.error("internal error", exc_info=error)
+        error = RequestFailed("internal error", code="internal_error")
+    status, kind, retry, headers = _classify(error)
+    message, param = error.message, error.param
+    if renames and param in renames:
+        message, param = message.replace(param, renames[param]), renames[param]
+    body = ErrorBody(ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code))
+    if status in (429, 503):
+        headers = (*headers, (b"retry-after", str(_retry_after(error)).encode()))
+    headers = (*headers, (b"x-should-retry", b"true" if retry else b"false"))
+    content = msgspec.to_builtins(body) | dict(extra) if extra else body
+    return ErrorAnswer(status, msgspec.json.encode(content), headers, error.code)
+
+
+def _classify(error: TroupeError) -> tuple[int, str, bool, Headers]:
+    if isinstance(error, HttpError):
+        return error.status, error.kind, error.retry, error.headers
+    for family, status, kind in _TABLE:
+        if isinstance(error, family):
+            return status, kind, error.retryable or status == 503, ()
+    logger.error("error without a status", exc_info=error)
+    return 500, _SERVER, False, ()
+
+
+def _retry_after(error: TroupeError) -> int:
+    """Whole seconds, with jitter so that refused clients do not come back together."""
+    wanted = error.retry_after if isinstance(error, EngineOverloaded) else 1.0
+    return min(math.ceil(wanted) + secrets.randbelow(2), MAX_RETRY_AFTER)

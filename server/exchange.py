@@ -1,0 +1,108 @@
+"""One HTTP request and its response, over ASGI's two callables."""
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from troupellm.server.errors import ClientGone, ErrorAnswer, Headers
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class Exchange:
+    """What handlers read and write. A response is sent once, whole (`respond`) or piece by piece (`start`, `write`)."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str, write_timeout: float) -> None:
+        self.method: str = scope["method"]
+        self.raw_path = _raw_path(scope)
+        self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        self.client: str = (scope.get("client") or ("-",))[0]
+        self.request_id = request_id
+        self.tail = ""
+        self.status = 0
+        """0 until the response has started."""
+        self.streaming = False
+        self.gone = False
+        self.finished = False
+        self.renames: dict[str, str] = {}
+        """The API's own names of sampling parameters, for error texts."""
+        self.cancel_scope = anyio.CancelScope()
+        """Ends the whole exchange; used at the end of a drain."""
+        self._receive = receive
+        self._send = send
+        self._write_timeout = write_timeout or None
+        self._http1 = str(scope.get("http_version", "1.1")).startswith("1")
+
+    def header_values(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.headers if key.lower() == name]
+
+    def header(self, name: bytes) -> str | None:
+        values = self.header_values(name)
+        return values[0].decode("latin-1") if values else None
+
+    async def receive(self) -> Message:
+        return await self._receive()
+
+    async def watch(self, scope: anyio.CancelScope) -> None:
+        """Cancel `scope` as soon as the client leaves. Only once the body has been read."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = not self.finished
+                scope.cancel()
+                return
+
+    async def respond(self, status: int, body: bytes, headers: Headers = (), content_type: bytes = JSON) -> None:
+        await self.start(status, content_type, (*headers, (b"content-length", str(len(body)).encode())))
+        await self.write(b"" if self.method == "HEAD" else body, last=True)
+
+    async def respond_error(self, answer: ErrorAnswer) -> None:
+        """Answer with an error, or end a stream that has begun with an error event."""
+        if self.status == 0:
+            await self.respond(answer.status, answer.body, answer.headers)
+        elif self.streaming and not self.finished:
+            await self.write(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n", last=True)
+
+    async def start(self, status: int, content_type: bytes, headers: Headers = ()) -> None:
+        sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
+        sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
+        self.status = status
+        self.streaming = content_type == EVENTS
+        await self._send_in_time({"type": "http.response.start", "status": status, "headers": sent})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a piece of the body; the last one ends the response.
+
+        Raises:
+            ClientGone: the client left, or did not read for the whole write timeout.
+        """
+        if self.gone:
+            raise ClientGone
+        self.finished = last
+        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _send_in_time(self, message: Message) -> None:
+        """A send to a client that left returns at once without yielding, so every send is also a checkpoint."""
+        with anyio.move_on_after(self._write_timeout) as deadline:
+            await self._send(message)
+            await checkpoint()
+        if deadline.cancelled_caught:
+            self.gone = True
+            raise ClientGone
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """The path as the client spelt it, without the prefix under which the app is mounted."""
+    raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
+    root = scope.get("root_path", "").rstrip("/").encode()
+    if root and (raw == root or raw.startswith(root + b"/")):
+        return raw[len(root) :]
+    return raw

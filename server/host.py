@@ -1,0 +1,159 @@
+"""The engine as the server sees it: perhaps loading, perhaps lent by a host application, perhaps draining."""
+
+import hashlib
+import time
+from typing import Any
+
+import anyio
+import msgspec
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.errors import ModelNotFound
+from troupellm.protocol.worker import LoadProgress
+from troupellm.server.errors import HttpError, not_ready
+from troupellm.server.exchange import Exchange
+
+MAX_ECHO = 64
+"""Most characters of a client's own text that an error repeats."""
+
+
+STREAM_DEFAULTS = {"flush_interval": 0.02, "stall_timeout": 60.0}
+"""Seconds. What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us, and
+a client that stops reading must not hold its blocks for ever."""
+
+
+class EngineHost:
+    """Holds the engine (or why there is none yet) and the exchanges in flight."""
+
+    def __init__(self, config: ServerConfig, engine: Engine | None = None) -> None:
+        self.config = config
+        self.engine = engine
+        self.loading = False
+        self.draining = False
+        self.failure: str | None = None
+        """Client-safe reason why the engine could not start."""
+        self.progress: LoadProgress | None = None
+        self.in_flight: set[Exchange] = set()
+        """Exchanges that use the engine; probes are not among them."""
+        self.created = self.now()
+        self._fingerprint: str | None = None
+        self._idle: anyio.Event | None = None
+
+    def enter(self, exchange: Exchange) -> None:
+        self.in_flight.add(exchange)
+
+    def leave(self, exchange: Exchange) -> None:
+        self.in_flight.discard(exchange)
+        if not self.in_flight and self._idle is not None:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Until no exchange is in flight."""
+        while self.in_flight:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    @staticmethod
+    def now() -> int:
+        """Epoch seconds, for `created`."""
+        return int(time.time())
+
+    def report(self, progress: LoadProgress) -> None:
+        """The progress sink of an engine that is being loaded."""
+        self.progress = progress
+
+    def require(self) -> Engine:
+        """The engine, if requests may use it now.
+
+        Raises:
+            HttpError: 503 with the reason.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        assert self.engine is not None
+        return self.engine
+
+    def refusal(self) -> HttpError | None:
+        """Why no request can be served now; None when one can."""
+        if self.draining:
+            return not_ready("the server is shutting down", code="draining", close=True)
+        if self.failure is not None:
+            return not_ready(self.failure, code="engine_failed")
+        if self.engine is None and not self.loading:
+            message = (
+                "the application that mounts this app never sent it lifespan.startup, so its engine was not started: "
+                "open the engine yourself and mount asgi(engine)"
+            )
+            return not_ready(message, code="not_started")
+        state = "starting" if self.engine is None else self.engine.state
+        if state == "ready":
+            return None
+        if state == "starting":
+            return not_ready(f"the model is loading{self._progress_text()}", code="starting")
+        if state == "draining":
+            return not_ready("the engine is shutting down", code="draining", close=True)
+        return not_ready(f"the engine has {state}", code="engine_failed")
+
+    def readiness(self) -> list[str]:
+        """Reasons not to be sent requests; empty means ready. Reads state only."""
+        refusal = self.refusal()
+        if refusal is not None:
+            return [refusal.message]
+        engine = self.require()
+        snapshot = engine.snapshot()
+        scheduler, reasons = snapshot.scheduler, []
+        age = snapshot.last_step_age_seconds
+        busy = scheduler.running > scheduler.paused
+        if busy and age is not None and age > engine.config.worker.step_timeout:
+            reasons.append(f"no step has finished for {age:.0f} seconds")
+        if scheduler.waiting >= engine.config.scheduler.max_num_queued_reqs > 0:
+            reasons.append("the waiting room is full")
+        return reasons
+
+    def alive(self) -> bool:
+        """False once the engine has failed for good."""
+        return self.failure is None and (self.engine is None or self.engine.state not in ("failed", "stopped"))
+
+    def loaded(self) -> bool:
+        return self.engine is not None and self.engine.state in ("ready", "draining")
+
+    def progress_fields(self) -> dict[str, Any] | None:
+        """What a refusal adds beside the error while the model loads."""
+        if self.progress is None or self.loaded():
+            return None
+        return {"progress": msgspec.to_builtins(self.progress)}
+
+    def check_model(self, name: str | None) -> str:
+        """The name to report for a request that asks for `name`.
+
+        Raises:
+            ModelNotFound: it is not among the served names; also when the request named none.
+        """
+        names = self.require().model_names
+        if name in names:
+            return name
+        asked = "the request names no model" if name is None else f"no model named {_printable(name)}"
+        raise ModelNotFound(f"{asked}; served here: {', '.join(names)}", param="model")
+
+    def fingerprint(self) -> str:
+        """A stable name for what decides the tokens: version, model and number format."""
+        if self._fingerprint is None:
+            import troupellm
+
+            engine = self.require()
+            parts = (troupellm.__version__, *engine.model_names, engine.ready.dtype, engine.ready.architecture)
+            self._fingerprint = "troupe-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+        return self._fingerprint
+
+    def _progress_text(self) -> str:
+        if self.progress is None:
+            return ""
+        share = f" {100 * self.progress.done // self.progress.total}%" if self.progress.total else ""
+        return f" ({self.progress.phase}{share})"
+
+
+def _printable(name: str) -> str:
+    shown = "".join(character if character.isprintable() else "?" for character in name[:MAX_ECHO])
+    return f"{shown}..." if len(name) > MAX_ECHO else shown

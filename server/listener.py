@@ -1,0 +1,74 @@
+"""The listening socket: bound before anything is loaded, with a small send buffer so that slow readers are noticed."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from troupellm.protocol.config import ServerConfig
+
+
+def bind(config: ServerConfig) -> tuple[socket.socket, str]:
+    """Bind and listen.
+
+    Returns:
+        The socket and the URL that reaches it from this machine.
+
+    Raises:
+        OSError: the address is in use or not ours.
+    """
+    if config.uds is not None:
+        return _bind_unix(config.uds, config), f"unix:{config.uds}"
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_buffers(listener, config)
+        listener.bind(address)
+        listener.listen(config.backlog)
+    except BaseException:
+        listener.close()
+        raise
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return listener, f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _bind_unix(path: str, config: ServerConfig) -> socket.socket:
+    place = Path(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if place.exists() and stat.S_ISSOCK(place.stat().st_mode) and not _answers(path):
+            place.unlink()
+        _set_buffers(listener, config)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(config.backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _answers(path: str) -> bool:
+    """Whether a server listens there; what a dead one left behind may be replaced."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def _set_buffers(listener: socket.socket, config: ServerConfig) -> None:
+    """Options that accepted connections inherit."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.sse_send_buffer)
+    if listener.family != socket.AF_UNIX and config.write_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Ends a connection whose peer has acknowledged nothing for so long; closing politely would wait for it.
+        milliseconds = int(config.write_timeout * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -1,0 +1,223 @@
+"""From request bodies to what the engine takes: sampling parameters, prompts, and refusals of what is not served."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from troupellm.protocol.sampling import SamplingParams
+
+MAX_MESSAGES = 10_000
+MAX_TEMPLATE_KWARGS = 16
+MAX_TEMPLATE_TEXT = 1_000
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in (field.name for field in msgspec.structs.fields(SamplingParams))
+    if name not in ("logprobs", "detokenize")
+)
+_RESERVED_KWARGS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "tokenize", "tokenizer", "add_generation_prompt"}
+    | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
+    | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
+)
+_HANDLED = frozenset({"response_format", "tools", "tool_choice", "chat_template"})
+
+
+def sampling_params(request: ChatRequest | CompletionRequest, engine: Engine) -> SamplingParams:
+    """The model's defaults, overridden by what the request gives, checked against the served model.
+
+    Raises:
+        InvalidRequest: names the field as `SamplingParams` calls it; see `renames`.
+    """
+    values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
+    values |= _max_tokens(request)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise InvalidRequest("best_of is not supported: it must be absent or equal to n", param="best_of")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
+    wanted = _wanted_logprobs(request)
+    if wanted is not None:
+        values["logprobs"] = wanted
+    if isinstance(request, CompletionRequest) and request.echo and wanted is not None:
+        values.setdefault("prompt_logprobs", wanted)
+    params = engine.sampling(**values)
+    if isinstance(request, ChatRequest) and "max_tokens" not in values and "max_tokens" not in engine.defaults:
+        params = msgspec.structs.replace(params, max_tokens=None)
+    params.check_against(engine.limits)
+    return params
+
+
+def renames(request: ChatRequest | CompletionRequest) -> dict[str, str]:
+    """What the API calls the sampling parameters that it names differently."""
+    if isinstance(request, CompletionRequest):
+        return {}
+    names = {"logprobs": "top_logprobs"}
+    if request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
+
+
+def refuse_unsupported(request: msgspec.Struct) -> None:
+    """Refuse fields that would change the answer and that this server does not implement.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    for field in msgspec.structs.fields(request):
+        if field.type is Any and field.name not in _HANDLED and getattr(request, field.name):
+            raise _unsupported(field.name)
+    wanted = getattr(request, "response_format", None)
+    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
+        raise _unsupported("response_format", "only {'type': 'text'} is supported so far")
+    if getattr(request, "chat_template", None) is not None:
+        raise _unsupported("chat_template", "templates come from the model or from the server's own settings")
+    choice = getattr(request, "tool_choice", None)
+    if getattr(request, "tools", None) and choice != "none":
+        raise _unsupported("tools", "tools are not supported yet")
+    if choice not in (None, "none", "auto"):
+        raise _unsupported("tool_choice", "tools are not supported yet")
+
+
+def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
+    """The prompts of a completions call: one text, one list of token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: empty, mixed, or more than `most`.
+    """
+    add_special_tokens = request.add_special_tokens is not False
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt, add_special_tokens)]
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", param="prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise InvalidRequest("prompt must not mix texts, token ids and lists of token ids", param="prompt")
+    if kinds == {int}:
+        return [_tokens_prompt(cast(list[int], prompt))]
+    if len(prompt) > most:
+        raise InvalidRequest(f"prompt must have at most {most} entries, got {len(prompt)}", param="prompt")
+    if kinds == {str}:
+        return [TextPrompt(text, add_special_tokens) for text in cast(list[str], prompt)]
+    return [_tokens_prompt(ids) for ids in cast(list[list[int]], prompt)]
+
+
+def chat_prompt(request: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage]) -> ChatPrompt:
+    """Messages and template options, checked.
+
+    Raises:
+        InvalidRequest: names `messages[i]` or the option.
+    """
+    if not messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages must have at most {MAX_MESSAGES} entries", param="messages")
+    going_on = bool(request.continue_final_message)
+    generation_prompt = request.add_generation_prompt
+    if going_on and generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    if going_on and messages[-1].role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs an assistant message at the end", param=f"messages[{len(messages) - 1}].role"
+        )
+    open_calls: set[str] = set()
+    return ChatPrompt(
+        messages=[_plain_message(index, message, open_calls) for index, message in enumerate(messages)],
+        add_generation_prompt=not going_on if generation_prompt is None else generation_prompt,
+        continue_final_message=going_on,
+        template_kwargs=_template_kwargs(request.chat_template_kwargs),
+    )
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest) -> dict[str, int]:
+    if isinstance(request, ChatRequest):
+        given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    else:
+        # Scoring: with echo, zero new tokens are fine. The engine makes one, which is not shown.
+        given = 1 if request.echo and request.max_tokens == 0 else request.max_tokens
+    return {} if given is None else {"max_tokens": given}
+
+
+def _wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        if request.logprobs is not None and request.logprobs < 0:
+            raise InvalidRequest("logprobs must be at least 0", param="logprobs", code="integer_below_min_value")
+        return request.logprobs
+    if request.top_logprobs is None:
+        return 0 if request.logprobs else None
+    if request.top_logprobs < 0:
+        raise InvalidRequest("top_logprobs must be at least 0", param="top_logprobs", code="integer_below_min_value")
+    if not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return request.top_logprobs
+
+
+def _tokens_prompt(ids: list[int]) -> TokensPrompt:
+    if not ids:
+        raise InvalidRequest("prompt must not be an empty list of token ids", param="prompt")
+    return TokensPrompt(ids)
+
+
+def _plain_message(index: int, message: ChatMessage, open_calls: set[str]) -> dict[str, Any]:
+    """A message as templates read it. Remembers tool calls in `open_calls`, to refuse answers to none."""
+    here = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise InvalidRequest(f"{here}.role must be one of {', '.join(ROLES)}", param=f"{here}.role")
+    if message.content is None and message.role != "assistant":
+        raise InvalidRequest(f"{here}.content is missing", param=f"{here}.content")
+    if message.role == "tool":
+        if message.tool_call_id not in open_calls:
+            raise InvalidRequest(f"{here} answers no tool call before it", param=here)
+    elif message.tool_calls:
+        open_calls.update(str(call.get("id")) for call in message.tool_calls)
+    plain: dict[str, Any] = {
+        # Few templates know the developer role, which took the system role's place.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content_text(here, message),
+    }
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            plain[name] = getattr(message, name)
+    return plain
+
+
+def _content_text(here: str, message: ChatMessage) -> str | None:
+    if not isinstance(message.content, list):
+        return message.content
+    texts = []
+    for position, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            param = f"{here}.content[{position}]"
+            raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    if kwargs is None:
+        return None
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        message = f"chat_template_kwargs must have at most {MAX_TEMPLATE_KWARGS} entries"
+        raise InvalidRequest(message, param="chat_template_kwargs")
+    for name, value in kwargs.items():
+        if name in _RESERVED_KWARGS or name.startswith("_") or not name.isidentifier() or len(name) > MAX_TEMPLATE_TEXT:
+            raise InvalidRequest("chat_template_kwargs has a reserved name", param="chat_template_kwargs")
+        plain = value is None or isinstance(value, bool | int | float | str)
+        if not plain or (isinstance(value, str) and len(value) > MAX_TEMPLATE_TEXT):
+            message = f"chat_template_kwargs must hold numbers, booleans and texts of up to {MAX_TEMPLATE_TEXT}"
+            raise InvalidRequest(message, param="chat_template_kwargs")
+    return kwargs
+
+
+def _unsupported(field: str, reason: str = "it is not supported") -> InvalidRequest:
+    return InvalidRequest(f"{field}: {reason}", param=field, code="unsupported_parameter")

@@ -1,0 +1,114 @@
+"""Server-sent events, framed exactly as OpenAI clients expect.
+
+One event is `data: <one line of JSON>` and a blank line; nothing else has a blank line, there are no ids, names or
+retry lines, and the stream ends with `data: [DONE]`. A comment keeps silent connections alive. The cost is per send, not
+per byte, so whatever one wake of a stream brings goes out in one send.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+
+from troupellm.server.exchange import EVENTS, Exchange
+
+KEEP_ALIVE = b": keep-alive\n"
+DONE = b"data: [DONE]\n\n"
+HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(body: object) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"
+
+
+class EventStream:
+    """Serialises the senders of one response. Made by `open_events`."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._last = time.monotonic()
+
+    async def send(self, data: bytes) -> None:
+        """Send whole events. Returns when the transport has room again."""
+        async with self._lock:
+            await self._exchange.write(data)
+            self._last = time.monotonic()
+
+    async def finish(self, data: bytes) -> None:
+        """Send the last events, `[DONE]`, and end the response."""
+        async with self._lock:
+            await self._exchange.write(data + DONE, last=True)
+
+    async def keep_alive(self, interval: float) -> None:
+        """Comment whenever nothing was sent for `interval` seconds."""
+        while True:
+            silent = time.monotonic() - self._last
+            if silent >= interval:
+                await self.send(KEEP_ALIVE)
+            else:
+                await anyio.sleep(interval - silent)
+
+
+@asynccontextmanager
+async def open_events(exchange: Exchange, keep_alive_interval: float) -> AsyncIterator[EventStream]:
+    """Start the response: from here on errors are events. Ends the keep-alive, not the response."""
+    await exchange.start(200, EVENTS, HEADERS)
+    events = EventStream(exchange)
+    async with anyio.create_task_group() as group:
+        if keep_alive_interval > 0:
+            group.start_soon(events.keep_alive, keep_alive_interval)
+        try:
+            yield events
+        finally:
+            group.cancel_scope.cancel()
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one response; what never changes is encoded once.
+
+    `text_before` and `text_after` are the JSON of a choice around its text, after `"index":N,`.
+    """
+
+    def __init__(
+        self,
+        *,
+        response_id: str,
+        kind: str,
+        created: int,
+        model: str,
+        include_usage: bool,
+        text_before: bytes,
+        text_after: bytes,
+    ) -> None:
+        fields = _encode({"id": response_id, "object": kind, "created": created, "model": model})
+        self._head = b"data: " + fields[:-1] + b',"choices":['
+        self._end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._text_before = text_before
+        self._text_after = text_after + b"}]" + self._end
+        self._prefixes: dict[int, bytes] = {}
+
+    def text(self, index: int, text: str) -> bytes:
+        """The common chunk: a piece of text for one choice."""
+        prefix = self._prefixes.get(index)
+        if prefix is None:
+            prefix = self._head + _encode({"index": index})[:-1] + b"," + self._text_before
+            self._prefixes[index] = prefix
+        return prefix + _encode(text) + self._text_after
+
+    def choice(self, choice: object, *, fingerprint: str | None = None, usage: object = None) -> bytes:
+        """A chunk with any choice object."""
+        return self._chunk(_encode(choice), fingerprint, usage)
+
+    def usage(self, usage: object, *, fingerprint: str | None = None) -> bytes:
+        """The extra chunk that has usage and no choices."""
+        return self._chunk(b"", fingerprint, usage)
+
+    def _chunk(self, choices: bytes, fingerprint: str | None, usage: object) -> bytes:
+        mark = b"" if fingerprint is None else b',"system_fingerprint":' + _encode(fingerprint)
+        end = self._end if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
+        return self._head + choices + b"]" + mark + end

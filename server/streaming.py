@@ -1,0 +1,62 @@
+"""What streaming routes share: from a stream's deltas to sends, and token counts as the API reports them."""
+
+from collections.abc import Callable, Sequence
+
+from troupellm.actors.stream import Stream
+from troupellm.protocol.errors import RequestAborted
+from troupellm.protocol.openai import GenerationFields, PromptTokensDetails, UsageBody
+from troupellm.protocol.outputs import Delta, FinishReason, Usage
+from troupellm.server.sse import EventStream
+
+
+async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], bytes], sequences: int) -> bytes:
+    """Send what each wake of `stream` brings, until its end.
+
+    Returns:
+        The encoded deltas after which no sequence is left, unsent: they travel with the end of the response.
+    """
+    async for delta in stream:
+        data = encode(delta)
+        if delta.finish_reason is not None:
+            sequences -= 1
+        if sequences == 0:
+            return data + b"".join([encode(rest) async for rest in stream])
+        if data:
+            await events.send(data)
+    return b""
+
+
+def finish_reason(delta: Delta) -> FinishReason | None:
+    """The delta's finish reason as clients may see it.
+
+    Raises:
+        RequestAborted: the server ended the sequence, which is an error and never a normal end.
+    """
+    if delta.finish_reason == "abort":
+        raise RequestAborted("the request was ended by the server")
+    return delta.finish_reason
+
+
+def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> UsageBody:
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = 0 if hide_completion else sum(usage.completion_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+
+def final_usage(usage: Usage | None) -> Usage:
+    """A stream's usage after its end."""
+    assert usage is not None, "a stream that ended without an error has usage"
+    return usage
+
+
+def include_usage(request: GenerationFields) -> bool:
+    return request.stream_options is not None and bool(request.stream_options.include_usage)
+
+
+def continuous_usage(request: GenerationFields) -> bool:
+    return include_usage(request) and bool(request.stream_options and request.stream_options.continuous_usage_stats)
+
+
+def cache_salt(request: GenerationFields) -> bytes:
+    return (request.cache_salt or "").encode()

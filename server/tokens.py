@@ -1,0 +1,54 @@
+"""POST /tokenize and /detokenize."""
+
+import anyio.to_thread
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.intake import Prompt, TextPrompt
+from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.parameters import chat_prompt, refuse_unsupported
+
+INLINE_TOKENS = 4_096
+"""More tokens are decoded on a thread."""
+
+
+async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeRequest) -> None:
+    engine = host.require()
+    if request.model is not None:
+        host.check_model(request.model)
+    refuse_unsupported(request)
+    tokens = await engine.render(_prompt(request))
+    strings = None
+    if request.return_token_strs:
+        strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+    response = TokenizeResponse(
+        count=len(tokens), max_model_len=engine.limits.max_model_len, tokens=tokens, token_strs=strings
+    )
+    await exchange.respond(200, msgspec.json.encode(response))
+
+
+async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
+    engine = host.require()
+    if request.model is not None:
+        host.check_model(request.model)
+    width = engine.limits.vocab_width
+    if not all(0 <= token < width for token in request.tokens):
+        raise InvalidRequest(f"tokens must be token ids in [0, {width - 1}]", param="tokens")
+
+    def decode() -> str:
+        return engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+    text = decode() if len(request.tokens) <= INLINE_TOKENS else await anyio.to_thread.run_sync(decode)
+    await exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
+
+
+def _prompt(request: TokenizeRequest) -> Prompt:
+    if request.messages is not None:
+        if request.prompt is not None:
+            raise InvalidRequest("give either prompt or messages, not both", param="prompt")
+        return chat_prompt(request, request.messages)
+    if request.prompt is None:
+        raise InvalidRequest("prompt is missing", param="prompt", code="missing_required_parameter")
+    return TextPrompt(request.prompt, request.add_special_tokens is not False)

@@ -1,0 +1,63 @@
+import pytest
+
+from troupellm.server.auth import Gate
+from troupellm.server.errors import HttpError
+
+OPEN = frozenset({b"/livez"})
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate(["secret", "other"], OPEN)
+
+
+@pytest.mark.parametrize("header", [b"Bearer secret", b"bearer other", b"BEARER   secret "])
+def test_any_configured_key_opens(gate, header):
+    gate.check(b"/v1/models", [header])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [b""],
+        [b"secret"],
+        [b"Bearer"],
+        [b"Bearer "],
+        [b"Bearer wrong"],
+        [b"Bearer secret other"],
+        [b"Basic secret"],
+        [b"Bearer secret", b"Bearer secret"],
+        [b"Bearer " + b"x" * 1_000_000],
+        ["Bearer schlüssel".encode()],
+        [b"Bearer \xff\xfe"],
+    ],
+    ids=range(12),
+)
+def test_everything_else_is_refused_alike(gate, headers):
+    with pytest.raises(HttpError) as caught:
+        gate.check(b"/v1/models", headers)
+    assert caught.value.status == 401
+    assert caught.value.headers == ((b"www-authenticate", b"Bearer"),)
+    assert caught.value.message == _refusal(gate)
+
+
+def _refusal(gate: Gate) -> str:
+    with pytest.raises(HttpError) as caught:
+        gate.check(b"/v1/models", [])
+    return caught.value.message
+
+
+@pytest.mark.parametrize("path", [b"/livez/", b"//livez", b"/%6civez", b"/v1/../livez", b"/LIVEZ", b"/unknown"])
+def test_only_the_exact_open_path_is_open(gate, path):
+    gate.check(b"/livez", [])
+    with pytest.raises(HttpError):
+        gate.check(path, [])
+
+
+def test_non_ascii_keys_work():
+    Gate(["schlüssel"], OPEN).check(b"/v1/models", ["Bearer schlüssel".encode()])
+
+
+def test_without_keys_everything_is_open():
+    Gate([], OPEN).check(b"/v1/models", [])

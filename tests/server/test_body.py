@@ -1,0 +1,156 @@
+import time
+
+import msgspec
+import pytest
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.openai import ChatRequest, CompletionRequest
+from troupellm.server.body import decode_body, decode_json, read_body
+from troupellm.server.errors import ClientGone, HttpError
+
+pytestmark = pytest.mark.anyio
+
+
+class Anything(msgspec.Struct):
+    a: object = None
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"a":1',
+        b"nonsense",
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 100_000 + b"}",
+        b'{"a":1,"a":2}',
+        b'{"a":{"b":[{"c":1,"d":2,"\\u0063":3}]}}',
+        b'{"a":"\xff"}',
+        b'{"a":"\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        nested(65),
+    ],
+    ids=lambda raw: raw[:24].decode("latin-1"),
+)
+def test_body_that_is_not_strict_json_is_refused_quickly(raw):
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequest) as caught:
+        decode_json(raw, Anything)
+    assert caught.value.code == "invalid_json"
+    assert time.perf_counter() - began < 0.05
+
+
+def test_body_accepts_colons_and_quotes_in_strings_and_64_levels():
+    assert decode_json(b'{"a":"x\\":\\"y: \\\\","b":":"}', Anything).a == 'x":"y: \\'
+    assert decode_json(nested(64), Anything).a is not None
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'"a",', b'{"k":1},', b'"\\"",', b'":",'])
+def test_decoding_takes_linear_time(unit):
+    def seconds(count: int) -> float:
+        raw = b'{"a":[' + unit * count + b"0]}"
+        began = time.perf_counter()
+        decode_json(raw, Anything)
+        return time.perf_counter() - began
+
+    short = min(seconds(20_000) for _ in range(3))
+    assert seconds(80_000) < 16 * short + 0.05
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "code"),
+    [
+        (b'{"messages":[{"role":5}]}', "messages[0].role", "invalid_type"),
+        (b'{"messages":[{"role":"user","content":[{"text":"x"}]}]}', "messages[0].content[0].type", None),
+        (b"{}", "messages", "missing_required_parameter"),
+        (b'{"messages":[],"n":1.5}', "n", "invalid_type"),
+        (b'{"messages":[],"n":true}', "n", "invalid_type"),
+        (b'{"messages":[],"logit_bias":{"x":1}}', "logit_bias", "invalid_type"),
+        (b'{"messages":[],"logit_bias":{"5":"1"}}', "logit_bias", "invalid_type"),
+        (b'{"messages":[],"cache_salt":""}', "cache_salt", "invalid_type"),
+    ],
+)
+def test_type_errors_name_the_field(raw, param, code):
+    with pytest.raises(InvalidRequest) as caught:
+        decode_json(raw, ChatRequest)
+    assert caught.value.param == param
+    assert param.rpartition(".")[2] in caught.value.message
+    assert code is None or caught.value.code == code
+
+
+def test_null_and_unknown_fields_are_taken_as_absent():
+    request = decode_json(
+        b'{"prompt":[1,2],"stream":null,"stop":null,"tools":null,"frobnicate":{"x":1},"logit_bias":{"3":-100}}',
+        CompletionRequest,
+    )
+    assert request.stream is None
+    assert request.logit_bias == {3: -100.0}
+
+
+async def test_large_bodies_decode_on_a_thread():
+    raw = b'{"a":"' + b"x" * 100_000 + b'"}'
+    assert len((await decode_body(raw, Anything)).a) == 100_000
+
+
+async def test_declared_length_over_the_cap_is_refused_unread(make_wire, make_exchange):
+    wire = make_wire([b"x"])
+    exchange = make_exchange(wire, headers={"content-type": "application/json", "content-length": "101"})
+    with pytest.raises(HttpError) as caught:
+        await read_body(exchange, limit=100, timeout=1)
+    assert (caught.value.status, wire.taken) == (413, 0)
+
+
+async def test_undeclared_length_is_refused_at_the_crossing_piece(make_wire, make_exchange):
+    wire = make_wire([b"x" * 60] * 10)
+    with pytest.raises(HttpError) as caught:
+        await read_body(make_exchange(wire), limit=100, timeout=1)
+    assert (caught.value.status, wire.taken) == (413, 2)
+
+
+async def test_body_of_exactly_the_cap_is_read(make_wire, make_exchange):
+    assert await read_body(make_exchange(make_wire([b"x" * 50] * 2)), limit=100, timeout=1) == b"x" * 100
+
+
+async def test_slow_body_is_answered_408(make_wire, make_exchange):
+    wire = make_wire([b"x"])
+    wire._messages.pop()
+    with pytest.raises(HttpError) as caught:
+        await read_body(make_exchange(wire), limit=100, timeout=0.01)
+    assert caught.value.status == 408
+
+
+async def test_client_that_leaves_during_its_body_is_gone(make_wire, make_exchange):
+    wire = make_wire([b"x"])
+    wire._messages[-1] = {"type": "http.disconnect"}
+    exchange = make_exchange(wire)
+    with pytest.raises(ClientGone):
+        await read_body(exchange, limit=100, timeout=1)
+    assert exchange.gone
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+async def test_wrong_media_type_or_encoding_is_415(make_wire, make_exchange, headers):
+    with pytest.raises(HttpError) as caught:
+        await read_body(make_exchange(make_wire(), headers=headers), limit=100, timeout=1)
+    assert caught.value.status == 415
+
+
+async def test_charset_parameter_is_fine(make_wire, make_exchange):
+    exchange = make_exchange(make_wire([b"{}"]), headers={"content-type": "Application/JSON; charset=utf-8"})
+    assert await read_body(exchange, limit=100, timeout=1) == b"{}"

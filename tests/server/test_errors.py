@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from troupellm.protocol.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineStopped,
+    InvalidRequest,
+    ModelNotFound,
+    RequestAborted,
+    RequestFailed,
+    WorkerCrashed,
+)
+from troupellm.server import errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "retry"),
+    [
+        (InvalidRequest("no", param="n"), 400, "invalid_request_error", "invalid_value", b"false"),
+        (
+            ContextLengthExceeded("long", limit=4, got=5),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            b"false",
+        ),
+        (ModelNotFound("no"), 404, "invalid_request_error", "model_not_found", b"false"),
+        (EngineOverloaded("full", retry_after=2.5), 429, "rate_limit_error", "slow_down", b"true"),
+        (EngineStopped("bye"), 503, "service_unavailable_error", "draining", b"true"),
+        (WorkerCrashed("boom"), 503, "service_unavailable_error", "engine_restarting", b"true"),
+        (RequestAborted("late"), 503, "service_unavailable_error", "request_aborted", b"true"),
+        (RequestFailed("nan"), 500, "server_error", "engine_request_failed", b"false"),
+        (errors.unknown_url(), 404, "invalid_request_error", "unknown_url", b"false"),
+        (errors.body_timeout(2), 408, "invalid_request_error", "request_timeout", b"true"),
+        (errors.not_ready("no", code="starting"), 503, "service_unavailable_error", "starting", b"true"),
+    ],
+)
+def test_each_error_has_its_status_and_shape(error, status, kind, code, retry):
+    answer = errors.answer(error)
+    body = json.loads(answer.body)
+    assert answer.status == status
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["type"], body["error"]["code"]) == (kind, code)
+    assert dict(answer.headers)[b"x-should-retry"] == retry
+
+
+def test_retry_after_is_whole_seconds_and_small():
+    waits = {
+        dict(errors.answer(EngineOverloaded("full", retry_after=seconds)).headers)[b"retry-after"]
+        for seconds in (0.2, 2.5, 10_000.0)
+        for _ in range(20)
+    }
+    assert {int(wait) for wait in waits} <= {1, 2, 3, 4, 60}
+
+
+def test_groups_are_unwrapped():
+    group = BaseExceptionGroup("outer", [ExceptionGroup("inner", [InvalidRequest("no", param="n")])])
+    assert errors.answer(group).status == 400
+
+
+def test_foreign_errors_show_nothing_of_themselves(caplog):
+    answer = errors.answer(RuntimeError("/secret/path 0x7f"))
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert json.loads(answer.body)["error"]["code"] == "internal_error"
+    assert "/secret/path" in caplog.text
+
+
+def test_messages_are_cut_and_parameters_renamed():
+    answer = errors.answer(
+        InvalidRequest("logprobs " + "x" * 2000, param="logprobs"), renames={"logprobs": "top_logprobs"}
+    )
+    body = json.loads(answer.body)["error"]
+    assert len(body["message"]) == errors.MAX_MESSAGE
+    assert body["param"] == "top_logprobs"
+    assert body["message"].startswith("top_logprobs ")
+
+
+def test_progress_stands_beside_the_error():
+    answer = errors.answer(errors.not_ready("loading", code="starting"), extra={"progress": {"phase": "weights"}})
+    assert json.loads(answer.body)["progress"] == {"phase": "weights"}

@@ -1,0 +1,74 @@
+import pytest
+
+from troupellm.server.errors import HttpError
+from troupellm.server.router import Route, Router
+
+
+async def handler(exchange, body):
+    raise AssertionError("never called here")
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router(
+        [
+            Route(method="GET", path="/v1/models", handler=handler),
+            Route(method="GET", path="/v1/models/", handler=handler, tail=True),
+            Route(method="POST", path="/v1/completions", handler=handler),
+            Route(method="GET", path="/livez", handler=handler, open=True),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/",
+        b"",
+        b"/v1",
+        b"//v1/models",
+        b"/v1//models",
+        b"/v1/models/",
+        b"/v1/./models",
+        b"/v1/../livez",
+        b"/v1/%2e%2e/livez",
+        b"/v1%2fmodels",
+        b"/%761/models",
+        b"/V1/models",
+        b"/v1/completions/",
+        b"/v1/models/../completions",
+        b"/v1/models/a//b",
+        b"/v1/models/%2e%2e/%2e%2e/livez",
+        b"http://host/v1/models",
+    ],
+)
+def test_other_spellings_are_unknown(router, path):
+    with pytest.raises(HttpError) as caught:
+        router.match("GET", path)
+    assert (caught.value.status, caught.value.code) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [("GET", b"/v1/completions", b"POST"), ("POST", b"/v1/models", b"GET, HEAD"), ("PUT", b"/livez", b"GET, HEAD")],
+)
+def test_wrong_verb_says_what_is_allowed(router, method, path, allow):
+    with pytest.raises(HttpError) as caught:
+        router.match(method, path)
+    assert caught.value.status == 405
+    assert dict(caught.value.headers)[b"allow"] == allow
+
+
+def test_head_is_answered_where_get_is(router):
+    assert router.match("HEAD", b"/livez")[0].path == "/livez"
+
+
+@pytest.mark.parametrize(
+    ("raw", "tail"), [(b"/v1/models/org/name", "org/name"), (b"/v1/models/org%2Fname", "org/name")]
+)
+def test_tail_may_hold_slashes_in_both_spellings(router, raw, tail):
+    assert router.match("GET", raw)[1] == tail
+
+
+def test_only_open_routes_are_listed_as_open(router):
+    assert router.open_paths == {b"/livez"}

@@ -1,0 +1,134 @@
+import json
+
+import anyio
+import pytest
+
+from troupellm.server.errors import ClientGone, answer, not_ready
+from troupellm.server.sse import DONE, KEEP_ALIVE, ChunkEncoder, event, open_events
+
+pytestmark = pytest.mark.anyio
+
+
+def encoder(*, include_usage: bool = False) -> ChunkEncoder:
+    return ChunkEncoder(
+        response_id="chatcmpl-1",
+        kind="chat.completion.chunk",
+        created=7,
+        model="100%d/naïve",
+        include_usage=include_usage,
+        text_before=b'"delta":{"content":',
+        text_after=b'},"logprobs":null,"finish_reason":null',
+    )
+
+
+def payload(chunk: bytes) -> dict:
+    assert chunk.startswith(b"data: ")
+    assert chunk.endswith(b"\n\n")
+    assert chunk.count(b"\n") == 2
+    return json.loads(chunk[6:])
+
+
+@pytest.mark.parametrize("text", ["plain", 'quotes " and \\', "line\nbreak\r\n", "ünïcödé 🎭 \u2028", "\x00"])
+def test_text_chunk_is_one_line_of_json(text):
+    chunk = payload(encoder().text(3, text))
+    assert chunk == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": "100%d/naïve",
+        "choices": [{"index": 3, "delta": {"content": text}, "logprobs": None, "finish_reason": None}],
+    }
+
+
+def test_usage_is_null_on_every_chunk_but_the_extra_one():
+    chunks = encoder(include_usage=True)
+    assert payload(chunks.text(0, "x"))["usage"] is None
+    assert payload(chunks.choice({"index": 0}, fingerprint="f"))["usage"] is None
+    last = payload(chunks.usage({"total_tokens": 3}, fingerprint="f"))
+    assert (last["choices"], last["usage"], last["system_fingerprint"]) == ([], {"total_tokens": 3}, "f")
+
+
+def test_fingerprint_only_where_asked():
+    assert "system_fingerprint" not in payload(encoder().choice({"index": 0}))
+    assert payload(encoder().choice({"index": 0}, fingerprint="f"))["system_fingerprint"] == "f"
+
+
+async def test_stream_has_the_headers_and_ends_with_done(make_wire, make_exchange):
+    wire = make_wire()
+    async with open_events(make_exchange(wire), 0) as events:
+        await events.send(event({"a": 1}))
+        await events.finish(event({"b": 2}))
+    assert wire.headers() == {
+        b"content-type": b"text/event-stream; charset=utf-8",
+        b"x-request-id": b"test-id",
+        b"cache-control": b"no-cache",
+        b"x-accel-buffering": b"no",
+    }
+    assert wire.body == b'data: {"a":1}\n\ndata: {"b":2}\n\n' + DONE
+    assert len(wire.sent) == 3
+    assert wire.sent[-1]["more_body"] is False
+
+
+async def test_silence_is_filled_with_comments_of_one_line(make_wire, make_exchange):
+    wire = make_wire()
+    async with open_events(make_exchange(wire), 0.001) as events:
+        with anyio.fail_after(5):
+            while wire.body.count(KEEP_ALIVE) < 3:
+                await anyio.lowlevel.checkpoint()
+        await events.finish(b"")
+    assert KEEP_ALIVE == b": keep-alive\n"
+    assert wire.body.replace(KEEP_ALIVE, b"") == DONE
+
+
+async def test_error_after_the_start_is_an_event_and_done(make_wire, make_exchange):
+    wire = make_wire()
+    exchange = make_exchange(wire)
+    async with open_events(exchange, 0):
+        pass
+    refusal = answer(not_ready("gone", code="draining"))
+    await exchange.respond_error(refusal)
+    assert wire.body == b"data: " + refusal.body + b"\n\n" + DONE
+    assert wire.sent[-1]["more_body"] is False
+    assert wire.sent[0]["status"] == 200
+
+
+async def test_error_before_the_start_has_its_own_status(make_wire, make_exchange):
+    wire = make_wire()
+    await make_exchange(wire).respond_error(answer(not_ready("gone", code="draining", close=True)))
+    assert wire.sent[0]["status"] == 503
+    assert wire.headers()[b"connection"] == b"close"
+    assert b"retry-after" in wire.headers()
+
+
+async def test_reader_that_stalls_past_the_write_timeout_is_gone(make_wire, make_exchange):
+    wire = make_wire()
+    exchange = make_exchange(wire)
+    await exchange.start(200, b"text/plain")
+    wire.stalled = True
+    with pytest.raises(ClientGone):
+        await exchange.write(b"x")
+    assert exchange.gone
+    with pytest.raises(ClientGone):
+        await exchange.write(b"y")
+
+
+async def test_each_send_lets_others_run(make_wire, make_exchange):
+    ran = False
+
+    async def other() -> None:
+        nonlocal ran
+        ran = True
+
+    exchange = make_exchange(make_wire())
+    await exchange.start(200, b"text/plain")
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        await exchange.write(b"x")
+        assert ran
+
+
+async def test_connection_header_is_left_out_on_http2(make_wire, make_exchange):
+    wire = make_wire()
+    exchange = make_exchange(wire, http_version="2")
+    await exchange.respond_error(answer(not_ready("gone", code="draining", close=True)))
+    assert b"connection" not in wire.headers()
