@@ -1,0 +1,102 @@
+"""The real app on hypercorn and a loopback socket, in the test's own process; clients for it, down to raw bytes."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.app import App, asgi
+from troupellm.server.listener import bind
+from troupellm.server.run import HttpFront
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, app: App, url: str) -> None:
+        self.app = app
+        self.host = app.host
+        self.url = url
+        self.port = int(url.rpartition(":")[2])
+
+    def client(self, *, key: str | None = None, timeout: float = 60.0) -> httpx.AsyncClient:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+
+    async def raw(self, request: bytes) -> "RawConnection":
+        """A connection that has sent `request`."""
+        connection = RawConnection(await anyio.connect_tcp("127.0.0.1", self.port))
+        await connection.stream.send(request)
+        return connection
+
+
+class RawConnection:
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self.stream = stream
+        self.seen = b""
+
+    async def read_until(self, mark: bytes, timeout: float = 20.0) -> bytes:
+        with anyio.fail_after(timeout):
+            while mark not in self.seen:
+                self.seen += await self.stream.receive()
+        return self.seen
+
+    async def read_all(self, timeout: float = 20.0) -> bytes:
+        """Until the server closes."""
+        with anyio.fail_after(timeout):
+            try:
+                while True:
+                    self.seen += await self.stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                return self.seen
+
+    async def close(self) -> None:
+        await self.stream.aclose()
+
+
+def server_config(**settings: Any) -> ServerConfig:
+    return ServerConfig(port=0, **settings)
+
+
+@asynccontextmanager
+async def running_server(
+    engine: Any, config: ServerConfig | None = None, *, app: App | None = None
+) -> AsyncIterator[Served]:
+    """Serve an open engine until the block ends."""
+    config = config or server_config()
+    app = app or asgi(engine, config=config)
+    listener, url = bind(config)
+    front = HttpFront(app, config, listener)
+    async with anyio.create_task_group() as group:
+        group.start_soon(front.run)
+        try:
+            yield Served(app, url)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await front.stop()
+
+
+def http_request(path: str, body: bytes | Mapping[str, Any], **headers: str) -> bytes:
+    """A POST as raw bytes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(content)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items() if value)
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + content
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    """The JSON events of a stream, whose framing is checked on the way."""
+    blocks = [block for block in body.replace(": keep-alive\n", "").split("\n\n") if block]
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), body
+    assert blocks[-1] == "data: [DONE]", body
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
