@@ -66,7 +66,7 @@ def make_inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Ten
 
 def all_items(case: Case) -> Tensor:
     """Every query token of a case as an item of the reference: int32 [tokens, 4]."""
-    items = []
+    items: list[tuple[int, int, int, int]] = []
     for row, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
         for end in range(start + 1, start + count + 1):
             items.append((len(items), row, 0 if case.window is None else max(0, end - case.window), end))

@@ -69,7 +69,7 @@ class AttentionPlan:
         dense = counts >= PREFILL_TOKENS
         self.prefills = tuple(
             self._prefill(row, slice(int(ends[row] - counts[row]), int(ends[row])), int(starts[row]))
-            for row in np.flatnonzero(dense)
+            for row in np.flatnonzero(dense).tolist()
         )
         single = np.flatnonzero(~dense)
         rows = np.repeat(single, counts[single])

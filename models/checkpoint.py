@@ -1,0 +1,142 @@
+"""Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from troupellm.protocol.errors import ModelLoadError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+READABLE = {"F32", "BF16", "F16"}
+DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+"""Buffers that old checkpoints carry and that follow from config.json."""
+
+
+class WeightSource(Protocol):
+    """Where layers take their tensors from while they are built."""
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of that name and shape, in the type and on the device to compute with."""
+
+
+class Checkpoint:
+    """The safetensors files of one folder."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None) -> None:
+        """Open every file and list its tensors.
+
+        Args:
+            folder: in Hugging Face's format: one file, or an index and its shards.
+            dtype: what tensors are converted to.
+            taken: called with the bytes of each tensor after its conversion.
+
+        Raises:
+            ModelLoadError: a file is missing, damaged or outside the folder.
+        """
+        self._dtype, self._taken = dtype, taken
+        self._files: dict[str, Any] = {}
+        self._homes: dict[str, str] = {}
+        for file in weight_files(folder):
+            try:
+                handle: Any = safe_open(folder / file, framework="pt")
+                names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(f"{file} cannot be read: {error}") from error
+            self._files[file] = handle
+            for name in names:
+                if name in self._homes:
+                    raise ModelLoadError(f"{file}: tensor {name} is in {self._homes[name]} too")
+                self._homes[name] = file
+        self.num_tensors = len(self._homes)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read one tensor.
+
+        Raises:
+            ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
+        """
+        file = self._homes.pop(name, None)
+        if file is None:
+            raise ModelLoadError(f"{' and '.join(self._files)}: tensor {name} is missing")
+        view = self._files[file].get_slice(name)
+        if tuple(view.get_shape()) != shape:
+            raise ModelLoadError(f"{file}: tensor {name} has shape {list(view.get_shape())}, expected {list(shape)}")
+        if view.get_dtype() not in READABLE:
+            raise ModelLoadError(
+                f"{file}: tensor {name} has type {view.get_dtype()}, expected one of {', '.join(sorted(READABLE))}"
+            )
+        tensor: Tensor = self._files[file].get_tensor(name)
+        tensor = tensor.to(self._dtype)
+        self._taken(tensor.nbytes)
+        return tensor
+
+    def ignore(self, name: str) -> None:
+        """Accept a tensor that the model does not need."""
+        self._homes.pop(name, None)
+
+    def finish(self) -> None:
+        """Check that nothing is left over, and close the files.
+
+        Raises:
+            ModelLoadError: a tensor was not asked for.
+        """
+        unknown = [name for name in self._homes if not name.endswith(DERIVED)]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise ModelLoadError(f"{self._homes[unknown[0]]}: unknown tensor {unknown[0]}{more}")
+        self._files.clear()
+
+
+class RandomWeights:
+    """Seeded random tensors instead of a checkpoint: for benchmarks."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 0, scale: float = 0.02) -> None:
+        self._dtype, self._scale = dtype, scale
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Ones for norms, zeros for biases, else normal numbers."""
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=self._dtype)
+        return torch.randn(shape, generator=self._generator).mul_(self._scale).to(self._dtype)
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the weight files in a folder, from its index where it has one.
+
+    Raises:
+        ModelLoadError: there are none, or the index is damaged or names a file outside the folder.
+    """
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    if any(next(folder.glob(pattern), None) for pattern in PICKLES):
+        raise ModelLoadError(
+            f"{SINGLE} is missing; the folder has pickled weights only, which can run code when they are read",
+            hint="convert them with the `safetensors` package, or look for a safetensors version of the model",
+        )
+    raise ModelLoadError(f"{SINGLE} is missing", hint="give a folder with safetensors weights")
+
+
+def _shards(folder: Path) -> list[str]:
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{INDEX} cannot be read: {error}") from error
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
+        raise ModelLoadError(f"{INDEX}: weight_map must map tensors to files")
+    files = sorted(set(names.values()))
+    for file in files:
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelLoadError(f"{INDEX}: {file!r} is not the name of a safetensors file in this folder")
+        if not (folder / file).is_file():
+            raise ModelLoadError(f"{file} is missing, though {INDEX} names it")
+    return files

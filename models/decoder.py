@@ -1,0 +1,54 @@
+"""The decoder skeleton of all families: embedding, layers, final norm, head."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.linear import linear, pack
+from troupellm.kernels.rms_norm import add_rms_norm
+from troupellm.models.checkpoint import WeightSource
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.layers import DecoderLayer, KVPair
+from troupellm.models.rope import rope_tables
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+class Decoder:
+    """A model ready to run."""
+
+    def __init__(self, config: DecoderConfig, source: WeightSource, *, max_model_len: int) -> None:
+        """Take every weight from `source`.
+
+        Args:
+            max_model_len: longest sequence, which the rotary tables are made for.
+        """
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = source.take(EMBEDDING, shape)
+        self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
+        self.norm = source.take(FINAL_NORM, (config.hidden_size,))
+        self.head = pack(self.embedding if config.tie_word_embeddings else source.take(HEAD, shape))
+        self.cos, self.sin = rope_tables(config.rope, config.head_dim, max_model_len, self.embedding.dtype)
+
+    def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
+        """Run the flat batch through all layers.
+
+        Args:
+            caches: one pair per layer; the batch's keys and values are written to them.
+
+        Returns:
+            hidden states [logits, hidden] of the tokens that logits are wanted for, after the final norm.
+        """
+        angles = self.cos[batch.positions], self.sin[batch.positions]
+        residual = torch.zeros(batch.token_ids.shape[0], self.config.hidden_size, dtype=self.embedding.dtype)
+        update = functional.embedding(batch.token_ids, self.embedding)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            update = layer(update, residual, batch, angles, cache)
+        wanted = batch.logit_tokens
+        return add_rms_norm(update[wanted], residual[wanted], self.norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab]."""
+        return linear(hidden, self.head).float()

@@ -1,0 +1,23 @@
+"""The tensors of one step, read by every layer."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """A flat batch of tokens: the spans of all rows, one after the other."""
+
+    token_ids: Tensor
+    """int64 [tokens]."""
+    positions: Tensor
+    """int64 [tokens]."""
+    kv_rows: Tensor
+    """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
+    plans: dict[int | None, AttentionPlan]
+    """Per sliding window."""
+    logit_tokens: Tensor
+    """int64 [logits]: which tokens the head is computed for."""

@@ -1,0 +1,246 @@
+"""From a checkpoint's config.json to one typed, frozen description of a decoder."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.errors import ModelLoadError
+
+FILE = "config.json"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding and its scaling; which fields count depends on `kind`."""
+
+    kind: str = "default"
+    """default, linear, dynamic, llama3, yarn or longrope."""
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only transformer with gated feed-forward layers and root-mean-square norms."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    checkpoint_dtype: str
+    """The type the checkpoint says it has; float32 when it says nothing."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    """Per layer, how many keys a token sees, itself included; None is all."""
+
+
+class ConfigReader:
+    """Typed access to config.json; every refusal is a ModelLoadError that names the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.values = values
+        self._prefix = prefix
+
+    @classmethod
+    def load(cls, folder: Path) -> "ConfigReader":
+        """Read `folder`/config.json."""
+        try:
+            values = json.loads((folder / FILE).read_bytes())
+        except FileNotFoundError:
+            raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{FILE} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{FILE}: expected an object, got {type(values).__name__}")
+        return cls(values)
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`; null counts as missing."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(key, f"must be an integer of at least {least}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.refuse(key, "must be a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "must be true or false")
+        return value
+
+    def choice(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.refuse(key, f"must be one of {', '.join(allowed)}")
+        return value
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """A list of `length` numbers above zero."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) != length:
+            raise self.refuse(key, f"must be a list of {length} numbers")
+        if not all(isinstance(item, int | float) and item > 0 for item in value):
+            raise self.refuse(key, "must hold numbers above 0")
+        return tuple(float(item) for item in value)
+
+    def section(self, key: str) -> "ConfigReader":
+        """A nested object; empty when it is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.refuse(key, "must be an object")
+        return ConfigReader(value, f"{self._prefix}{key}.")
+
+    def refuse(self, key: str, wanted: str) -> ModelLoadError:
+        """The error for a key with a wrong value."""
+        return ModelLoadError(f"{FILE}: {self._prefix}{key} {wanted}, got {json.dumps(self.values.get(key))[:80]}")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelLoadError(f"{FILE}: {self._prefix}{key} is missing")
+        return default
+
+
+def architecture_of(reader: ConfigReader) -> str:
+    """The name of the model class that the checkpoint was made for."""
+    names = reader.values.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise reader.refuse("architectures", "must name one architecture")
+    return names[0]
+
+
+def decoder_config(
+    reader: ConfigReader,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    windows: tuple[int | None, ...] = (),
+) -> DecoderConfig:
+    """What all families share, plus what the family says about itself.
+
+    Raises:
+        ModelLoadError: a value is missing, wrong, or asks for something that is not built.
+    """
+    if reader.has("quantization_config"):
+        raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints are not supported")
+    reader.choice("hidden_act", ("silu", "swish"), "silu")
+    hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    if not reader.has("head_dim") and hidden_size % num_heads:
+        raise reader.refuse("hidden_size", f"must be a multiple of num_attention_heads ({num_heads})")
+    head_dim = reader.integer("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise reader.refuse("head_dim", "must be even")
+    num_kv_heads = reader.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise reader.refuse("num_key_value_heads", f"must divide num_attention_heads ({num_heads})")
+    num_layers = reader.integer("num_hidden_layers")
+    dtype_key = "dtype" if reader.has("dtype") else "torch_dtype"
+    return DecoderConfig(
+        architecture=architecture_of(reader),
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=reader.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=reader.integer("max_position_embeddings"),
+        rope=rope_config(reader, head_dim),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        windows=windows or (None,) * num_layers,
+    )
+
+
+def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None, ...]:
+    """The sliding window of each layer, from `layer_types` where there is one, else the same for all."""
+    num_layers = reader.integer("num_hidden_layers")
+    kinds = reader.values.get("layer_types")
+    if kinds is None:
+        return (window,) * num_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise reader.refuse("layer_types", f"must be a list of {num_layers} names")
+    known = {"full_attention": None, "sliding_attention": window}
+    for kind in kinds:
+        if kind not in known:
+            raise reader.refuse("layer_types", f"may hold {' and '.join(known)}")
+    if window is None and "sliding_attention" in kinds:
+        raise reader.refuse("sliding_window", "must be set, since layer_types names sliding_attention")
+    return tuple(known[kind] for kind in kinds)
+
+
+def rope_config(reader: ConfigReader, head_dim: int) -> RopeConfig:
+    """Rotary embedding from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+    scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    theta = scaling.number("rope_theta") if scaling.has("rope_theta") else reader.number("rope_theta", 10000.0)
+    if scaling.number("partial_rotary_factor", 1.0) != 1.0 or reader.number("partial_rotary_factor", 1.0) != 1.0:
+        raise reader.refuse("partial_rotary_factor", "must be 1.0")
+    key = "rope_type" if scaling.has("rope_type") else "type"
+    kind = scaling.choice(key, ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"), "default")
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    kind = "longrope" if kind == "su" else kind
+    longest = reader.integer("max_position_embeddings")
+    home = scaling if scaling.has("original_max_position_embeddings") else reader
+    original = home.integer("original_max_position_embeddings", longest)
+    implied = longest / original if kind in ("yarn", "longrope") else None
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=scaling.number("factor", implied),
+        original_max_position=original,
+        attention_factor=scaling.number("attention_factor") if scaling.has("attention_factor") else None,
+        low_freq_factor=scaling.number("low_freq_factor") if kind == "llama3" else 1.0,
+        high_freq_factor=scaling.number("high_freq_factor") if kind == "llama3" else 4.0,
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        mscale=scaling.number("mscale") if scaling.values.get("mscale") else 0.0,
+        mscale_all_dim=scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0,
+        truncate=scaling.flag("truncate", True),
+        short_factor=scaling.numbers("short_factor", head_dim // 2) if kind == "longrope" else (),
+        long_factor=scaling.numbers("long_factor", head_dim // 2) if kind == "longrope" else (),
+    )

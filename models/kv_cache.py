@@ -1,0 +1,26 @@
+"""The KV cache: one pair of tensors per layer, in blocks that rows name by number."""
+
+import torch
+from torch import Tensor
+
+from troupellm.models.hf_config import DecoderConfig
+
+
+class KVCache:
+    """Keys and values of all layers.
+
+    Attributes:
+        layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim].
+    """
+
+    def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """Reserve the memory; the system hands it out as it is written to."""
+        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
+        self.storage = torch.zeros(shape, dtype=dtype)
+        self.layers: list[tuple[Tensor, Tensor]] = [(pair[0], pair[1]) for pair in self.storage]
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each, in all layers; sources are read before any target is written."""
+        sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
+        self.storage[:, :, targets] = self.storage[:, :, sources]

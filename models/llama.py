@@ -1,0 +1,11 @@
+"""Llama: the plain decoder. `attention_bias` and `mlp_bias` add biases to all projections of their layer."""
+
+from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """What config.json says about this family."""
+    bias = reader.flag("attention_bias", False)
+    return decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))

@@ -1,0 +1,143 @@
+"""Where the memory goes: worked out before any of it is taken."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import torch
+
+from troupellm.models.hf_config import DecoderConfig
+from troupellm.protocol.config import CacheConfig, EngineConfig
+from troupellm.protocol.errors import ConfigError
+
+CPU_KV_LIMIT = 4 * 2**30
+"""Most that the KV cache takes of a CPU's memory unless it is told to."""
+CPU_KV_SHARE = 0.5
+"""Of the memory that weights and activations leave."""
+GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+
+
+class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, and what follows from them."""
+
+    weight_bytes: int
+    activation_bytes: int
+    kv_cache_bytes: int
+    free_bytes: int
+    """What stays unused of the memory that was available."""
+    num_blocks: int
+    max_model_len: int
+
+    def table(self) -> str:
+        """One line per use, for the start-up log."""
+        lines = [
+            ("weights", self.weight_bytes, ""),
+            ("activations", self.activation_bytes, ""),
+            ("KV cache", self.kv_cache_bytes, f"  {self.num_blocks} blocks, context {self.max_model_len}"),
+            ("left free", self.free_bytes, ""),
+        ]
+        return "\n".join(f"{name:<12} {size / 2**20:>9,.0f} MiB{note}" for name, size, note in lines)
+
+
+def plan_memory(
+    model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None
+) -> MemoryBudget:
+    """Divide the available memory.
+
+    Args:
+        available: bytes; measured when not given.
+
+    Raises:
+        ConfigError: the wanted context or cache does not fit; `param` names the setting.
+    """
+    available = available_memory() if available is None else available
+    size = dtype.itemsize
+    weights = weight_count(model, with_head=True) * size
+    activations = _activation_bytes(model, config, size)
+    longest = _model_limit(model, config)
+    block = block_bytes(model, config.cache.block_size, size)
+    num_blocks = _num_blocks(config.cache, block, available - weights - activations, longest, config)
+    held = num_blocks * config.cache.block_size
+    if isinstance(config.model.max_model_len, int) and held < longest:
+        raise ConfigError(
+            f"max_model_len {longest} does not fit the KV cache, which holds {held} tokens; "
+            f"lower it or raise kv_cache_memory_bytes to {-(-longest // config.cache.block_size) * block}",
+            param="max_model_len",
+        )
+    return MemoryBudget(
+        weight_bytes=weights,
+        activation_bytes=activations,
+        kv_cache_bytes=num_blocks * block,
+        free_bytes=max(0, available - weights - activations - num_blocks * block),
+        num_blocks=num_blocks,
+        max_model_len=min(longest, held),
+    )
+
+
+def weight_count(model: DecoderConfig, *, with_head: bool) -> int:
+    """Numbers in the model's tensors; a tied head counts only `with_head`, where it is a packed copy in memory."""
+    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size + 2)
+    layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
+    layer += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
+    layer += 2 * model.head_dim * model.qk_norm
+    tables = 2 if with_head or not model.tie_word_embeddings else 1
+    return model.num_layers * layer + (tables * model.vocab_size + 1) * model.hidden_size
+
+
+def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:
+    """One block's keys and values in all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * itemsize
+
+
+def available_memory() -> int:
+    """Bytes that can still be taken without swapping, with the limit of the control group where there is one."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit, used = (int(path.read_text()) for path in GROUPS)
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
+    """The widest moment of a full step, plus logits of all rows and what the sampler makes of them."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
+    tokens = config.scheduler.max_num_batched_tokens
+    return tokens * width * itemsize + config.scheduler.max_num_seqs * model.vocab_size * 4 * 3
+
+
+def _model_limit(model: DecoderConfig, config: EngineConfig) -> int:
+    """The context asked for, or the model's own."""
+    wanted = config.model.max_model_len
+    if wanted == "auto":
+        return model.max_position_embeddings
+    stretch = model.rope.factor if model.rope.kind in ("linear", "dynamic") else 1.0
+    most = int(model.max_position_embeddings * stretch)
+    if wanted > most:
+        raise ConfigError(f"max_model_len {wanted} is beyond the model's own limit of {most}", param="max_model_len")
+    return wanted
+
+
+def _num_blocks(cache: CacheConfig, block: int, room: int, longest: int, config: EngineConfig) -> int:
+    if cache.num_gpu_blocks_override is not None:
+        wanted, param = cache.num_gpu_blocks_override, "num_gpu_blocks_override"
+    elif cache.kv_cache_memory_bytes is not None:
+        wanted, param = cache.kv_cache_memory_bytes // block, "kv_cache_memory_bytes"
+    else:
+        useful = config.scheduler.max_num_seqs * -(-longest // cache.block_size)
+        share = min(CPU_KV_SHARE, cache.gpu_memory_utilization)
+        wanted, param = min(useful, CPU_KV_LIMIT // block, int(room * share) // block), "max_num_batched_tokens"
+    if wanted < 1:
+        raise ConfigError(f"there is no room for one KV block of {block} bytes", param=param)
+    if wanted * block > room:
+        raise ConfigError(
+            f"a KV cache of {wanted * block} bytes does not fit: {max(room, 0)} bytes are free beside the weights",
+            param=param,
+        )
+    return wanted

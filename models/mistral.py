@@ -1,0 +1,11 @@
+"""Mistral: Llama with a sliding window in every layer, where `sliding_window` is set."""
+
+from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config, layer_windows
+
+ARCHITECTURES = ("MistralForCausalLM",)
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """What config.json says about this family."""
+    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+    return decoder_config(reader, windows=layer_windows(reader, window))

@@ -1,0 +1,143 @@
+"""What the worker knows of each row between steps: tokens, length, epoch and block table.
+
+Tokens lie on the device, so that a sampled token can be read by the next step before the host has seen it; numbers
+lie on the host, since they follow from the plans alone. A row has one slot in all of them, for as long as it is known.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+
+FIRST_SLOTS = 16
+
+
+class PlanError(RuntimeError):
+    """A plan contradicts what the worker knows: a fault of whoever made it."""
+
+
+class RowTable:
+    """Rows by slot.
+
+    Attributes:
+        tokens: int32 [slots, max_model_len + 1] on the device.
+        lengths: int64 [slots], tokens known per row, sampled ones included.
+        blocks: int32 [slots, blocks per row].
+        num_blocks: int64 [slots], filled entries of `blocks`.
+        prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
+        num_prompt_tokens: int64 [slots].
+    """
+
+    def __init__(self, *, max_model_len: int, block_size: int) -> None:
+        self._max_len, self._block_size = max_model_len, block_size
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
+        self.blocks: NDArray[np.int32] = np.zeros((0, -(-max_model_len // block_size)), dtype=np.int32)
+        self.lengths, self.epochs, self.num_blocks, self.prompt_logprobs, self.num_prompt_tokens = (
+            np.zeros(0, dtype=np.int64) for _ in range(5)
+        )
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, new: NewRow) -> NDArray[np.int32]:
+        """Make a row known, or replace an older epoch of it.
+
+        Returns:
+            its tokens, int32 [known].
+        """
+        if new.embeddings is not None or new.pooling is not None or new.adapter:
+            raise PlanError(f"row {new.row}: embeddings, pooling and adapters are not offered by this worker")
+        known = np.frombuffer(new.token_ids, dtype="<i4")
+        if not 0 < known.size <= self._max_len:
+            raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self._max_len}")
+        slot = self._slots.get(new.row)
+        if slot is None:
+            slot = self._slots[new.row] = self._take_slot()
+        elif new.epoch <= self.epochs[slot]:
+            raise PlanError(f"row {new.row}: epoch {new.epoch} is not newer than {self.epochs[slot]}")
+        self.tokens[slot, : known.size] = torch.from_numpy(known.astype(np.int32))
+        self.lengths[slot], self.epochs[slot], self.num_blocks[slot] = known.size, new.epoch, 0
+        self.num_prompt_tokens[slot] = new.num_prompt_tokens
+        self.set_sampling(new.row, new.sampling)
+        self.append_blocks(new.row, new.blocks)
+        return known
+
+    def drop(self, row: int) -> None:
+        """Forget a row; one that is not known is fine."""
+        slot = self._slots.pop(row, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:
+        """Add blocks at the end of a row's table; this worker has one cache group."""
+        if len(groups) > 1:
+            raise PlanError(f"row {row}: blocks of {len(groups)} cache groups, this worker has one")
+        if not groups or not groups[0]:
+            return
+        slot = self.slot(row)
+        begin = int(self.num_blocks[slot])
+        end = begin + len(groups[0])
+        if end > self.blocks.shape[1]:
+            raise PlanError(f"row {row}: {end} blocks, the context needs {self.blocks.shape[1]} at most")
+        self.blocks[slot, begin:end] = groups[0]
+        self.num_blocks[slot] = end
+
+    def set_sampling(self, row: int, sampling: SamplingState) -> None:
+        """Remember what this table needs of a row's sampling state."""
+        self.prompt_logprobs[self.slot(row)] = sampling.prompt_logprobs
+
+    def slot(self, row: int) -> int:
+        """Where a row lies."""
+        slot = self._slots.get(row)
+        if slot is None:
+            raise PlanError(f"row {row} is not known")
+        return slot
+
+    def slots_of(self, plan: StepPlan) -> NDArray[np.int64]:
+        """Slots of a plan's rows [rows], after checking that the plan fits what is known.
+
+        Raises:
+            PlanError: an unknown row, another epoch, positions beyond the known tokens or the row's blocks.
+        """
+        try:
+            slots = np.array([self._slots[row] for row in plan.rows], dtype=np.int64)
+        except KeyError as error:
+            raise PlanError(f"row {error.args[0]} is not known") from None
+        ends = np.array(plan.starts, dtype=np.int64) + np.array(plan.counts, dtype=np.int64)
+        wrong = (
+            ("epoch", self.epochs[slots] != np.array(plan.epochs, dtype=np.int64)),
+            ("count of tokens", np.array(plan.counts) < 1),
+            ("span beyond its tokens", ends > self.lengths[slots]),
+            ("span beyond its blocks", ends > self.num_blocks[slots] * self._block_size),
+        )
+        for what, where in wrong:
+            if where.any():
+                raise PlanError(f"row {plan.rows[int(where.argmax())]}: wrong {what} in step {plan.step}")
+        return slots
+
+    def append(self, slots: NDArray[np.int64], tokens: Tensor) -> None:
+        """Add one token to each of the rows. tokens: int64 [rows], on the device."""
+        self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = tokens.to(torch.int32)
+        self.lengths[slots] += 1
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def _grow(self) -> None:
+        old = self.lengths.size
+        new = max(FIRST_SLOTS, 2 * old)
+        self._free = list(range(new - 1, old - 1, -1))
+        grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
+        grown[:old] = self.tokens
+        self.tokens = grown
+        self.blocks = np.concatenate((self.blocks, np.zeros((new - old, self.blocks.shape[1]), dtype=np.int32)))
+        for name in ("lengths", "epochs", "num_blocks", "prompt_logprobs", "num_prompt_tokens"):
+            setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))

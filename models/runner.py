@@ -1,0 +1,183 @@
+"""The model runner: one plan in, one result out."""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.kv_write import kv_rows
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.models.decoder import Decoder
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.row_table import PlanError, RowTable
+from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
+from troupellm.protocol.worker import RowLogprobs, StepPlan, StepResult, StepTimings
+
+PROMPT_LOGITS = 256
+"""Prompt tokens whose logits are held at a time."""
+
+Ints = NDArray[np.int64]
+
+
+class ModelRunner:
+    """Executes plans against one decoder and one KV cache. Calls come from one thread."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, *, max_model_len: int) -> None:
+        self.decoder, self.cache = decoder, cache
+        self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
+        self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"))
+        self._windows = set(decoder.config.windows)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step and append the sampled tokens to their rows.
+
+        Raises:
+            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+        """
+        begin = perf_counter()
+        self._apply(plan)
+        if not plan.rows:
+            return _result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
+        slots = self.rows.slots_of(plan)
+        starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+        sampling = starts + counts == self.rows.lengths[slots]
+        described = self._described_prompts(slots, starts, counts)
+        batch = self._batch(slots, starts, counts, sampling, described)
+        prepared = perf_counter()
+        hidden = self.decoder.forward(batch, self.cache.layers)
+        last = int(sampling.sum())
+        logits = self.decoder.logits(hidden[:last]) if last else None
+        computed = perf_counter()
+        sampled = None if logits is None else self._sample(plan, slots, sampling, logits)
+        about_prompts = self._prompt_logprobs(plan, slots, starts, counts, described, hidden[last:])
+        timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
+        return _result(plan, sampled, sampling, about_prompts, timings)
+
+    def _apply(self, plan: StepPlan) -> None:
+        if plan.loads or plan.stores:
+            raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
+        for row in plan.retired:
+            self.rows.drop(row)
+            self.sampler.drop_row(row)
+        for new in plan.new_rows:
+            known = self.rows.add(new)
+            self.sampler.add_row(new.row, new.sampling, torch.from_numpy(known.copy()), new.num_prompt_tokens)
+        for change in plan.changes:
+            if change.draft_ids:
+                raise PlanError(f"row {change.row}: drafts are not verified by this worker")
+            self.rows.append_blocks(change.row, change.appended_blocks)
+            if change.sampling is not None:
+                self.rows.set_sampling(change.row, change.sampling)
+                self.sampler.update_row(change.row, change.sampling)
+        if plan.copies:
+            self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
+
+    def _batch(
+        self, slots: Ints, starts: Ints, counts: Ints, sampling: NDArray[np.bool_], described: Sequence[int]
+    ) -> ForwardBatch:
+        """Flatten the spans; a handful of vector operations, whatever the number of rows."""
+        ends = np.cumsum(counts)
+        owner = np.repeat(np.arange(slots.size), counts)
+        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        size = self.cache.block_size
+        width = int(-(-(starts + counts).max() // size))
+        tables = self.rows.blocks[slots, :width]
+        if int(tables.max(initial=0)) >= self.cache.num_blocks:
+            raise PlanError(f"block {int(tables.max())} of {self.cache.num_blocks} was named")
+        cache_slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
+        wanted = [ends[sampling] - 1, *(np.arange(ends[row] - counts[row], ends[row]) for row in described)]
+        return ForwardBatch(
+            token_ids=self.rows.tokens[torch.from_numpy(slots[owner]), torch.from_numpy(positions)].long(),
+            positions=torch.from_numpy(positions),
+            kv_rows=kv_rows(torch.from_numpy(cache_slots), self.cache.num_kv_heads, size),
+            plans={
+                window: AttentionPlan(
+                    tables, starts, counts, block_size=size, num_kv_heads=self.cache.num_kv_heads, window=window
+                )
+                for window in self._windows
+            },
+            logit_tokens=torch.from_numpy(np.concatenate(wanted)),
+        )
+
+    def _sample(self, plan: StepPlan, slots: Ints, sampling: NDArray[np.bool_], logits: Tensor) -> Sampled:
+        chosen = slots[sampling]
+        rows = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
+        lengths = self.rows.lengths[chosen].tolist()
+        sampled = self.sampler.sample(logits, rows, lengths, _Histories(self.rows.tokens, chosen.tolist(), lengths))
+        self.rows.append(chosen, sampled.tokens)
+        return sampled
+
+    def _described_prompts(self, slots: Ints, starts: Ints, counts: Ints) -> list[int]:
+        """Rows of the plan that ask for prompt log-probabilities and compute prompt tokens that predict others."""
+        wants = (self.rows.prompt_logprobs[slots] >= 0) & (starts + 1 < self.rows.num_prompt_tokens[slots])
+        return [int(row) for row in np.flatnonzero(wants)]
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints, described: Sequence[int], hidden: Tensor
+    ) -> tuple[RowLogprobs, ...]:
+        """hidden: the spans of the described rows, one after the other."""
+        found = []
+        for row in described:
+            span, hidden = hidden[: counts[row]], hidden[counts[row] :]
+            slot, first = int(slots[row]), int(starts[row]) + 1
+            last = min(first + int(counts[row]), int(self.rows.num_prompt_tokens[slot]))
+            for begin in range(first, last, PROMPT_LOGITS):
+                end = min(begin + PROMPT_LOGITS, last)
+                logits = self.decoder.logits(span[begin - first : end - first])
+                given = self.rows.tokens[slot, begin:end]
+                width = int(self.rows.prompt_logprobs[slot])
+                found.append(prompt_logprobs(logits, plan.rows[row], begin, given, width))
+        return tuple(found)
+
+
+class _Histories(Sequence[Tensor]):
+    """The tokens of each sampled row; a view is made only for a row whose options look at it."""
+
+    def __init__(self, tokens: Tensor, slots: list[int], lengths: list[int]) -> None:
+        self._tokens, self._slots, self._lengths = tokens, slots, lengths
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return self._tokens[self._slots[index], : self._lengths[index]]
+
+
+def _result(
+    plan: StepPlan,
+    sampled: Sampled | None,
+    sampling: NDArray[np.bool_],
+    about_prompts: tuple[RowLogprobs, ...],
+    timings: StepTimings,
+) -> StepResult:
+    counts = sampling.astype(np.int64)
+    tokens: list[int] = []
+    if sampled is not None:
+        values = sampled.tokens.tolist()
+        tokens = [token for token in values if token >= 0]
+        if sampled.errors:
+            counts[np.flatnonzero(sampling)[[token < 0 for token in values]]] = 0
+    return StepResult(
+        step=plan.step,
+        engine_epoch=plan.engine_epoch,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        token_counts=tuple(counts.tolist()),
+        tokens=tuple(tokens),
+        logprobs=tuple(sampled.logprobs) if sampled is not None else (),
+        prompt_logprobs=about_prompts,
+        errors=tuple(sampled.errors) if sampled is not None else (),
+        timings=timings,
+    )

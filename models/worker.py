@@ -1,0 +1,154 @@
+"""The worker: loads a model from a folder and executes plans, on a CPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from troupellm.kernels import paged_attention
+from troupellm.models.checkpoint import Checkpoint, RandomWeights
+from troupellm.models.decoder import HEAD, Decoder
+from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
+from troupellm.models.registry import describe_model
+from troupellm.models.runner import ModelRunner
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.worker import (
+    CacheGroup,
+    LoadProgress,
+    NewRow,
+    ProgressSink,
+    SamplingState,
+    StepPlan,
+    StepResult,
+    WorkerReady,
+)
+
+DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A ticket on a CPU: the step is done when it is handed out."""
+
+    step: int
+    result: StepResult
+
+
+class ModelWorker:
+    """A `protocol.worker.Worker` for one model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: a checkpoint in Hugging Face's format; not read before `load`."""
+        self._folder = folder
+        self._runner: ModelRunner | None = None
+        self._threads_before: int | None = None
+
+    def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
+        """Read the model and take the memory.
+
+        Raises:
+            ModelLoadError: the checkpoint cannot be served.
+            ConfigError: a setting does not fit the model or the machine.
+        """
+        begin = perf_counter()
+        if config.worker.device == "cuda":
+            raise ConfigError("device cuda is not supported; use cpu", param="device")
+        self._set_threads(config.worker.num_threads)
+        model = describe_model(self._folder)
+        dtype = DTYPES[config.model.dtype]
+        budget = plan_memory(model, config, dtype)
+        progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
+        decoder = self._read(model, config, dtype, budget, progress)
+        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
+        cache = KVCache(model, budget.num_blocks, config.cache.block_size, dtype)
+        progress(LoadProgress(phase="warm_up"))
+        path = paged_attention.prepare()
+        warm_up(ModelRunner(decoder, cache, max_model_len=budget.max_model_len))
+        self._runner = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
+        progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
+        return _ready(model, budget, config, dtype, perf_counter() - begin)
+
+    def launch(self, plan: StepPlan) -> FinishedStep:
+        """Execute a plan; on a CPU the ticket is ready at once."""
+        if self._runner is None:
+            raise RuntimeError("launch was called before load, or after close")
+        return FinishedStep(plan.step, self._runner.run(plan))
+
+    def collect(self, ticket: FinishedStep) -> StepResult:
+        """The result of a launched plan."""
+        return ticket.result
+
+    def close(self) -> None:
+        """Give back memory and thread settings; may be called twice."""
+        self._runner = None
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+    def _set_threads(self, wanted: int | None) -> None:
+        if wanted is not None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(wanted)
+
+    def _read(
+        self, model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, budget: MemoryBudget,
+        progress: ProgressSink,
+    ) -> Decoder:  # fmt: skip
+        if config.model.load_format == "dummy":
+            weights = RandomWeights(dtype, seed=config.model.seed)
+            return Decoder(model, weights, max_model_len=budget.max_model_len)
+        done = 0
+
+        def taken(size: int) -> None:
+            nonlocal done
+            done += size
+            progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
+
+        checkpoint = Checkpoint(self._folder, dtype, taken)
+        decoder = Decoder(model, checkpoint, max_model_len=budget.max_model_len)
+        if model.tie_word_embeddings:
+            checkpoint.ignore(HEAD)
+        checkpoint.finish()
+        return decoder
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """One step through the whole model, so that the first request does not pay for what is done once."""
+    block = NewRow(
+        row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
+        sampling=SamplingState(temperature=0.0), blocks=((0,),),
+    )  # fmt: skip
+    runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
+
+
+def _ready(
+    model: DecoderConfig, budget: MemoryBudget, config: EngineConfig, dtype: torch.dtype, seconds: float
+) -> WorkerReady:
+    windows = set(model.windows)
+    return WorkerReady(
+        vocab_width=model.vocab_size,
+        max_model_len=budget.max_model_len,
+        num_blocks=budget.num_blocks,
+        block_size=config.cache.block_size,
+        groups=(CacheGroup(num_layers=model.num_layers, sliding_window=windows.pop() if len(windows) == 1 else None),),
+        dtype=str(dtype).removeprefix("torch."),
+        device="cpu",
+        architecture=model.architecture,
+        num_parameters=weight_count(model, with_head=False),
+        weight_bytes=budget.weight_bytes,
+        kv_cache_bytes=budget.kv_cache_bytes,
+        activation_bytes=budget.activation_bytes,
+        memory_free_bytes=budget.free_bytes,
+        load_seconds=seconds,
+    )
