@@ -1,0 +1,50 @@
+"""Drawing tokens from logits, for all rows of a step at once.
+
+Everything here depends on a row's own logits and keys only: neighbours, their number and their options do not matter.
+"""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.sampling.noise import log_exponential
+from troupellm.kernels.sampling.search import row_argmax
+from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thresholds
+
+_CHUNK_ELEMENTS = 1 << 20
+"""Rows are drawn so many logits at a time, which keeps the noise in the cache and its memory bounded."""
+
+
+def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
+    """One token per row from softmax(scaled), int64 [rows].
+
+    Args:
+        scaled: float32 [rows, vocab], processed logits over temperature; -inf is never drawn.
+        keys: `noise.position_keys`, int32 [rows, 2].
+        codes: `noise.token_codes`, int32 [vocab].
+    """
+    step = max(1, _CHUNK_ELEMENTS // scaled.shape[1])
+    if scaled.shape[0] <= step:
+        return row_argmax(scaled - log_exponential(codes, keys))
+    parts = zip(torch.split(scaled, step), torch.split(keys, step), strict=True)
+    return torch.cat([row_argmax(part - log_exponential(codes, key)) for part, key in parts])
+
+
+def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:
+    """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows].
+
+    Waits for the device once, to learn whether a row needs more than its `prefix` largest logits.
+
+    Args:
+        scaled: float32 [rows, vocab] with the largest of each row at 0.
+        nucleus: what to keep.
+        keys, codes: as `draw`.
+        prefix: how many of the largest logits to look at before all of them; 0 looks at all at once. Must follow from
+            the row's own parameters, so that a row is computed alike in any batch.
+    """
+    if not 0 < prefix < scaled.shape[1]:
+        return draw(scaled.masked_fill(scaled < thresholds(scaled, nucleus), -torch.inf), keys, codes)
+    tokens, decided = draw_from_prefix(scaled, nucleus, keys, codes, prefix)
+    rest = (~decided).nonzero().squeeze(1)
+    if rest.numel():
+        tokens[rest] = draw_truncated(scaled[rest], nucleus.take(rest), keys[rest], codes, 0)
+    return tokens

@@ -1,0 +1,271 @@
+"""The batched sampler: logits in, one token per row out, in vLLM's order of operations.
+
+Raw log-probabilities are taken first. Then, for the rows that ask for it: allowed_token_ids, bad_words, min_tokens,
+logit_bias, penalties, temperature, min_p, top_k, top_p, draw. Only rows that use an option pay for it.
+
+A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
+number it has and who had that number before do not matter, down to the bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.sampling import draw, draw_truncated
+from troupellm.kernels.sampling.adjust import add_at, keep_only, matches, occurrence_penalty, repeat_penalty
+from troupellm.kernels.sampling.logprobs import token_logprobs
+from troupellm.kernels.sampling.noise import position_keys, token_codes
+from troupellm.kernels.sampling.search import row_argmax
+from troupellm.models.sampling_batch import BadWords, Penalties, RandomRows, RowOptions, SamplingBatch
+from troupellm.protocol.worker import RowError, RowLogprobs, SamplingState
+
+_BAD_LOGITS = "the model gave NaN or infinite logits for this sequence"
+_ALL_MASKED = "no token is left to choose from: allowed_token_ids, bad_words, min_tokens and logit_bias mask them all"
+
+_LogprobPart = tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass
+class Sampled:
+    """What `Sampler.sample` gave, in the order of its rows.
+
+    `tokens` may be used on the device at once; reading `logprobs` or `errors` waits for the device.
+    """
+
+    tokens: Tensor
+    """int64 [rows], on the logits' device. -1 marks a row that failed: it has an entry in `errors`, contributes no
+    token and no log-probabilities, and the -1 must not be used as a token id."""
+    rows: tuple[int, ...]
+    positions: tuple[int, ...]
+    peaks: Tensor
+    """Largest raw logit per row: NaN or infinite when the model failed."""
+    described: tuple[_LogprobPart, ...]
+
+    @cached_property
+    def errors(self) -> list[RowError]:
+        """One per failed row."""
+        failed = (self.tokens < 0).nonzero().squeeze(1)
+        if not failed.numel():
+            return []
+        finite = self.peaks[failed].isfinite().tolist()
+        return [
+            RowError(self.rows[i], _ALL_MASKED if good else _BAD_LOGITS)
+            for i, good in zip(failed.tolist(), finite, strict=True)
+        ]
+
+    @cached_property
+    def logprobs(self) -> list[RowLogprobs]:
+        """One per row that asked for them and did not fail."""
+        failed = {error.row for error in self.errors}
+        found = []
+        for members, tensors in self.described:
+            ids, values, ranks = (tensor.cpu().numpy() for tensor in tensors)
+            for i, member in enumerate(members):
+                if self.rows[member] not in failed:
+                    found.append(
+                        RowLogprobs(
+                            row=self.rows[member],
+                            position=self.positions[member],
+                            width=ids.shape[1],
+                            token_ids=ids[i].tobytes(),
+                            logprobs=values[i].tobytes(),
+                            ranks=ranks[i].tobytes(),
+                        )
+                    )
+        return found
+
+
+class Sampler:
+    """Samples for the rows that it was told about. Calls come from one thread."""
+
+    def __init__(self, vocab_width: int, device: torch.device) -> None:
+        """vocab_width: width of the logits."""
+        self._vocab = vocab_width
+        self._device = device
+        self._codes = token_codes(vocab_width, device)
+        self._rows: dict[int, RowOptions] = {}
+        self._batch: SamplingBatch | None = None
+        self._batch_rows: tuple[int, ...] = ()
+
+    def add_row(
+        self, row: int, state: SamplingState, token_ids: Tensor | Sequence[int], num_prompt_tokens: int
+    ) -> None:
+        """Make a row known, or replace it: nothing of an earlier row of that number stays.
+
+        Args:
+            token_ids: every token known so far, prompt first; only the prompt is read, and copied.
+        """
+        prompt = torch.tensor(token_ids[:num_prompt_tokens]) if not isinstance(token_ids, Tensor) else token_ids
+        self._put(row, state, prompt[:num_prompt_tokens].detach().to("cpu", copy=True))
+
+    def update_row(self, row: int, state: SamplingState) -> None:
+        """Change the sampling state of a known row.
+
+        Raises:
+            KeyError: the row is not known.
+        """
+        self._put(row, state, self._rows[row].prompt)
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; an unknown one is fine."""
+        self._rows.pop(row, None)
+        self._batch = None
+
+    def _put(self, row: int, state: SamplingState, prompt: Tensor) -> None:
+        self._rows[row] = RowOptions(state, prompt, self._vocab)
+        self._batch = None
+
+    def _batch_of(self, rows: tuple[int, ...]) -> SamplingBatch:
+        if self._batch is None or self._batch_rows != rows:
+            self._batch = SamplingBatch([self._rows[row] for row in rows], self._vocab, self._device)
+            self._batch_rows = rows
+        return self._batch
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, rows: Sequence[int], positions: Sequence[int], histories: Sequence[Tensor]
+    ) -> Sampled:
+        """Choose each row's next token.
+
+        Args:
+            logits: [rows, vocab]; overwritten when it is contiguous float32.
+            rows: known rows, each once.
+            positions: index in its sequence of the token being sampled.
+            histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
+                position, and only for rows with penalties or bad words.
+
+        Raises:
+            KeyError: a row is not known.
+        """
+        batch = self._batch_of(tuple(rows))
+        logits = logits.float().contiguous()
+        peaks = raw_peaks = logits.amax(-1)
+        raw = [logits.index_select(0, index) for index, _, _ in batch.logprob_groups]
+        if batch.adjusted:
+            self._adjust(batch, logits, positions, histories)
+            peaks = logits.amax(-1)
+        tokens = self._choose(batch, logits, peaks, positions)
+        usable = raw_peaks.isfinite() & peaks.isfinite()
+        described = tuple(
+            (members, token_logprobs(original, tokens[index], count))
+            for original, (index, members, count) in zip(raw, batch.logprob_groups, strict=True)
+        )
+        return Sampled(tokens.masked_fill_(~usable, -1), tuple(rows), tuple(positions), raw_peaks, described)
+
+    def _choose(self, batch: SamplingBatch, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
+        """Tokens int64 [rows], any valid id for rows whose peak is not finite."""
+        if batch.random is None:
+            return row_argmax(logits)
+        tokens = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+        if batch.greedy is not None and batch.greedy.numel():
+            tokens[batch.greedy] = row_argmax(logits.index_select(0, batch.greedy))
+        drawn = self._draw(batch.random, logits, peaks, positions)
+        tokens[batch.random.index] = drawn.clamp_(0, self._vocab - 1)
+        return tokens
+
+    def _draw(self, random: RandomRows, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
+        """Tokens int64 [random rows]."""
+        if random.index.numel() < logits.shape[0]:
+            logits, peaks = logits.index_select(0, random.index), peaks[random.index]
+        # With its peak at 0 a row cannot overflow, however low the temperature.
+        scaled = logits.sub_(peaks[:, None]).mul_(random.inverse_temperature)
+        if random.log_min_p is not None:
+            scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
+        at = torch.tensor(positions, device=self._device)[random.index]
+        keys = position_keys(random.streams, at)
+        if random.plain is None:
+            return draw(scaled, keys, self._codes)
+        tokens = torch.zeros_like(at)
+        if random.plain.numel():
+            tokens[random.plain] = draw(scaled.index_select(0, random.plain), keys[random.plain], self._codes)
+        for index, nucleus, prefix in random.groups:
+            whole = index.numel() == scaled.shape[0]
+            own = scaled if whole else scaled.index_select(0, index)
+            tokens[index] = draw_truncated(own, nucleus, keys[index], self._codes, prefix)
+        return tokens
+
+    def _adjust(
+        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
+    ) -> None:
+        """Masks, bias and penalties, in place."""
+        if batch.allowed_rows is not None:
+            keep_only(logits, batch.allowed_rows, batch.allowed_places)
+        if batch.bad_words is not None:
+            self._mask_bad_words(batch, batch.bad_words, logits, positions, histories)
+        if batch.stops is not None:
+            lengths = torch.tensor(positions, device=self._device)[batch.stops.rows]
+            add_at(logits, batch.stops.places, _masked_where(lengths < batch.stops.min_lengths))
+        if batch.added_places.numel():
+            add_at(logits, batch.added_places, batch.added_values)
+        if batch.penalties is not None:
+            self._penalize(batch, batch.penalties, logits, positions, histories)
+
+    def _mask_bad_words(
+        self,
+        batch: SamplingBatch,
+        words: BadWords,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
+    ) -> None:
+        """Mask the last token of each word whose other tokens were generated last."""
+        longest = words.prefixes.shape[1]
+        tails = torch.full((len(words.rows), longest), -1, dtype=torch.int64, device=self._device)
+        for text, row in enumerate(words.rows):
+            tail = histories[row][max(batch.prompt_lengths[row], positions[row] - longest) : positions[row]]
+            tails[text, longest - tail.numel() :] = tail
+        add_at(logits, words.places, _masked_where(matches(tails[words.text_of], words.prefixes)))
+
+    def _penalize(
+        self,
+        batch: SamplingBatch,
+        penalties: Penalties,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
+    ) -> None:
+        outputs = [histories[row][batch.prompt_lengths[row] : positions[row]] for row in penalties.rows]
+        lengths = torch.tensor([output.numel() for output in outputs], device=self._device)
+        # A failed row may hold -1 as its last token, which as a place would lie in the row before.
+        generated = torch.cat(outputs).long().clamp_(0, self._vocab - 1)
+        owner = torch.arange(len(outputs), device=self._device).repeat_interleave(lengths)
+        places = penalties.rows_index[owner] * self._vocab + generated
+        repeat_penalty(
+            logits,
+            torch.cat((penalties.prompt_places, places)),
+            torch.cat((penalties.prompt_penalties, penalties.repetition[owner])),
+        )
+        counters = torch.zeros(len(outputs) * self._vocab, device=self._device)
+        slots = owner * self._vocab + generated
+        occurrence_penalty(logits, places, penalties.frequency[owner], penalties.presence[owner], counters, slots)
+
+
+def _masked_where(masked: Tensor) -> Tensor:
+    return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, -torch.inf)
+
+
+@torch.inference_mode()
+def prompt_logprobs(
+    logits: Tensor, row: int, first_position: int, token_ids: Tensor | Sequence[int], count: int
+) -> RowLogprobs:
+    """Log-probabilities of given tokens.
+
+    Args:
+        logits: [tokens, vocab]; those at position p predict the token at p + 1.
+        first_position: position of the first of `token_ids`.
+        token_ids: the tokens that stand where the logits predict, [tokens].
+        count: top alternatives per token.
+    """
+    chosen = torch.as_tensor(token_ids, device=logits.device).long()
+    ids, values, ranks = (part.cpu().numpy() for part in token_logprobs(logits.float(), chosen, count))
+    return RowLogprobs(
+        row=row,
+        position=first_position,
+        width=ids.shape[1],
+        token_ids=ids.tobytes(),
+        logprobs=values.tobytes(),
+        ranks=ranks.tobytes(),
+    )

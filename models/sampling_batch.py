@@ -1,0 +1,243 @@
+"""The sampling options of a step's rows as tensors: built when the set of rows changes, reused while it stays.
+
+`RowOptions` is one row, digested once when it joins; `SamplingBatch` lays the rows of a step side by side. Nothing here
+refers to a row number of the worker, so a row that left cannot be seen in a batch.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.sampling.noise import stream_key
+from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.protocol.sampling import GREEDY_EPSILON
+from troupellm.protocol.worker import SamplingState
+
+_NUCLEUS_PREFIX = 128
+"""Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
+_TOP_K_PREFIXES = (64, 256)
+_SMALLEST_PENALTY = 1.2e-38
+"""The least normal float32: a repetition penalty below it would round to 0 and make NaN of a masked logit."""
+
+
+class RowOptions:
+    """What one row asks for; a pure function of its sampling state and prompt."""
+
+    def __init__(self, state: SamplingState, prompt: Tensor, vocab: int) -> None:
+        """prompt: token ids, int32 or int64 [prompt]; kept."""
+        self.state = state
+        self.prompt = prompt
+        self.num_prompt_tokens = prompt.numel()
+        self.greedy = state.temperature < GREEDY_EPSILON
+        self.inverse_temperature = 0.0 if self.greedy else max(1.0 / state.temperature, 1e-30)
+        self.stream = stream_key(state.seed, state.fork)
+        self.top_k = state.top_k if 0 < state.top_k < vocab else vocab
+        self.log_min_p = math.log(state.min_p) if state.min_p > 0 else -math.inf
+        self.prefix = self._prefix(vocab)
+        self.penalized = state.repetition_penalty != 1 or state.presence_penalty != 0 or state.frequency_penalty != 0
+        self.allowed = _ids(state.allowed_token_ids, vocab)
+        self.stops = _ids(state.stop_token_ids if state.min_tokens > 0 else (), vocab)
+        self.min_length = self.num_prompt_tokens + state.min_tokens
+        self.additions = _additions(state, vocab)
+        self.words = tuple(word for word in state.bad_words if len(word) > 1 and 0 <= word[-1] < vocab)
+        self.longest_prefix = max((len(word) - 1 for word in self.words), default=0)
+        self._vocab = vocab
+
+    def _prefix(self, vocab: int) -> int | None:
+        """None when nothing is cut off, else the `prefix` of `draw_truncated`."""
+        if self.top_k >= vocab:
+            return None if self.state.top_p >= 1 else _NUCLEUS_PREFIX
+        return next((width for width in _TOP_K_PREFIXES if self.top_k < width), 0)
+
+    @cached_property
+    def prompt_tokens(self) -> Tensor:
+        """The prompt's distinct token ids, int64; empty unless they are penalised."""
+        if self.state.repetition_penalty == 1:
+            return self.prompt.new_empty(0, dtype=torch.int64)
+        tokens: Tensor = torch.unique(self.prompt.long().clamp(0, self._vocab - 1))
+        return tokens
+
+
+@dataclass(frozen=True)
+class RandomRows:
+    """The rows that draw. Tensors are parallel, [random rows] or [random rows, 1]."""
+
+    index: Tensor
+    streams: Tensor
+    inverse_temperature: Tensor
+    log_min_p: Tensor | None
+    plain: Tensor | None
+    """Those that draw from the whole vocabulary, as indices into this table; None is all of them."""
+    groups: tuple[tuple[Tensor, Nucleus, int], ...]
+    """Those that cut off, with what they keep and the prefix that they look at first."""
+
+
+@dataclass(frozen=True)
+class StopMask:
+    """Stop tokens of rows with min_tokens, masked while the sequence is shorter than `min_lengths`. All [stops]."""
+
+    rows: Tensor
+    places: Tensor
+    min_lengths: Tensor
+
+
+@dataclass(frozen=True)
+class BadWords:
+    """Token sequences of two and more. Tensors are [words] or [words, longest prefix]."""
+
+    rows: tuple[int, ...]
+    text_of: Tensor
+    """Which of `rows` each word belongs to."""
+    prefixes: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """`rows` lists who is penalised; the factors are float32 [penalised rows]."""
+
+    rows: tuple[int, ...]
+    rows_index: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    prompt_places: Tensor
+    prompt_penalties: Tensor
+
+
+class SamplingBatch:
+    """A step's sampling rows, in the order of their logits."""
+
+    def __init__(self, rows: Sequence[RowOptions], vocab: int, device: torch.device) -> None:
+        self.rows = tuple(rows)
+        self._vocab = vocab
+        self._device = device
+        self.prompt_lengths = tuple(row.num_prompt_tokens for row in rows)
+        greedy = [i for i, row in enumerate(rows) if row.greedy]
+        self.greedy = None if len(greedy) == len(rows) else self._tensor(greedy)
+        """Indices of greedy rows; None is all."""
+        self.random = self._random_rows() if self.greedy is not None else None
+        self.logprob_groups = self._logprob_groups()
+        """(indices, count) per number of alternatives asked for."""
+        allowed = [i for i, row in enumerate(rows) if row.allowed.numel()]
+        self.allowed_rows = self._tensor(allowed) if allowed else None
+        self.allowed_places = self._places((i, rows[i].allowed) for i in allowed)
+        added = [i for i, row in enumerate(rows) if row.additions]
+        self.added_places = self._places((i, _ids(rows[i].additions.keys(), vocab)) for i in added)
+        self.added_values = self._floats([value for i in added for value in rows[i].additions.values()])
+        self.stops = self._stop_mask()
+        self.bad_words = self._bad_words()
+        self.penalties = self._penalties()
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether any row changes its logits before the temperature."""
+        return (
+            self.allowed_rows is not None
+            or self.added_places.numel() > 0
+            or self.stops is not None
+            or self.bad_words is not None
+            or self.penalties is not None
+        )
+
+    def _random_rows(self) -> RandomRows:
+        index = [i for i, row in enumerate(self.rows) if not row.greedy]
+        drawn = [self.rows[i] for i in index]
+        plain = [i for i, row in enumerate(drawn) if row.prefix is None]
+        groups = []
+        for prefix in sorted({row.prefix for row in drawn if row.prefix is not None}):
+            members = [i for i, row in enumerate(drawn) if row.prefix == prefix]
+            top_k = self._tensor([drawn[i].top_k for i in members])[:, None]
+            top_p = torch.tensor([drawn[i].state.top_p for i in members], dtype=torch.float64, device=self._device)
+            groups.append((self._tensor(members), Nucleus(top_k, top_p[:, None]), prefix))
+        log_min_p = [row.log_min_p for row in drawn]
+        return RandomRows(
+            index=self._tensor(index),
+            streams=self._tensor([row.stream for row in drawn]),
+            inverse_temperature=self._floats([row.inverse_temperature for row in drawn])[:, None],
+            log_min_p=self._floats(log_min_p)[:, None] if max(log_min_p) > -math.inf else None,
+            plain=None if len(plain) == len(drawn) else self._tensor(plain),
+            groups=tuple(groups),
+        )
+
+    def _logprob_groups(self) -> tuple[tuple[Tensor, tuple[int, ...], int], ...]:
+        wanted = [row.state.logprobs for row in self.rows]
+        groups = []
+        for count in sorted({count for count in wanted if count >= 0}):
+            members = tuple(i for i, number in enumerate(wanted) if number == count)
+            groups.append((self._tensor(members), members, count))
+        return tuple(groups)
+
+    def _stop_mask(self) -> StopMask | None:
+        members = [i for i, row in enumerate(self.rows) if row.stops.numel()]
+        if not members:
+            return None
+        repeats = self._tensor([self.rows[i].stops.numel() for i in members])
+        return StopMask(
+            rows=self._tensor(members).repeat_interleave(repeats),
+            places=self._places((i, self.rows[i].stops) for i in members),
+            min_lengths=self._tensor([self.rows[i].min_length for i in members]).repeat_interleave(repeats),
+        )
+
+    def _bad_words(self) -> BadWords | None:
+        members = [i for i, row in enumerate(self.rows) if row.words]
+        if not members:
+            return None
+        words = [(text, i, word) for text, i in enumerate(members) for word in self.rows[i].words]
+        longest = max(self.rows[i].longest_prefix for i in members)
+        return BadWords(
+            rows=tuple(members),
+            text_of=self._tensor([text for text, _, _ in words]),
+            prefixes=self._tensor([[-2] * (longest + 1 - len(word)) + list(word[:-1]) for _, _, word in words]),
+            places=self._tensor([i * self._vocab + word[-1] for _, i, word in words]),
+        )
+
+    def _penalties(self) -> Penalties | None:
+        members = [i for i, row in enumerate(self.rows) if row.penalized]
+        if not members:
+            return None
+        states = [self.rows[i].state for i in members]
+        prompts = [self.rows[i].prompt_tokens for i in members]
+        repetition = self._floats([max(state.repetition_penalty, _SMALLEST_PENALTY) for state in states])
+        lengths = self._tensor([prompt.numel() for prompt in prompts])
+        return Penalties(
+            rows=tuple(members),
+            rows_index=self._tensor(members),
+            repetition=repetition,
+            frequency=self._floats([state.frequency_penalty for state in states]),
+            presence=self._floats([state.presence_penalty for state in states]),
+            prompt_places=self._places(zip(members, prompts, strict=True)),
+            prompt_penalties=repetition.repeat_interleave(lengths),
+        )
+
+    def _places(self, listed: Iterable[tuple[int, Tensor]]) -> Tensor:
+        """Row numbers and token ids as flat places, in order."""
+        parts = [ids.to(self._device) + row * self._vocab for row, ids in listed]
+        return torch.cat(parts) if parts else self._tensor([])
+
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+
+def _ids(values: Iterable[int], vocab: int) -> Tensor:
+    """int64; ids beyond the logits are left out, because as places they would lie in the next row."""
+    return torch.tensor([value for value in values if 0 <= value < vocab], dtype=torch.int64)
+
+
+def _additions(state: SamplingState, vocab: int) -> dict[int, float]:
+    """What to add per token id: the bias, and -inf for bad words of one token."""
+    additions: dict[int, float] = {}
+    for token_id, value in state.logit_bias:
+        if 0 <= token_id < vocab:
+            additions[token_id] = additions.get(token_id, 0.0) + value
+    for word in state.bad_words:
+        if len(word) == 1 and 0 <= word[0] < vocab:
+            additions[word[0]] = -math.inf
+    return additions
