@@ -77,7 +77,7 @@ class LocalOutbox:
         self._on_terminal = on_terminal
         self._pending: dict[int, _Pending] = {}
         self._undelivered = 0
-        self._first = True
+        self.started = False
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
 
@@ -91,8 +91,8 @@ class LocalOutbox:
         self.wake()
 
     def push(self, delta: Delta) -> None:
-        if self._first:
-            self._first = False
+        if not self.started:
+            self.started = True
             self._place.scheduled()
         if self.cancelled or self.terminal:
             if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again

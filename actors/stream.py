@@ -137,6 +137,10 @@ class Stream:
                     outbox.abort()
                     pause *= 2
 
+    async def when_terminal(self, call: Callable[[], None]) -> None:
+        """Hand the request over, and have `call` called once it is over."""
+        (await self._entered()).when_terminal(call)
+
     async def collect(self) -> Completion:
         """Read to the end and give the whole answer.
 

@@ -52,6 +52,7 @@ class Supervisor:
         self._clock = clock
         self._intensity = intensity or Intensity()
         self._failure: Exception | None = None
+        self._returned = {name: anyio.Event() for name in self._units}
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -68,8 +69,16 @@ class Supervisor:
         except BaseExceptionGroup:
             if self._failure is None:
                 raise
+        finally:
+            for event in self._returned.values():
+                event.set()
         if self._failure is not None:
             raise self._failure
+
+    async def returned(self, name: str) -> None:
+        """Wait until this unit (a group, or a child without one) has ended; an unknown one has."""
+        if name in self._returned:
+            await self._returned[name].wait()
 
     async def _run_unit(self, unit: Sequence[Child], *, task_status: TaskStatus[None]) -> None:
         crashes: deque[float] = deque()
@@ -87,6 +96,7 @@ class Supervisor:
                 if not causes:
                     raise
             if not causes:
+                self._returned[unit[0].group or unit[0].name].set()
                 return
             for child in unit:
                 owed = [message for mailbox in child.mailboxes for message in mailbox.abandon()]

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
-from troupellm.actors.ports import Threads
+from troupellm.actors.ports import Clock, Threads
 from troupellm.protocol.config import WorkerConfig
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.scheduler import StepFinished
@@ -48,7 +48,10 @@ class StepPipeline:
 
 
 class WorkerActor:
-    """The asynchronous shell. `thread` must make all its calls from one thread."""
+    """The asynchronous shell. `thread` must make all its calls from one thread.
+
+    Publishes `last_step`: when a step last finished, in seconds on the clock; None before the first.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class WorkerActor:
         scheduler: ResultSink,
         worker: Worker,
         thread: Threads,
+        clock: Clock,
         config: WorkerConfig,
         max_plans_in_flight: int = 1,
     ) -> None:
@@ -63,8 +67,10 @@ class WorkerActor:
         self._scheduler = scheduler
         self._pipeline = StepPipeline(worker)
         self._thread = thread
+        self._clock = clock
         self._timeout = config.step_timeout or None
         self._max_launched = max_plans_in_flight
+        self.last_step: float | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -76,6 +82,7 @@ class WorkerActor:
                 launched += 1
             result = await self._advance(tuple(plans))
             launched -= 1
+            self.last_step = self._clock.now()
             try:
                 if not self._scheduler.offer(StepFinished(result)):
                     raise RuntimeError("the scheduler has no room for the result of a plan that it sent")

@@ -1,0 +1,194 @@
+"""An engine's life: configured, started, draining, failed or stopped. `Engine` adds what one can ask of it."""
+
+import os
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+
+from troupellm.actors.engine_start import Running, WorkerFactory, start
+from troupellm.actors.ports import OwnTask, Randomness, SeededRandomness, SystemClock, SystemRandomness
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import EngineStopped, TroupeError
+from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.protocol.worker import ProgressSink
+
+
+class EngineLife:
+    """See the module; constructed as `Engine` is."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: ProgressSink | None = None,
+        worker: WorkerFactory | None = None,
+        **settings: Any,
+    ) -> None:
+        if model is not None:
+            settings["model"] = os.fspath(model)
+        self.config = _configured(config, settings)
+        self._progress = progress
+        self._factory = worker
+        self._clock = SystemClock()
+        self._randomness: Randomness = (
+            SeededRandomness(self.config.model.seed) if self.config.model.seed else SystemRandomness()
+        )
+        self._started_at: float | None = None
+        self._running: Running | None = None
+        self._stack: AsyncExitStack | None = None
+        self._failure: Exception | None = None
+        self._entered = self._draining = self._stopped = False
+        self._owner: OwnTask | None = None
+        self._leave: anyio.Event | None = None
+
+    # The engine's life.
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("an engine can be entered once")
+        self._entered = True
+        try:
+            async with AsyncExitStack() as stack:
+                self._running = await start(
+                    stack,
+                    self.config,
+                    progress=self._progress,
+                    factory=self._factory,
+                    clock=self._clock,
+                    randomness=self._randomness,
+                    snapshot=self.snapshot,
+                )
+                self._started_at = self._clock.now()
+                self._stack = stack.pop_all()
+        finally:
+            self._stopped = self._stack is None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            self._draining = True
+            try:
+                await stack.__aexit__(None, None, None)  # the block's own exception is none of ours to wrap
+            finally:
+                self._failure = self.failure
+                self._running = None
+                self._stopped = True
+
+    @classmethod
+    async def open(cls, model: str | os.PathLike[str] | None = None, **settings: Any) -> Self:
+        """Start outside a block, in a task of its own; whoever opens must `aclose`."""
+        engine = cls(model, **settings)
+        opened, engine._leave = anyio.Event(), anyio.Event()
+        failed: list[BaseException] = []
+        engine._owner = OwnTask(engine._live(opened, engine._leave, failed))
+        try:
+            await opened.wait()
+        except BaseException:
+            await engine.aclose()
+            raise
+        if failed:
+            await engine._owner.join()
+            raise failed[0]
+        return engine
+
+    async def aclose(self) -> None:
+        """Leave, wherever the engine was opened. Idempotent."""
+        if self._owner is None:
+            await self.__aexit__(None, None, None)
+            return
+        assert self._leave is not None
+        self._leave.set()
+        with anyio.CancelScope(shield=True):
+            await self._owner.join()
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests, let the open ones finish for `timeout` seconds, fail the rest with EngineStopped."""
+        system = self._require().system
+        self._draining = True
+        system.admission.close()
+        if not await system.requests.wait_empty(timeout):
+            system.requests.end_all(lambda: EngineStopped("the engine is shutting down"))
+
+    async def wait_failed(self) -> Exception | None:
+        """Wait until the engine stops running; gives the root cause, or None when it was closed."""
+        system = self._require().system
+        await system.ended.wait()
+        return system.failure
+
+    @property
+    def state(self) -> str:
+        """starting, ready, draining, failed, stopped."""
+        if self.failure is not None:
+            return "failed"
+        if self._stopped:
+            return "stopped"
+        if self._draining:
+            return "draining"
+        return "starting" if self._running is None else "ready"
+
+    @property
+    def failure(self) -> Exception | None:
+        """The root cause, once the engine has failed."""
+        return self._failure if self._running is None else self._running.system.failure
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state of everything, in plain numbers."""
+        running, now = self._running, self._clock.now()
+        uptime = 0.0 if self._started_at is None else now - self._started_at
+        if running is None:
+            return EngineSnapshot(
+                state=self.state, uptime_seconds=uptime, model="", max_model_len=0, open_requests=0,
+                scheduler=SchedulerSnapshot(), actors=(),
+            )  # fmt: skip
+        last = running.system.last_step
+        return EngineSnapshot(
+            state=self.state,
+            uptime_seconds=uptime,
+            model=running.loaded.names[0],
+            max_model_len=running.limits.max_model_len,
+            open_requests=len(running.system.requests),
+            scheduler=running.system.scheduler_snapshot,
+            actors=running.system.actor_snapshots(),
+            last_step_age_seconds=None if last is None else now - last,
+        )
+
+    def _require(self) -> Running:
+        if self._running is None:
+            raise self._refusal()
+        return self._running
+
+    def _refusal(self) -> TroupeError:
+        if self._running is not None and self.failure is not None:
+            return self._running.system.error("the engine has failed")
+        return EngineStopped(f"the engine is {self.state}", code=self.state)
+
+    async def _live(self, opened: anyio.Event, leave: anyio.Event, failed: list[BaseException]) -> None:
+        """The life of an engine that was opened outside a block."""
+        try:
+            async with self:
+                opened.set()
+                await leave.wait()
+        except BaseException as error:
+            if opened.is_set():
+                raise
+            failed.append(error)
+        finally:
+            opened.set()
+
+
+def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+    """`settings` on top of `config`, checked."""
+    if config is not None and not settings:
+        return config
+    flat: dict[str, Any] = {}
+    if config is not None:
+        for section in msgspec.structs.asdict(config).values():
+            flat.update(msgspec.structs.asdict(section))
+    return EngineConfig.from_flat({**flat, **settings})

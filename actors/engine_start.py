@@ -1,0 +1,207 @@
+"""Starting an engine: find the model, read what the front half needs, load the worker on its own thread.
+
+The one place where whatever goes wrong while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
+"""
+
+import threading  # noqa: TID251 - a flag that the loading thread reads
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.exposition import Exposition
+from troupellm.actors.ports import Clock, LoopPort, Randomness, StepThread, ThreadPool
+from troupellm.actors.system import Company, System
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.generation_config import load_generation_defaults
+from troupellm.models.source import resolve_model, served_names
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig, ModelConfig
+from troupellm.protocol.errors import EngineStopped, ModelLoadError, TroupeError, WorkerCrashed
+from troupellm.protocol.sampling import Limits
+from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, WorkerReady
+
+POOL_SIZE = 2
+HASH_KEY_BYTES = 32
+CLOSE_SECONDS = 30.0
+HUNG_SECONDS = 1.0
+"""How long a worker whose step hangs is waited for."""
+
+WorkerFactory = Callable[[Path], Worker]
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    tables: TextTables
+    chat_template: ChatTemplate
+    defaults: dict[str, Any]
+    worker: Worker
+    ready: WorkerReady
+
+
+class Machinery:
+    """The threads of one engine and the worker that lives on one of them."""
+
+    def __init__(self, name: str) -> None:
+        self.thread = StepThread(f"{name}-step")
+        self.pool = ThreadPool(f"{name}-pool", POOL_SIZE)
+        self.loop = LoopPort()
+        self._unwanted = threading.Event()
+        self._worker: Worker | None = None
+
+    async def load(self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | None) -> Loaded:
+        """Raises ModelLoadError; being cancelled stops the loading at its next report of progress."""
+        sink = self._sink(progress)
+        try:
+            folder, tokenizer, template, defaults = await self.pool.run(_read, config, sink)
+            tables = await self.pool.run(TextTables, tokenizer)
+            self._worker = await self.thread.run(factory or _model_worker, folder)
+            ready = await self.thread.run(self._worker.load, config, sink)
+        except TroupeError:
+            raise
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            raise ModelLoadError(f"the model could not be loaded: {text}") from error
+        return Loaded(
+            names=served_names(config.model),
+            tokenizer=tokenizer,
+            tables=tables,
+            chat_template=template,
+            defaults=defaults,
+            worker=self._worker,
+            ready=ready,
+        )
+
+    async def close(self, *, hung: bool = False) -> bool:
+        """Free the model and join the threads; False when a thread had to be left behind in a step that hangs."""
+        self._unwanted.set()
+        seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with anyio.move_on_after(seconds):
+                await self.thread.run(worker.close)
+        joined = await self.thread.close(seconds)
+        return await self.pool.close(seconds) and joined
+
+    def _sink(self, progress: ProgressSink | None) -> ProgressSink:
+        """Called on the loading threads; hands reports to the host on its own event loop."""
+
+        def report(message: LoadProgress) -> None:
+            if self._unwanted.is_set():
+                raise EngineStopped("the engine was closed while it was starting")
+            if progress is not None:
+                self.loop.post(lambda: progress(message))
+
+        return report
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """A started engine."""
+
+    loaded: Loaded
+    limits: Limits
+    machinery: Machinery
+    system: System
+    exposition: Exposition
+
+
+async def start(
+    stack: AsyncExitStack,
+    config: EngineConfig,
+    *,
+    progress: ProgressSink | None,
+    factory: WorkerFactory | None,
+    clock: Clock,
+    randomness: Randomness,
+    snapshot: Callable[[], EngineSnapshot],
+) -> Running:
+    """Load the model and start the actors; `stack` undoes all of it, whoever cancels it meanwhile.
+
+    Raises:
+        ModelLoadError: the model cannot be served.
+        Exception: the root cause of an actor's failure to start.
+    """
+    machinery = Machinery("troupellm")
+    stack.push_async_exit(_Shielded(lambda: _close(machinery, systems)))
+    systems: list[System] = []
+    loaded = await machinery.load(config, progress, factory)
+    ready = loaded.ready
+    limits = Limits(
+        vocab_width=ready.vocab_width, max_model_len=ready.max_model_len, max_logprobs=config.stream.max_logprobs
+    )
+    company = Company(
+        config=config, ready=ready, limits=limits, worker=loaded.worker, tokenizer=loaded.tokenizer,
+        tables=loaded.tables, chat_template=loaded.chat_template, thread=machinery.thread, pool=machinery.pool,
+        clock=clock, randomness=randomness, hash_key=bytes.fromhex(randomness.token(HASH_KEY_BYTES)),
+    )  # fmt: skip
+    system = System(company)
+    systems.append(system)
+    group = anyio.create_task_group()
+    await group.__aenter__()
+    # The group never hears of the block's exception, which it would wrap; its one child never raises.
+    stack.push_async_exit(lambda *_: group.__aexit__(None, None, None))
+    stack.push_async_exit(_Shielded(system.stop))
+    try:
+        await group.start(system.run)
+    except RuntimeError:
+        if system.failure is None:
+            raise
+        raise system.failure from None
+    exposition = Exposition(system.store, snapshot, _cache_config(config, ready))
+    return Running(loaded=loaded, limits=limits, machinery=machinery, system=system, exposition=exposition)
+
+
+class _Shielded:
+    """An exit callback that no cancel scope can cut short."""
+
+    def __init__(self, call: Callable[[], Awaitable[None]]) -> None:
+        self._call = call
+
+    async def __call__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._call()
+
+
+async def _close(machinery: Machinery, systems: Sequence[System]) -> None:
+    hung = any(isinstance(system.failure, WorkerCrashed) for system in systems)
+    if not await machinery.close(hung=hung):
+        warnings.warn("a thread was left behind in a model step that does not end", ResourceWarning, stacklevel=2)
+
+
+def _cache_config(config: EngineConfig, ready: WorkerReady) -> dict[str, str]:
+    """Labels of the cache_config_info metric."""
+    return {
+        "block_size": str(ready.block_size),
+        "num_gpu_blocks": str(ready.num_blocks),
+        "enable_prefix_caching": str(config.cache.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
+        "cache_dtype": ready.dtype,
+        "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
+    }
+
+
+def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Tokenizer, ChatTemplate, dict[str, Any]]:
+    """What the front half needs from the model's folder."""
+    model = config.model
+    folder = resolve_model(model, progress)
+    tokenizer_folder = folder
+    if model.tokenizer is not None:
+        elsewhere = ModelConfig(model=model.tokenizer, download_dir=model.download_dir, hf_token=model.hf_token)
+        tokenizer_folder = resolve_model(elsewhere, progress)
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    template = ChatTemplate.load(tokenizer_folder, model.chat_template)
+    return folder, tokenizer, template, load_generation_defaults(folder, model.generation_config)
+
+
+def _model_worker(folder: Path) -> Worker:
+    """On the step thread, since importing torch takes seconds."""
+    from troupellm.models.worker import ModelWorker
+
+    return ModelWorker(folder)

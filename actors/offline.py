@@ -1,0 +1,214 @@
+"""`LLM`: the engine for scripts and notebooks, with vLLM's names. Runs in a thread with an event loop of its own."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from tqdm import tqdm
+
+from troupellm.actors.engine import Engine
+from troupellm.actors.submit import PromptLike
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.outputs import Completion, CompletionChoice, Timing, TokenLogprob
+from troupellm.protocol.sampling import SamplingParams
+
+CONCURRENCY = 1024
+"""Requests handed to the engine at once; it schedules them as it can."""
+
+Message = Mapping[str, Any]
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: Timing
+
+
+class LLM:
+    """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`.
+
+    Raises:
+        ConfigError: an unknown setting or a wrong value.
+        ModelLoadError: the model cannot be served.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._closed = False
+        self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self._portal = self._portal_scope.__enter__()
+        try:
+            self._engine_scope: AbstractContextManager[Engine] = self._portal.wrap_async_context_manager(
+                Engine(model, **settings)
+            )
+            self.engine = self._engine_scope.__enter__()
+        except BaseException:
+            self._portal_scope.__exit__(None, None, None)
+            raise
+
+    def generate(
+        self,
+        prompts: PromptLike | Mapping[str, Any] | Sequence[PromptLike | Mapping[str, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`; one or many.
+
+        Raises:
+            TroupeError: the first request that failed.
+        """
+        return self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them."""
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        prompts: list[Prompt] = [
+            ChatPrompt(
+                messages=conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self.engine.sampling()
+
+    def close(self) -> None:
+        """Free the model and end the thread. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._engine_scope.__exit__(None, None, None)
+        finally:
+            self._portal_scope.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        each: Sequence[SamplingParams | None]
+        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
+        if len(each) != len(prompts):
+            raise InvalidRequest(
+                f"{len(prompts)} prompts need as many sampling_params, got {len(each)}", param="sampling_params"
+            )
+        with tqdm(total=len(prompts), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            outputs = self._portal.call(self._collect, list(zip(prompts, each, strict=True)), bar)
+        return [outputs[index] for index in range(len(prompts))]
+
+    async def _collect(
+        self, work: Iterable[tuple[Prompt, SamplingParams | None]], bar: "tqdm[Any]"
+    ) -> dict[int, RequestOutput]:
+        outputs: dict[int, RequestOutput] = {}
+        async for index, completion in self.engine.map_each(work, concurrency=CONCURRENCY):
+            outputs[index] = _request_output(completion)
+            bar.update()
+        return outputs
+
+
+def _as_list(prompts: Any) -> Sequence[Any]:
+    """One prompt stands for a list of one; a list of integers is one prompt."""
+    single = isinstance(prompts, str | Mapping | TextPrompt | TokensPrompt | ChatPrompt)
+    if single or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
+
+
+def _prompt(prompt: Any) -> Prompt | str | Sequence[int]:
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return TokensPrompt(tuple(prompt["prompt_token_ids"]))
+        if "prompt" in prompt:
+            return TextPrompt(prompt["prompt"])
+        raise InvalidRequest("a prompt mapping needs prompt or prompt_token_ids", param="prompts")
+    return prompt  # type: ignore[no-any-return]
+
+
+def _request_output(completion: Completion) -> RequestOutput:
+    entries = completion.prompt_logprobs
+    return RequestOutput(
+        request_id=completion.request_id,
+        prompt=completion.prompt,
+        prompt_token_ids=list(completion.prompt_token_ids),
+        prompt_logprobs=None if entries is None else [None if entry is None else _position(entry) for entry in entries],
+        outputs=[_completion_output(choice) for choice in completion.choices],
+        finished=True,
+        num_cached_tokens=completion.usage.cached_tokens,
+        metrics=completion.timing,
+    )
+
+
+def _completion_output(choice: CompletionChoice) -> CompletionOutput:
+    return CompletionOutput(
+        index=choice.index,
+        text=choice.text,
+        token_ids=list(choice.token_ids),
+        cumulative_logprob=choice.cumulative_logprob,
+        logprobs=None if choice.logprobs is None else [_position(entry) for entry in choice.logprobs],
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+    )
+
+
+def _position(entry: TokenLogprob) -> dict[int, Logprob]:
+    """The chosen token first, then the alternatives, as vLLM has them."""
+    position = {entry.token_id: Logprob(entry.logprob, entry.rank, entry.token)}
+    for top in entry.top:
+        position.setdefault(top.token_id, Logprob(top.logprob, top.rank, top.token))
+    return position

@@ -1,0 +1,106 @@
+"""The engine's open requests, from the door to their end, and the watch over readers who stay away.
+
+`StallWatch`
+Owns:      nothing; reads when each outbox paused.
+Receives:  nothing; its inbox only tells it when to stop.
+Sends:     AbortRequest to the scheduler.
+On crash:  restarted; nobody waits for it.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Never
+
+import anyio
+from anyio.abc import TaskStatus
+
+from troupellm.actors.admission import Place
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.ports import Clock
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.errors import RequestAborted, TroupeError
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl
+
+_CHECKS_PER_TIMEOUT = 4
+
+
+class OpenRequests:
+    """Every request that has a place and has not ended."""
+
+    def __init__(self, clock: Clock, to_scheduler: Callable[[SchedulerControl], None]) -> None:
+        self._clock = clock
+        self._to_scheduler = to_scheduler
+        self._numbers = count(1)
+        self._open: dict[int, LocalOutbox] = {}
+        self._emptied: list[Waiter] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[LocalOutbox]:
+        """A copy: what the caller does may end requests."""
+        return iter(list(self._open.values()))
+
+    def add(self, place: Place, arrival: float, budget: int | None) -> LocalOutbox:
+        outbox = LocalOutbox(
+            next(self._numbers),
+            arrival=arrival,
+            place=place,
+            clock=self._clock,
+            budget=budget,
+            to_scheduler=self._to_scheduler,
+            on_terminal=self._remove,
+        )
+        self._open[outbox.request] = outbox
+        return outbox
+
+    def end(self, outbox: LocalOutbox, error: TroupeError) -> None:
+        """End one request from outside the flow: its reader gets the error, the scheduler forgets it."""
+        outbox.fail(error)
+        self._to_scheduler(AbortRequest(outbox.request))
+
+    def end_all(self, make_error: Callable[[], TroupeError], *, only_unopened: bool = False) -> None:
+        """End many; each gets an error of its own, since raising one changes it."""
+        for outbox in self:
+            if not (only_unopened and outbox.started):
+                self.end(outbox, make_error())
+
+    async def wait_empty(self, timeout: float) -> bool:
+        """Until nothing is open, or False after `timeout` seconds."""
+        if not self._open:
+            return True
+        waiter = new_waiter()
+        self._emptied.append(waiter)
+        return await waiter.wait(timeout)
+
+    def _remove(self, request: int) -> None:
+        self._open.pop(request, None)
+        if not self._open:
+            waiters, self._emptied = self._emptied, []
+            for waiter in waiters:
+                waiter.wake()
+
+
+class StallWatch:
+    """Ends requests whose reader has left them paused for longer than `timeout` seconds."""
+
+    def __init__(self, inbox: Mailbox[Never, Never], requests: OpenRequests, clock: Clock, timeout: float) -> None:
+        self._inbox = inbox
+        self._requests = requests
+        self._clock = clock
+        self._timeout = timeout
+
+    def check(self) -> None:
+        now = self._clock.now()
+        for outbox in self._requests:
+            if outbox.paused_since is not None and now - outbox.paused_since >= self._timeout:
+                self._requests.end(
+                    outbox, RequestAborted(f"the reader took nothing for {self._timeout:g} s", code="reader_stalled")
+                )
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while not self._inbox.closed:
+            await self._inbox.wait(self._timeout / _CHECKS_PER_TIMEOUT)
+            self.check()

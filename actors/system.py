@@ -1,0 +1,265 @@
+"""The company: who exists, who may talk to whom, what happens when an edge is full, and what happens after a crash.
+
+Everything about the actors as a whole is declared here: the table of edges, the supervision of each, the order in which
+they start and stop. The actors know their mailboxes only.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Never
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from troupellm.actors.admission import Admission
+from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.intake import Intake
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.metrics import MetricsSink, MetricsStore
+from troupellm.actors.output import Output
+from troupellm.actors.ports import Clock, Randomness, Threads
+from troupellm.actors.requests import OpenRequests, StallWatch
+from troupellm.actors.scheduler.actor import Scheduler
+from troupellm.actors.supervise import Child, Supervisor
+from troupellm.actors.worker import WorkerActor
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
+from troupellm.protocol.intake import IntakeMessage, PrepareRequest
+from troupellm.protocol.metrics import MetricsMessage
+from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.sampling import Limits
+from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
+from troupellm.protocol.worker import StepPlan, Worker, WorkerReady
+
+STAGE_SECONDS = 2.0
+"""How long each actor gets to drain at the end before it is cancelled."""
+
+Overflow = Literal["wait", "credit", "drop"]
+
+
+class Edge(msgspec.Struct, frozen=True):
+    sender: str
+    receiver: str
+    message: str
+    capacity: int
+    overflow: Overflow
+    """wait: the sender waits. credit: the sender never has more under way. drop: counted and forgotten."""
+
+
+def edges(config: EngineConfig) -> tuple[Edge, ...]:
+    """The data lanes. No more requests are open than admission lets in, so a step's result always finds room.
+
+    Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
+    ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest).
+    """
+    plans = config.scheduler.max_plans_in_flight
+    requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs
+    return (
+        Edge("engine", "intake", "PrepareRequest", 64, "wait"),
+        Edge("intake", "output", "OpenRequest", 64, "wait"),
+        Edge("intake", "scheduler", "SubmitRequest", requests, "wait"),
+        Edge("scheduler", "worker", "StepPlan", plans, "credit"),
+        Edge("worker", "scheduler", "StepFinished", plans, "credit"),
+        Edge("scheduler", "output", "StepOutput", 16, "wait"),
+        Edge("scheduler", "metrics", "StepStats, RequestStats", 1024, "drop"),
+        Edge("engine", "metrics", "RequestRejected", 64, "drop"),
+    )
+
+
+class Company(msgspec.Struct, frozen=True, kw_only=True):
+    """What the actors are made from."""
+
+    config: EngineConfig
+    ready: WorkerReady
+    limits: Limits
+    worker: Worker
+    tokenizer: Tokenizer
+    tables: TextTables
+    chat_template: ChatTemplate
+    thread: Threads
+    pool: Threads
+    clock: Clock
+    randomness: Randomness
+    hash_key: bytes
+    """Keys the hashes of the prefix cache."""
+
+
+class System:
+    """The running tree. `run` never raises: a failure ends in `failure`, and everybody who waits is answered."""
+
+    def __init__(self, company: Company) -> None:
+        self._company = company
+        config = company.config
+        capacity: dict[str, int] = {}
+        for edge in edges(config):
+            capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
+        self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
+        self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox("scheduler", capacity["scheduler"])
+        self.worker: Mailbox[StepPlan, Never] = Mailbox("worker", capacity["worker"])
+        self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
+        self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
+        self.stalls: Mailbox[Never, Never] = Mailbox("stalls", 1)
+        self.admission = Admission(config.scheduler, company.clock)
+        self.requests = OpenRequests(company.clock, self.scheduler.control)
+        self.store = MetricsStore(company.ready.max_model_len)
+        self.failure: Exception | None = None
+        self.ended = anyio.Event()
+        self._scheduler = self._build_scheduler()
+        self._worker = self._build_worker()
+        self._supervisor = Supervisor(self._children(), company.clock)
+        self._scope = anyio.CancelScope()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run the tree until `stop`, or until a crash that supervision could not mend."""
+        try:
+            with self._scope:
+                await self._supervisor.run(task_status=task_status)
+        except Exception as error:  # the end of the line: from here the failure travels as an answer
+            self.failure = error
+        finally:
+            self._answer_everyone()
+            self.ended.set()
+
+    async def stop(self) -> None:
+        """End the open requests, then stop stage by stage from the door inwards; what does not drain is cancelled."""
+        self._answer_everyone()
+        stages: Sequence[Mailbox[Any, Any]] = (
+            self.intake, self.scheduler, self.worker, self.output, self.stalls, self.metrics,
+        )  # fmt: skip
+        for mailbox in stages:
+            mailbox.close()
+            with anyio.move_on_after(STAGE_SECONDS):
+                await self._supervisor.returned(mailbox.name)
+        self._scope.cancel()
+        await self.ended.wait()
+
+    def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
+        mailboxes = (self.intake, self.scheduler, self.worker, self.output, self.metrics)
+        restarts = self._supervisor.restarts
+        return tuple(ActorSnapshot(box.name, restarts[box.name], (box.snapshot(),)) for box in mailboxes)
+
+    @property
+    def scheduler_snapshot(self) -> SchedulerSnapshot:
+        return self._scheduler.published
+
+    @property
+    def last_step(self) -> float | None:
+        """When a step last finished, on the engine's clock."""
+        return self._worker.last_step
+
+    def _children(self) -> list[Child]:
+        """The supervision table, in start order: consumers before their producers."""
+        children = [
+            Child(
+                name="metrics",
+                build=lambda: MetricsSink(self.metrics, self.store),
+                mailboxes=(self.metrics,),
+                strategy="restart",
+                on_crash=_nobody_waits,
+            ),
+            Child(
+                name="output",
+                build=self._build_output,
+                mailboxes=(self.output,),
+                strategy="restart",
+                on_crash=self._on_output_crash,
+            ),
+            # The scheduler's block tables describe the worker's memory: neither survives the other.
+            Child(
+                name="worker",
+                build=lambda: self._worker,
+                mailboxes=(self.worker,),
+                strategy="stop",
+                on_crash=_nobody_waits,
+            ),
+            Child(
+                name="scheduler",
+                build=lambda: self._scheduler,
+                mailboxes=(self.scheduler,),
+                strategy="stop",
+                on_crash=_nobody_waits,
+            ),
+            Child(
+                name="intake",
+                build=self._build_intake,
+                mailboxes=(self.intake,),
+                strategy="restart",
+                on_crash=self._on_intake_crash,
+            ),
+        ]
+        timeout = self._company.config.stream.stall_timeout
+        if timeout:
+            children.append(
+                Child(
+                    name="stalls",
+                    build=lambda: StallWatch(self.stalls, self.requests, self._company.clock, timeout),
+                    strategy="restart",
+                    on_crash=_nobody_waits,
+                )
+            )
+        return children
+
+    def _build_worker(self) -> WorkerActor:
+        company = self._company
+        return WorkerActor(
+            self.worker,
+            self.scheduler,
+            company.worker,
+            company.thread,
+            company.clock,
+            company.config.worker,
+            company.config.scheduler.max_plans_in_flight,
+        )
+
+    def _build_output(self) -> Output:
+        company = self._company
+        interval = company.config.stream.flush_interval or 0.0
+        return Output(self.output, company.tables, self.scheduler.control, company.clock, flush_interval=interval)
+
+    def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
+        """Whoever has begun has lost the text that was held back; who is still on the way in goes on."""
+        self.requests.end_all(lambda: _restarting("the output processor crashed", cause))
+
+    def _on_intake_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
+        """The message in hand is at fault; everything else that has not begun may be sent again."""
+        guilty = next((message.request for message in owed if isinstance(message, PrepareRequest)), None)
+        for outbox in self.requests:
+            if outbox.request == guilty:
+                error = RequestFailed("the request could not be prepared")
+                error.__cause__ = cause
+                self.requests.end(outbox, error)
+            elif not outbox.started:
+                self.requests.end(outbox, _restarting("the input processor crashed", cause))
+
+    def _answer_everyone(self) -> None:
+        """Nobody is let in any more, and every open request gets its last word."""
+        self.admission.close()
+        self.requests.end_all(lambda: self.error("the engine was closed"))
+
+    def error(self, stopped: str) -> TroupeError:
+        """Why requests end: the root cause as `__cause__` when there is one, else `stopped`."""
+        cause = self.failure
+        if cause is None:
+            return EngineStopped(stopped)
+        error: TroupeError
+        if isinstance(cause, WorkerCrashed):
+            error = WorkerCrashed(cause.message, code="engine_failed")
+        elif "actor: worker" in getattr(cause, "__notes__", ()):
+            error = WorkerCrashed("the model worker crashed; the engine has stopped", code="engine_failed")
+        else:
+            error = EngineStopped("the engine has failed", code="engine_failed")
+        error.__cause__ = cause
+        return error
+
+
+def _nobody_waits(cause: Exception, owed: Sequence[Any]) -> None:
+    """What these actors owe is no single request's answer, or is answered when the engine fails."""
+
+
+def _restarting(message: str, cause: Exception) -> TroupeError:
+    error = EngineStopped(message, code="engine_restarting")
+    error.__cause__ = cause
+    return error
