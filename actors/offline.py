@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tqdm import tqdm
 
 from troupellm.actors.engine import Engine
-from troupellm.actors.submit import PromptLike
+from troupellm.actors.submit import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
@@ -170,14 +170,14 @@ def _as_list(prompts: Any) -> Sequence[Any]:
     return list(prompts)
 
 
-def _prompt(prompt: Any) -> Prompt | str | Sequence[int]:
+def _prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return TokensPrompt(tuple(prompt["prompt_token_ids"]))
         if "prompt" in prompt:
             return TextPrompt(prompt["prompt"])
         raise InvalidRequest("a prompt mapping needs prompt or prompt_token_ids", param="prompts")
-    return prompt  # type: ignore[no-any-return]
+    return as_prompt(prompt)
 
 
 def _request_output(completion: Completion) -> RequestOutput:

@@ -44,7 +44,8 @@ def as_prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
         return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        return TokensPrompt(tuple(prompt))
+        ids: Sequence[int] = prompt
+        return TokensPrompt(tuple(ids))
     raise InvalidRequest("prompt must be text or a sequence of token ids", param="prompt", code="invalid_type")
 
 

@@ -5,6 +5,7 @@ they start and stop. The actors know their mailboxes only.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Literal, Never
 
 import anyio
@@ -106,6 +107,7 @@ class System:
         self.requests = OpenRequests(company.clock, self.scheduler.control)
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
+        self._rows = count()
         self.ended = anyio.Event()
         self._scheduler = self._build_scheduler()
         self._worker = self._build_worker()
@@ -201,6 +203,21 @@ class System:
                 )
             )
         return children
+
+    def _build_intake(self) -> Intake:
+        company = self._company
+        return Intake(
+            self.intake,
+            self.output,
+            self.scheduler,
+            tokenizer=company.tokenizer,
+            chat_template=company.chat_template,
+            limits=company.limits,
+            ready=company.ready,
+            threads=company.pool,
+            randomness=company.randomness,
+            rows=self._rows,
+        )
 
     def _build_worker(self) -> WorkerActor:
         company = self._company
