@@ -48,6 +48,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     detokenize: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    min_tokens: int = 0
+    """Stop strings do not count in the text of so many first tokens."""
 
 
 class RowFinished(msgspec.Struct, frozen=True, gc=False):

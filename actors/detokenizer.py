@@ -1,0 +1,257 @@
+"""Token ids to text that is safe to show: the synchronous core of the output actor.
+
+A text is never taken back. Bytes that are not a whole character yet are held, and so is the beginning of what may be a
+stop string; both are let go when the sequence ends.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from troupellm.actors.stop_strings import StopStrings
+from troupellm.models.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+_SAMPLE_TOKENS = 4096
+
+
+class Decoder(Protocol):
+    """Incremental decoding of one sequence."""
+
+    def step(self, token_id: int) -> str:
+        """What became certain with this token."""
+
+    def flush(self) -> str:
+        """What was held back; the sequence has ended."""
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is held, so that a whole token's text is simply its table entry."""
+
+
+class TextTables:
+    """What each token adds to a text, for every token; shared by all sequences.
+
+    An entry is None where the token cannot be looked at alone: it holds part of a character, or stands for a byte.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.raw = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.size)]
+        self.alone = [raw.decode("utf-8", "replace") for raw in self.raw]
+        """Each token's own text, for log-probabilities."""
+        self.shown: list[str | None] = [
+            None if token_id in tokenizer.byte_token_ids else _whole(raw) for token_id, raw in enumerate(self.raw)
+        ]
+        self.skipping: list[str | None] = [
+            "" if token_id in tokenizer.special_token_ids else piece for token_id, piece in enumerate(self.shown)
+        ]
+        self.trusted = tokenizer.form != "other" and self._agrees_with_library()
+        """Whether the tables give what the library gives; otherwise the library decodes."""
+
+    def decoder(self, *, skip_special_tokens: bool) -> Decoder:
+        if not self.trusted:
+            return LibraryDecoder(self.tokenizer, skip_special_tokens)
+        pieces = self.pieces(skip_special_tokens=skip_special_tokens)
+        if self.tokenizer.form == "byte_fallback":
+            return ByteFallbackDecoder(pieces, self.raw)
+        return ByteLevelDecoder(pieces, self.raw)
+
+    def pieces(self, *, skip_special_tokens: bool) -> list[str | None]:
+        """Text by token id; for the fast path of sequences whose decoder is clean."""
+        if not self.trusted:
+            return []
+        return self.skipping if skip_special_tokens else self.shown
+
+    def _agrees_with_library(self) -> bool:
+        """Compare on a sample over the whole vocabulary: partial characters included, single bytes of fallback not.
+
+        A leading space is left out of the comparison: SentencePiece's decoder strips it from the start of a text, and
+        what is decoded here continues a prompt.
+        """
+        self.trusted = True
+        stride = self.tokenizer.size // _SAMPLE_TOKENS + 1
+        sample = [i for i in range(0, self.tokenizer.size, stride) if i not in self.tokenizer.byte_token_ids]
+        for skip in (False, True):
+            decoder = self.decoder(skip_special_tokens=skip)
+            ours = "".join(decoder.step(token_id) for token_id in sample) + decoder.flush()
+            theirs = self.tokenizer.decode(sample, skip_special_tokens=skip)
+            if ours.lstrip(" ") != theirs.lstrip(" "):
+                return False
+        return True
+
+
+def _whole(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+class ByteLevelDecoder:
+    """A text is the UTF-8 of all tokens' bytes in a row."""
+
+    __slots__ = ("_held", "_pieces", "_raw")
+
+    def __init__(self, pieces: Sequence[str | None], raw: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._raw = raw
+        self._held = b""
+
+    @property
+    def clean(self) -> bool:
+        return not self._held
+
+    def step(self, token_id: int) -> str:
+        if token_id >= len(self._pieces):
+            return ""  # a padded row of the logits
+        piece = self._pieces[token_id]
+        if piece == "" or (piece is not None and not self._held):
+            return piece
+        data = self._held + self._raw[token_id]
+        text, consumed = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[consumed:]
+        return text
+
+    def flush(self) -> str:
+        text = self._held.decode("utf-8", "replace")
+        self._held = b""
+        return text
+
+
+class ByteFallbackDecoder:
+    """Tokens are text, but for byte tokens, whose unbroken runs are decoded together.
+
+    A run shows a replacement character for every byte that belongs to no whole character. The library does so for all
+    bytes of a run with a mistake; here whole characters before the first mistake were shown already, and stay.
+    """
+
+    __slots__ = ("_broken", "_held", "_pieces", "_raw")
+
+    def __init__(self, pieces: Sequence[str | None], raw: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._raw = raw
+        self._held = b""
+        self._broken = False
+
+    @property
+    def clean(self) -> bool:
+        return not self._held and not self._broken
+
+    def step(self, token_id: int) -> str:
+        if token_id >= len(self._pieces):
+            return ""
+        piece = self._pieces[token_id]
+        if piece is None:
+            return self._byte(self._raw[token_id])
+        if not piece or self.clean:
+            return piece
+        return self.flush() + piece
+
+    def flush(self) -> str:
+        text = REPLACEMENT * len(self._held)
+        self._held = b""
+        self._broken = False
+        return text
+
+    def _byte(self, byte: bytes) -> str:
+        if self._broken:
+            return REPLACEMENT
+        data = self._held + byte
+        try:
+            text, consumed = codecs.utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            self._held = b""
+            self._broken = True
+            return REPLACEMENT * len(data)
+        self._held = data[consumed:]
+        return text
+
+
+class LibraryDecoder:
+    """Any other form: the library's stream, and what it still held back from a full decode at the end."""
+
+    __slots__ = ("_ids", "_shown", "_skip", "_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stream = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
+        self._ids: list[int] = []
+        self._shown: list[str] = []
+
+    @property
+    def clean(self) -> bool:
+        return False
+
+    def step(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._stream.step(token_id)
+        self._shown.append(text)
+        return text
+
+    def flush(self) -> str:
+        whole, shown = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip), "".join(self._shown)
+        return whole[len(shown) :] if whole.startswith(shown) else ""
+
+
+class SequenceText:
+    """One sequence's text up to its stop string."""
+
+    __slots__ = ("_count", "_decoder", "_held", "_include_stop", "_min_tokens", "_state", "_stops")
+
+    def __init__(
+        self, decoder: Decoder, stops: StopStrings | None, *, include_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        """
+        Args:
+            include_stop: the stop string itself is part of the text.
+            min_tokens: stop strings do not count in the text of so many first tokens.
+        """
+        self._decoder = decoder
+        self._stops = stops
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._count = 0
+        self._state = 0
+        self._held = ""
+
+    @property
+    def clean(self) -> bool:
+        """The next token's text is its table entry."""
+        return self._stops is None and self._decoder.clean
+
+    def feed(self, token_ids: Sequence[int]) -> tuple[str, int, str | None]:
+        """Take new tokens.
+
+        Returns:
+            Text to show, how many of the tokens were used, and the stop string when one was met.
+        """
+        texts: list[str] = []
+        for used, token_id in enumerate(token_ids, 1):
+            self._count += 1
+            shown, stop = self._advance(self._decoder.step(token_id))
+            texts.append(shown)
+            if stop is not None:
+                return "".join(texts), used, stop
+        return "".join(texts), len(token_ids), None
+
+    def finish(self) -> tuple[str, str | None]:
+        """Everything held back, and the stop string when it completes one."""
+        shown, stop = self._advance(self._decoder.flush())
+        if stop is None:
+            shown, self._held = shown + self._held, ""
+        return shown, stop
+
+    def _advance(self, text: str) -> tuple[str, str | None]:
+        stops = self._stops
+        if stops is None or not text or self._count <= self._min_tokens:
+            return text, None
+        self._state, read, stop = stops.scan(self._state, text)
+        text = self._held + text[:read]
+        if stop is None:
+            keep = len(text) - stops.depth[self._state]
+            shown, self._held = text[:keep], text[keep:]
+            return shown, None
+        self._held = ""
+        return (text if self._include_stop else text[: -len(stop)]), stop

@@ -1,0 +1,139 @@
+"""Input processor: renders, tokenizes and validates a request before anybody else hears of it.
+
+Owns:      nothing but the requests being prepared.
+Receives:  IntakeMessage.
+Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler; a refusal to the request's outbox.
+On crash:  the supervisor ends the requests that had not begun.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Never
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskStatus
+
+from troupellm.actors.intake_core import Preparer, tokenize
+from troupellm.actors.mailbox import Mailbox, MailboxClosed
+from troupellm.actors.ports import Randomness, Threads
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
+from troupellm.protocol.intake import ChatPrompt, IntakeMessage, PrepareRequest, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.sampling import Limits
+from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.worker import WorkerReady
+
+INLINE_CHARACTERS = 1000
+"""Texts up to this length are tokenized on the event loop (under a millisecond); a thread costs more than it saves."""
+_INLINE_MESSAGES = 16
+
+
+class Intake:
+    """The asynchronous shell. A long prompt goes through the threads while others overtake it."""
+
+    def __init__(
+        self,
+        inbox: Mailbox[IntakeMessage, Never],
+        output: Mailbox[OutputMessage, Never],
+        scheduler: Mailbox[SchedulerMessage, SchedulerControl],
+        *,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        limits: Limits,
+        ready: WorkerReady,
+        threads: Threads,
+        randomness: Randomness,
+        rows: Iterator[int],
+    ) -> None:
+        """
+        Args:
+            rows: numbers for sequences, the same iterator after a restart.
+        """
+        self._inbox = inbox
+        self._output = output
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._most_tokens = limits.max_model_len
+        self._threads = threads
+        self._randomness = randomness
+        self._preparer = Preparer(tokenizer, limits, ready, rows)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the inbox is closed and empty and everything in it was passed on."""
+        task_status.started()
+        async with anyio.create_task_group() as group:
+            while await self._inbox.wait():
+                while (message := self._inbox.take()) is not None:
+                    if is_short(message.prompt):
+                        await self._pass_on(message, in_thread=False)
+                    else:  # at most as many as admission lets in
+                        group.start_soon(self._pass_on_from_thread, message)
+                await anyio.lowlevel.checkpoint()
+
+    async def _pass_on_from_thread(self, message: PrepareRequest) -> None:
+        await self._pass_on(message, in_thread=True)
+
+    async def _pass_on(self, message: PrepareRequest, *, in_thread: bool) -> None:
+        """Prepare one request and send it on, or answer it. The choke point for what a request's content raises."""
+        arguments = (message.prompt, self._tokenizer, self._chat_template, self._most_tokens)
+        try:
+            token_ids = await self._threads.run(tokenize, *arguments) if in_thread else tokenize(*arguments)
+            prepared = self._preparer.prepare(message, token_ids, self._randomness.seed())
+        except TroupeError as error:
+            _refuse(message, error)
+            return
+        except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
+            failure = RequestFailed("the request could not be prepared")
+            failure.__cause__ = cause
+            _refuse(message, failure)
+            return
+        try:
+            await self._output.put(prepared.opened)
+            await self._scheduler.put(prepared.submitted)
+        except MailboxClosed:
+            _refuse(message, EngineStopped("the engine was closed"))
+
+
+async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTemplate, threads: Threads) -> list[int]:
+    """The token ids that a prompt becomes, without a request.
+
+    Raises:
+        InvalidRequest: the prompt cannot be rendered or tokenized.
+    """
+    if is_short(prompt):
+        return tokenize(prompt, tokenizer, chat_template, None)
+    return await threads.run(tokenize, prompt, tokenizer, chat_template, None)
+
+
+def is_short(prompt: Prompt) -> bool:
+    """Whether preparing it takes about a millisecond at most."""
+    match prompt:
+        case TokensPrompt():
+            return True
+        case TextPrompt(text=text):
+            return not isinstance(text, str) or len(text) <= INLINE_CHARACTERS
+        case ChatPrompt(messages=messages, tools=tools):
+            return not tools and len(messages) <= _INLINE_MESSAGES and _letters(messages) <= INLINE_CHARACTERS
+
+
+def _letters(value: Any) -> int:
+    """Characters of all text inside a message, whatever its shape; stops counting where it is too much anyway."""
+    total, pending = 0, [value]
+    while pending and total <= INLINE_CHARACTERS:
+        match pending.pop():
+            case str() as text:
+                total += len(text)
+            case dict() as mapping:
+                pending.extend(mapping.values())
+            case list() | tuple() as parts:
+                pending.extend(parts)
+        total += 1
+    return total
+
+
+def _refuse(message: PrepareRequest, error: TroupeError) -> None:
+    message.outbox.fail(error)
+    message.outbox.wake()

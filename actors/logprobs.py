@@ -1,0 +1,30 @@
+"""Log-probabilities from the worker's columns to what users read."""
+
+from collections.abc import Iterator
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.protocol.outputs import TokenLogprob, TopLogprob
+from troupellm.protocol.worker import RowLogprobs
+
+
+def token_logprobs(entry: RowLogprobs, tables: TextTables) -> Iterator[TokenLogprob]:
+    """One per token of the entry, in order; the alternatives in falling order, without the token's own column."""
+    width = entry.width
+    ids = memoryview(entry.token_ids).cast("i")
+    values = memoryview(entry.logprobs).cast("f")
+    ranks = memoryview(entry.ranks).cast("i")
+    for index, rank in enumerate(ranks):
+        start = index * width
+        token_id = ids[start]
+        token, raw = _text(token_id, tables)
+        top = tuple(
+            TopLogprob(ids[start + column], values[start + column], column, *_text(ids[start + column], tables))
+            for column in range(1, width)
+        )
+        yield TokenLogprob(token_id, values[start], rank, token, raw, top)
+
+
+def _text(token_id: int, tables: TextTables) -> tuple[str, bytes]:
+    if token_id < len(tables.raw):
+        return tables.alone[token_id], tables.raw[token_id]
+    return "", b""

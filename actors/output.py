@@ -1,0 +1,57 @@
+"""Output actor: turns each step's tokens into text and hands it to the readers.
+
+Owns:      the text state of every open sequence, and when each reader is woken next.
+Receives:  OutputMessage.
+Sends:     plain calls to each request's outbox; StopStringMet and AbortRequest to the scheduler's control lane.
+On crash:  restarted empty; the supervisor ends every request that was open, and rows it does not know are ignored.
+"""
+
+from collections.abc import Callable
+from typing import Never
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskStatus
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.output_core import OutputCore
+from troupellm.actors.ports import Clock
+from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.scheduler import SchedulerControl
+
+
+class Output:
+    """The asynchronous shell: one receive loop."""
+
+    def __init__(
+        self,
+        inbox: Mailbox[OutputMessage, Never],
+        tables: TextTables,
+        to_scheduler: Callable[[SchedulerControl], None],
+        clock: Clock,
+        *,
+        flush_interval: float,
+    ) -> None:
+        """
+        Args:
+            tables: built once per tokenizer (that takes up to half a second); shared by restarts.
+            flush_interval: least seconds between two wakes of one reader, but for first tokens and ends; 0 wakes
+                after every step.
+        """
+        self._inbox = inbox
+        self._clock = clock
+        self._core = OutputCore(tables, to_scheduler, flush_interval)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the inbox is closed and empty."""
+        task_status.started()
+        inbox, core, clock = self._inbox, self._core, self._clock
+        timeout: float | None = None
+        while await inbox.wait(timeout) or not inbox.closed:
+            while (message := inbox.take()) is not None:
+                core.handle(message, clock.now())
+            core.flush(clock.now())
+            timeout = None if core.next_flush is None else max(0.001, core.next_flush - clock.now())
+            await anyio.lowlevel.checkpoint()
+        core.flush(float("inf"))

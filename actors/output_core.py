@@ -1,0 +1,255 @@
+"""What the output actor does with each message, without the loop around it.
+
+The hot path is a plain sequence: no stop strings, no log-probabilities, nothing held back. It costs two look-ups and
+one push per token; everything else takes the careful path below it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from troupellm.actors.detokenizer import SequenceText, TextTables
+from troupellm.actors.logprobs import token_logprobs
+from troupellm.actors.stop_strings import StopStrings
+from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.output import OpenRequest, Outbox, OutputMessage, RequestClosed, RowFinished, StepOutput
+from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, StopStringMet
+from troupellm.protocol.worker import RowLogprobs
+
+
+class _Request:
+    """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
+
+    __slots__ = ("dirty", "due", "number", "outbox", "prompt_entries", "prompt_tokens", "rows")
+
+    def __init__(self, message: OpenRequest) -> None:
+        self.number = message.request
+        self.outbox: Outbox = message.outbox
+        self.rows = message.rows
+        self.prompt_tokens = len(message.prompt_token_ids) // 4
+        self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
+        self.due = 0.0
+        self.dirty = False
+
+
+class _Row:
+    """A sequence that has not ended. `fast`: its next token is shown as it stands in `pieces`."""
+
+    __slots__ = ("fast", "index", "logprobs", "pieces", "request", "show_stop_token", "started", "text")
+
+    def __init__(self, index: int, request: _Request, text: SequenceText | None, pieces: Sequence[str | None]) -> None:
+        self.index = index
+        self.request = request
+        self.text = text
+        """None when nothing is to be detokenized."""
+        self.pieces = pieces
+        self.logprobs = False
+        self.show_stop_token = False
+        self.started = False
+        self.fast = False
+
+
+class OutputCore:
+    """All state of the output actor. Times are seconds on the engine's clock, passed in."""
+
+    def __init__(
+        self, tables: TextTables, to_scheduler: Callable[[SchedulerControl], None], flush_interval: float
+    ) -> None:
+        self._tables = tables
+        self._to_scheduler = to_scheduler
+        self._flush_interval = flush_interval
+        self._requests: dict[int, _Request] = {}
+        self._rows: dict[int, _Row] = {}
+        self._dirty: list[_Request] = []
+        self.next_flush: float | None = None
+        """When `flush` has something to do; None while nobody has unseen pieces."""
+
+    def handle(self, message: OutputMessage, now: float) -> None:
+        match message:
+            case StepOutput():
+                self._on_step(message, now)
+            case OpenRequest():
+                self._on_open(message)
+            case _:
+                assert_never(message)
+
+    def flush(self, now: float) -> None:
+        """Wake the readers whose time has come."""
+        if self.next_flush is None or now < self.next_flush:
+            return
+        waiting: list[_Request] = []
+        earliest: float | None = None
+        for request in self._dirty:
+            if not request.dirty:
+                continue
+            if now >= request.due:
+                self._wake(request, now)
+            else:
+                waiting.append(request)
+                earliest = request.due if earliest is None else min(earliest, request.due)
+        self._dirty = waiting
+        self.next_flush = earliest
+
+    def _on_open(self, message: OpenRequest) -> None:
+        request = self._requests[message.request] = _Request(message)
+        tables, skip = self._tables, message.skip_special_tokens
+        pieces = tables.pieces(skip_special_tokens=skip)
+        stops = StopStrings(message.stop_strings) if message.stop_strings else None
+        for index, number in enumerate(message.rows):
+            text: SequenceText | None = None
+            if message.detokenize:
+                text = SequenceText(
+                    tables.decoder(skip_special_tokens=skip),
+                    stops,
+                    include_stop=message.include_stop_str_in_output,
+                    min_tokens=message.min_tokens,
+                )
+            row = self._rows[number] = _Row(index, request, text, pieces)
+            row.logprobs = message.logprobs is not None
+            row.show_stop_token = message.include_stop_str_in_output
+        request.outbox.opened(tuple(memoryview(message.prompt_token_ids).cast("i")))
+        self._deliver_prompt_logprobs(request)
+        request.outbox.wake()
+
+    def _on_step(self, message: StepOutput, now: float) -> None:
+        for prompt_entry in message.prompt_logprobs:
+            self._on_prompt_logprobs(prompt_entry)
+        finished = {end.row: end for end in message.finished} if message.finished else {}
+        logprobs = {entry.row: entry for entry in message.logprobs} if message.logprobs else {}
+        rows, tokens, offset = self._rows, message.tokens, 0
+        for number, count in zip(message.rows, message.token_counts, strict=True):
+            start, offset = offset, offset + count
+            row = rows.get(number)
+            if row is None:
+                continue  # it has met a stop string, or failed
+            if row.fast and count == 1 and number not in finished:
+                token_id = tokens[start]
+                text = row.pieces[token_id] if token_id < len(row.pieces) else ""
+                if text is not None:
+                    request = row.request
+                    request.outbox.push(Delta(index=row.index, text=text, token_ids=(token_id,)))
+                    if not request.dirty:
+                        self._mark(request)
+                    continue
+            self._advance(row, number, tokens[start:offset], logprobs.get(number), finished.pop(number, None), now)
+        for end in finished.values():
+            if end.row in rows:
+                self._advance(rows[end.row], end.row, (), None, end, now)
+        for failure in message.failed:
+            self._on_row_failed(failure.row, RequestFailed(failure.message, code=failure.code), message.closed)
+        for closed in message.closed:
+            self._on_closed(closed)
+
+    def _advance(
+        self,
+        row: _Row,
+        number: int,
+        token_ids: tuple[int, ...],
+        logprobs: RowLogprobs | None,
+        end: RowFinished | None,
+        now: float,
+    ) -> None:
+        """The careful path: any number of tokens, stop strings, log-probabilities, the end of the sequence."""
+        shown, used, reason, stop = self._show(row, token_ids, end)
+        entries: tuple[TokenLogprob, ...] | None = None
+        if logprobs is not None and row.logprobs:
+            entries = tuple(token_logprobs(logprobs, self._tables))[:used]
+        request = row.request
+        if not (used or shown or reason):
+            return
+        request.outbox.push(
+            Delta(
+                index=row.index,
+                text=shown,
+                token_ids=token_ids[:used],
+                logprobs=entries,
+                finish_reason=reason,
+                stop_reason=stop,
+            )
+        )
+        if reason is not None:
+            del self._rows[number]
+            if end is None:
+                self._to_scheduler(StopStringMet(number))
+        if reason is not None or not row.started:
+            row.started = True
+            self._wake(request, now)
+        else:
+            self._mark(request)
+        row.fast = not row.logprobs and row.text is not None and row.text.clean and bool(row.pieces)
+
+    def _show(
+        self, row: _Row, token_ids: tuple[int, ...], end: RowFinished | None
+    ) -> tuple[str, int, FinishReason | None, int | str | None]:
+        """Text to show, tokens used, finish reason and stop reason."""
+        ended = (None, None) if end is None else (end.reason, end.stop_token_id)
+        if row.text is None:
+            return "", len(token_ids), *ended
+        hidden = end is not None and end.hide_last and not row.show_stop_token
+        shown, used, stop = row.text.feed(token_ids[:-1] if hidden else token_ids)
+        if stop is not None:
+            return shown, used, "stop", stop
+        if end is not None:
+            rest, stop = row.text.finish()
+            shown += rest
+            if stop is not None:
+                return shown, len(token_ids), "stop", stop
+        return shown, len(token_ids), *ended
+
+    def _on_prompt_logprobs(self, entry: RowLogprobs) -> None:
+        """Collect them over the chunks of a prompt; a chunk that is computed again after a preemption adds nothing."""
+        row = self._rows.get(entry.row)
+        if row is None or row.index != 0 or row.request.prompt_entries is None:
+            return
+        entries = row.request.prompt_entries
+        known = len(entries) - entry.position
+        if known >= 0:
+            entries.extend(list(token_logprobs(entry, self._tables))[known:])
+            self._deliver_prompt_logprobs(row.request)
+
+    def _deliver_prompt_logprobs(self, request: _Request) -> None:
+        if request.prompt_entries is not None and len(request.prompt_entries) >= request.prompt_tokens:
+            request.outbox.prompt_logprobs(request.prompt_entries)
+            request.prompt_entries = None
+
+    def _on_row_failed(self, number: int, error: RequestFailed, closed: Sequence[RequestClosed]) -> None:
+        """One failed sequence fails its request; the scheduler is told unless it has closed it already."""
+        row = self._rows.get(number)
+        if row is None:
+            return
+        request = row.request
+        self._forget(request)
+        request.outbox.fail(error)
+        request.outbox.wake()
+        if all(other.request != request.number for other in closed):
+            self._to_scheduler(AbortRequest(request.number))
+
+    def _on_closed(self, closed: RequestClosed) -> None:
+        request = self._requests.get(closed.request)
+        if request is None:
+            return
+        self._forget(request)
+        if closed.error is None:
+            request.outbox.close(closed.usage, closed.scheduled, closed.first_token)
+        else:
+            request.outbox.fail(closed.error)
+        request.outbox.wake()
+
+    def _forget(self, request: _Request) -> None:
+        del self._requests[request.number]
+        request.dirty = False
+        for number in request.rows:
+            self._rows.pop(number, None)
+
+    def _mark(self, request: _Request) -> None:
+        """The reader has something to see, at the latest when its interval is over."""
+        if not request.dirty:
+            request.dirty = True
+            self._dirty.append(request)
+            if self.next_flush is None or request.due < self.next_flush:
+                self.next_flush = request.due
+
+    def _wake(self, request: _Request, now: float) -> None:
+        request.dirty = False
+        request.due = now + self._flush_interval
+        request.outbox.wake()

@@ -1,0 +1,218 @@
+"""Chat templates: messages to the prompt text that the model was trained on.
+
+A template is part of a downloaded model and so not trusted: it runs in jinja2's immutable sandbox and sees only what it
+is given. What goes wrong while it renders is the request's fault, since the template was parsed when it was loaded.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from troupellm.models.tokenizer import read_json
+from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+
+RESERVED = frozenset(
+    {
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template",
+        "conversation", "tokenize", "return_tensors", "return_dict",
+    }
+)  # fmt: skip
+"""Names that a caller's keyword arguments may not set, beside the special tokens."""
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LOOKS_LIKE_TEXT = ("{{", "{%", "{#", "\n")
+
+
+class ChatTemplate:
+    """Thread-safe. Without a template every chat is refused, with a message that says so."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """
+        Args:
+            templates: text by name; "default" is used unless tools are given and there is a "tool_use".
+
+        Raises:
+            ModelLoadError: a template does not parse.
+        """
+        environment = _environment()
+        self.sources = dict(templates)
+        self.special_tokens = dict(special_tokens)
+        self._compiled: dict[str, jinja2.Template] = {}
+        for name, text in templates.items():
+            try:
+                self._compiled[name] = environment.from_string(text)
+            except jinja2.TemplateError as error:
+                raise ModelLoadError(f"chat template {name}: {error}") from error
+
+    @classmethod
+    def load(cls, folder: Path, override: str | None) -> "ChatTemplate":
+        """Read the model's template, or `override`: a file, or the text itself.
+
+        Raises:
+            ModelLoadError: the file is missing or the template does not parse.
+        """
+        config = read_json(folder / "tokenizer_config.json")
+        tokens = {name: text for name in _SPECIAL_TOKENS if (text := _content(config.get(name))) is not None}
+        if override is not None:
+            return cls({"default": _read_override(override)}, tokens)
+        templates = _named(config.get("chat_template"))
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            templates["default"] = _read(file)
+        for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            templates[extra.stem] = _read(extra)
+        return cls(templates, tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text.
+
+        Args:
+            continue_final_message: end the prompt with the last message's content, left open; excludes
+                add_generation_prompt.
+            kwargs: further variables for the template.
+
+        Raises:
+            InvalidRequest: no template, messages that the template refuses, or a reserved keyword.
+        """
+        template = self._choose(tools)
+        if not messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        check_template_kwargs(kwargs)
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            )
+        variables = {
+            **self.special_tokens,
+            **kwargs,
+            "messages": messages,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = template.render(variables)
+        except Exception as error:  # template code can raise anything over somebody's messages
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        return _continue(text, messages) if continue_final_message else text
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        if tools and "tool_use" in self._compiled:
+            return self._compiled["tool_use"]
+        template = self._compiled.get("default")
+        if template is None:
+            raise InvalidRequest("this model has no chat template; use completions", param="messages")
+        return template
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for names that are not a caller's to set."""
+    for name in kwargs:
+        if not name.isidentifier() or name.startswith("_") or name in RESERVED or name in _SPECIAL_TOKENS:
+            raise InvalidRequest(f"chat_template_kwargs must not set {name!r}", param="chat_template_kwargs")
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant said, for training; it renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _continue(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Cut the rendered chat behind the last message's content.
+
+    Templates commonly trim a message, so the trimmed content is looked for; the spaces that ended it are kept if the
+    template kept them.
+    """
+    content = messages[-1].get("content")
+    if not isinstance(content, str) or not content.strip():
+        raise InvalidRequest("continue_final_message needs text in the last message", param="messages")
+    start = text.rfind(content.strip())
+    if start < 0:
+        raise InvalidRequest("the chat template changes the last message; it cannot be continued", param="messages")
+    end = start + len(content.strip())
+    spaces = content[len(content.rstrip()) :]
+    return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
+
+
+def _content(entry: Any) -> str | None:
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) else None
+
+
+def _named(entry: Any) -> dict[str, str]:
+    """`chat_template` of tokenizer_config.json: a text, or a list of named texts."""
+    if entry is None:
+        return {}
+    if isinstance(entry, str):
+        return {"default": entry}
+    if isinstance(entry, list):
+        pairs = [(item.get("name"), item.get("template")) for item in entry if isinstance(item, dict)]
+        named = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+        if len(named) == len(entry):
+            return named
+    raise ModelLoadError("tokenizer_config.json: chat_template must be a text or a list of named templates")
+
+
+def _read_override(override: str) -> str:
+    if any(mark in override for mark in _LOOKS_LIKE_TEXT):
+        return override
+    path = Path(override)
+    if not path.is_file():
+        raise ModelLoadError("chat_template names no file and is no template text")
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"chat template {path.name} cannot be read") from error

@@ -1,0 +1,222 @@
+"""The tokenizer: text to token ids and back, on the `tokenizers` library.
+
+Beside encode and decode it says how its decoder joins tokens, which lets the detokenizer work from tables: in the byte
+level form a text is the UTF-8 of all token bytes in a row, in the byte fallback form (SentencePiece) every token is
+text but for 256 byte tokens. Any other form is left to the library.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
+
+from troupellm.protocol.errors import ModelLoadError
+
+DecoderForm = Literal["byte_level", "byte_fallback", "other"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class _Definition(msgspec.Struct):
+    """The only part of tokenizer.json that is read here."""
+
+    decoder: dict[str, Any] | None = None
+
+
+class Tokenizer:
+    """Immutable and thread-safe.
+
+    Attributes:
+        size: one more than the highest token id.
+        form: how the decoder joins tokens.
+        special_token_ids: left out of a text by `skip_special_tokens`.
+        byte_token_ids: tokens that stand for one raw byte; only in the byte fallback form.
+        longest_token: bytes of the longest token.
+    """
+
+    def __init__(self, backend: Backend, definition: bytes, eos_token_ids: frozenset[int], bos: str | None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.form: DecoderForm = _decoder_form(msgspec.json.decode(definition, type=_Definition).decoder)
+        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        self.size: int = max(vocabulary.values(), default=-1) + 1
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.byte_token_ids: frozenset[int] = frozenset()
+        if self.form == "byte_fallback":
+            self.byte_token_ids = frozenset(i for text, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(text))
+        self._bytes = self._token_table(vocabulary)
+        self.longest_token: int = max(map(len, self._bytes), default=0)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json`; without it, convert what the folder has with `transformers`, if that is installed.
+
+        Raises:
+            ModelLoadError: no tokenizer, or one that cannot be read.
+        """
+        config = read_json(folder / "tokenizer_config.json")
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            definition = path.read_bytes()
+            try:
+                backend = Backend.from_buffer(definition)
+            except Exception as error:  # the library raises bare Exception
+                raise ModelLoadError(f"tokenizer.json cannot be read: {error}") from error
+        else:
+            backend = _convert(folder)
+            definition = backend.to_str().encode()
+        return cls(backend, definition, _eos_token_ids(folder, config, backend), _token_text(config.get("bos_token")))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the tokens; invalid bytes show as U+FFFD, ids beyond the vocabulary as nothing."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text, special or not; empty beyond the vocabulary."""
+        return self._bytes[token_id] if 0 <= token_id < self.size else b""
+
+    def decode_stream(self, *, skip_special_tokens: bool) -> "LibraryStream":
+        return LibraryStream(self._backend, skip_special_tokens)
+
+    def _token_table(self, vocabulary: dict[str, int]) -> list[bytes]:
+        table = [b""] * self.size
+        for text, token_id in vocabulary.items():
+            if self.form == "byte_level":
+                table[token_id] = _byte_level_bytes(text)
+            elif self.form == "byte_fallback":
+                match = _BYTE_TOKEN.fullmatch(text)
+                table[token_id] = bytes.fromhex(match[1]) if match else text.replace("\u2581", " ").encode()
+            else:
+                table[token_id] = self.decode((token_id,), skip_special_tokens=False).encode()
+        return table
+
+
+class LibraryStream:
+    """The library's own incremental decoder for one sequence."""
+
+    def __init__(self, backend: Backend, skip_special_tokens: bool) -> None:
+        self._backend = backend
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def step(self, token_id: int) -> str:
+        """What this token makes certain."""
+        try:
+            return self._stream.step(self._backend, token_id) or ""
+        except Exception:  # the library gives up on some invalid byte sequences and raises bare Exception
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+            return self._stream.step(self._backend, token_id) or ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when there is no such file.
+
+    Raises:
+        ModelLoadError: not JSON, or not an object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
+
+
+def _convert(folder: Path) -> Backend:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ModelLoadError(
+            "the model folder has no tokenizer.json",
+            hint="install `transformers`, which can convert older tokenizer files, or add tokenizer.json",
+        ) from error
+    try:
+        backend = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).backend_tokenizer
+    except Exception as error:  # anything may go wrong in the conversion of somebody's files
+        raise ModelLoadError(
+            f"the model folder has no tokenizer.json and its tokenizer cannot be converted: {error}",
+            hint="add tokenizer.json to the folder",
+        ) from error
+    if not isinstance(backend, Backend):
+        raise ModelLoadError("the model folder has no tokenizer.json and its tokenizer has no fast form")
+    return backend
+
+
+def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:
+    """What a tokenizer.json decoder does, if it is one of the two standard forms."""
+    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        return "byte_level"
+    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"]:
+        replace, strips = steps[0], steps[3:]
+        plain = replace.get("pattern") == {"String": "\u2581"} and replace.get("content") == " "
+        leading = all(s.get("type") == "Strip" and s.get("content") == " " and s.get("stop") == 0 for s in strips)
+        if plain and leading:
+            return "byte_fallback"
+    return "other"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable characters that stand for the 256 bytes in a byte level vocabulary."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return {chr(byte if byte in printable else next(spare)): byte for byte in range(256)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _byte_level_bytes(text: str) -> bytes:
+    """Bytes of a token; one with a character outside the alphabet (an added token) stands for itself."""
+    try:
+        return bytes([_ALPHABET[character] for character in text])
+    except KeyError:
+        return text.encode()
+
+
+def _token_text(entry: Any) -> str | None:
+    """A special token as tokenizer_config.json writes it: a string, or an object with `content`."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) else None
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+    """The generation config's (or else the model config's) end tokens and the tokenizer's own.
+
+    Raises:
+        ModelLoadError: an entry is no token id.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        settings = read_json(folder / name)
+        nested = settings.get("text_config")
+        given = settings.get("eos_token_id")
+        if given is None and isinstance(nested, dict):
+            given = nested.get("eos_token_id")
+        if given is None:
+            continue
+        ids = given if isinstance(given, list) else [given]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise ModelLoadError(f"{name}: eos_token_id must be a token id or a list of them, got {given!r}")
+        found.update(ids)
+        break
+    text = _token_text(config.get("eos_token"))
+    own = None if text is None else backend.token_to_id(text)
+    if own is not None:
+        found.add(own)
+    return frozenset(found)
