@@ -1,0 +1,12 @@
+"""Flags of `bench chain`."""
+
+import argparse
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", type=int, nargs="+", default=[8, 64, 256, 1024], help="sequences at once")
+    parser.add_argument("--flush-ms", type=float, nargs="+", default=[20.0, 0.0], help="flush intervals of streams")
+    parser.add_argument("--window-steps", type=int, default=200, help="steps that make one window")
+    parser.add_argument("--windows", type=int, default=7, help="windows whose median counts")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time the worker pretends to compute")
+    parser.add_argument("--result-json", metavar="FILE")

@@ -1,0 +1,39 @@
+"""`troupellm bench`: load tests and benchmarks. Light to import: a benchmark is loaded only when it runs."""
+
+import argparse
+from importlib import import_module
+
+from troupellm.load_tests.chain import flags as chain
+from troupellm.load_tests.heartbeat import flags as heartbeat
+from troupellm.load_tests.serve import flags as serve
+from troupellm.load_tests.throughput import flags as throughput
+
+_BENCHMARKS = {
+    "serve": (serve.add_flags, "troupellm.load_tests.serve.command", "open-loop load on a running server"),
+    "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
+    "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
+    "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
+}
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Shows the defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, "", [], {}, argparse.SUPPRESS) or action.help is None:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
+def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `bench` and its benchmarks; each sets `func`, which takes the namespace and returns an exit code."""
+    parser = subparsers.add_parser("bench", help="load tests and benchmarks")
+    benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
+    for name, (add_flags, module, summary) in _BENCHMARKS.items():
+        benchmark = benchmarks.add_parser(name, help=summary, description=summary, formatter_class=_Formatter)
+        add_flags(benchmark)
+        benchmark.set_defaults(func=_run, module=module)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return int(import_module(args.module).run(args))

@@ -1,0 +1,155 @@
+"""Flags of `bench serve`: vLLM's spelling and meaning where both have them."""
+
+import argparse
+import json
+import math
+from typing import Any
+
+from troupellm.load_tests.serve.datasets import DATASET_NAMES
+from troupellm.load_tests.serve.metrics import METRICS
+
+MAX_PROMPTS = 100_000
+MAX_SECONDS = 7200.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chat")
+    server.add_argument("--base-url", help="instead of --host and --port")
+    server.add_argument("--host", default="127.0.0.1")
+    server.add_argument("--port", type=int, default=8000)
+    server.add_argument("--endpoint", help="default: /v1/completions or /v1/chat/completions")
+    server.add_argument("--model", help="default: the first one the server lists")
+    server.add_argument("--api-key", help="default: OPENAI_API_KEY")
+    server.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of each body")
+    server.add_argument("--temperature", type=float, default=0.0)
+    server.add_argument("--ignore-eos", action="store_true", help="answers have exactly the wanted length, or fail")
+    server.add_argument("--allow-remote", action="store_true", help="let the load leave this machine")
+    server.add_argument("--ready-check-timeout-sec", type=float, default=60.0, help="0 does not wait for the server")
+    server.add_argument("--request-timeout-sec", type=positive, default=300.0, help="for one whole answer")
+    server.add_argument("--max-duration-sec", type=positive, default=600.0, help="for the whole run")
+    _add_load_flags(parser)
+    _add_dataset_flags(parser)
+    _add_report_flags(parser)
+
+
+def _add_load_flags(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-prompts", type=count, default=100)
+    load.add_argument("--request-rate", type=positive, default=math.inf, help="requests/s; inf sends all at once")
+    load.add_argument("--burstiness", type=positive, default=1.0, help="1 is Poisson, less comes in bursts")
+    load.add_argument("--max-concurrency", type=count, help="requests in flight at most")
+    load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"))
+    load.add_argument("--ramp-up-start-rps", type=positive)
+    load.add_argument("--ramp-up-end-rps", type=positive)
+    load.add_argument("--num-warmups", type=int, default=0, help="requests before the run, not measured")
+    load.add_argument("--seed", type=int, default=0)
+
+
+def _add_dataset_flags(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data set")
+    data.add_argument("--dataset-name", choices=DATASET_NAMES, default="random")
+    data.add_argument("--dataset-path", help="file of sharegpt (JSON) or custom (JSON lines)")
+    data.add_argument("--random-input-len", type=count, default=256)
+    data.add_argument("--random-output-len", type=count, default=128)
+    data.add_argument("--random-range-ratio", type=ratio, default=0.0, help="lengths vary by this share")
+    data.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts share")
+    data.add_argument("--random-vocab-size", type=count, default=1000, help="random token ids are below this")
+    data.add_argument("--prefix-repetition-prefix-len", type=count, default=256)
+    data.add_argument("--prefix-repetition-suffix-len", type=count, default=256)
+    data.add_argument("--prefix-repetition-num-prefixes", type=count, default=10)
+    data.add_argument("--prefix-repetition-output-len", type=count, default=128)
+    data.add_argument("--sharegpt-output-len", type=count, help="default: about the recorded answer's length")
+    data.add_argument("--custom-output-len", type=count, default=256, help="of lines that name none")
+
+
+def _add_report_flags(parser: argparse.ArgumentParser) -> None:
+    report = parser.add_argument_group("report")
+    report.add_argument("--goodput", nargs="+", type=limit, metavar="METRIC:MS", help="such as ttft:200 tpot:50")
+    report.add_argument(
+        "--percentile-metrics", type=metrics, default="ttft,tpot,itl,e2el", help="such as ttft,tpot,itl,e2el"
+    )
+    report.add_argument("--metric-percentiles", type=percentiles, default="99", help="such as 25,50,99")
+    report.add_argument("--save-result", action="store_true", help="write the JSON report")
+    report.add_argument("--save-detailed", action="store_true", help="with every request's own numbers")
+    report.add_argument("--result-dir", default=".")
+    report.add_argument("--result-filename")
+    report.add_argument("--html-report", nargs="?", const="", metavar="FILE", help="one self-contained page of plots")
+    report.add_argument("--metadata", nargs="*", type=pair, default=[], metavar="KEY=VALUE")
+    report.add_argument("--label", help="first part of the result's file name")
+    report.add_argument("--disable-tqdm", action="store_true")
+
+
+def check(args: argparse.Namespace) -> str:
+    """One line about flags that contradict each other, or an empty text."""
+    ramp = (args.ramp_up_start_rps, args.ramp_up_end_rps)
+    if args.num_prompts > MAX_PROMPTS:
+        return f"--num-prompts is at most {MAX_PROMPTS}"
+    if args.max_duration_sec > MAX_SECONDS:
+        return f"--max-duration-sec is at most {MAX_SECONDS:g}"
+    if args.ramp_up_strategy and None in ramp:
+        return "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps"
+    if not args.ramp_up_strategy and ramp != (None, None):
+        return "--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy"
+    if args.ramp_up_strategy and not math.isinf(args.request_rate):
+        return "give --request-rate or --ramp-up-strategy, not both"
+    return ""
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
+    return value
+
+
+def limit(text: str) -> tuple[str, float]:
+    metric, _, value = text.partition(":")
+    if metric not in ("ttft", "tpot", "e2el"):
+        raise argparse.ArgumentTypeError(f"{metric} is none of ttft, tpot, e2el")
+    return metric, positive(value)
+
+
+def metrics(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in METRICS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(METRICS)}")
+    return names
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    values = tuple(float(value) for value in text.split(","))
+    if not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"{text} is not within 0 and 100")
+    return values
+
+
+def pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text} is not KEY=VALUE")
+    return key, value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
