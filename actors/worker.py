@@ -77,8 +77,8 @@ class WorkerActor:
         launched = 0
         while launched or await self._inbox.wait():
             plans: list[StepPlan] = []
-            while launched < self._max_launched and (plan := self._inbox.take()) is not None:
-                plans.append(plan)
+            while launched < self._max_launched and self._inbox.depth and (plan := self._inbox.take()) is not None:
+                plans.append(plan)  # the last one stays in hand while it is computed
                 launched += 1
             result = await self._advance(tuple(plans))
             launched -= 1
