@@ -1,0 +1,110 @@
+"""Scheduler actor: decides what each step computes.
+
+Owns:      every request between its submission and its end, and the accounting of the KV cache.
+Receives:  SchedulerMessage; on the control lane SchedulerControl.
+Sends:     StepPlan to the worker (never more un-answered than credits), StepOutput to the output actor, statistics to
+           the metrics sink (by offer: what does not fit is dropped there and counted).
+On crash:  falls together with the worker, whose memory its block tables describe.
+"""
+
+from typing import Never, assert_never
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
+
+from troupellm.actors.mailbox import Mailbox, MailboxClosed
+from troupellm.actors.ports import Clock
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.protocol.metrics import MetricsMessage
+from troupellm.protocol.output import OutputMessage, StepOutput
+from troupellm.protocol.scheduler import (
+    AbortRequest,
+    Drain,
+    ReaderPaused,
+    ReaderResumed,
+    SchedulerControl,
+    SchedulerMessage,
+    StepFinished,
+    StopStringMet,
+    SubmitRequest,
+)
+from troupellm.protocol.snapshot import SchedulerSnapshot
+from troupellm.protocol.worker import StepPlan
+
+
+class Scheduler:
+    """The asynchronous shell: one receive loop around a `SchedulerCore`."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        inbox: Mailbox[SchedulerMessage, SchedulerControl],
+        worker: Mailbox[StepPlan, Never],
+        output: Mailbox[OutputMessage, Never],
+        metrics: Mailbox[MetricsMessage, Never],
+        clock: Clock,
+    ) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._worker = worker
+        self._output = output
+        self._metrics = metrics
+        self._clock = clock
+        self.published: SchedulerSnapshot = core.snapshot()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while await self._inbox.wait(self._timeout()) or not self._inbox.closed:
+            outputs: list[StepOutput] = []
+            while (message := self._inbox.take()) is not None:
+                output = self._handle(message)
+                if output is not None:
+                    outputs.append(output)
+            self._send_plans()
+            ended = self._core.take_output()
+            if ended is not None:
+                outputs.append(ended)
+            self.published = self._core.snapshot()
+            self._send_stats()
+            for output in outputs:
+                await self._output.put(output)
+            await checkpoint()
+
+    def _handle(self, message: SchedulerMessage | SchedulerControl) -> StepOutput | None:
+        match message:
+            case StepFinished(result=result):
+                return self._core.update(result, self._clock.now())
+            case SubmitRequest():
+                self._core.submit(message)
+            case AbortRequest(request=request):
+                self._core.abort(request)
+            case StopStringMet(row=row):
+                self._core.stop_string_met(row)
+            case ReaderPaused(request=request):
+                self._core.pause(request)
+            case ReaderResumed(request=request):
+                self._core.resume(request)
+            case Drain():
+                self._core.drain()
+            case _:
+                assert_never(message)
+        return None
+
+    def _send_plans(self) -> None:
+        """Before the outputs, so that the worker computes while text is made."""
+        while (plan := self._core.plan(self._clock.now())) is not None:
+            if not self._worker.offer(plan):
+                raise RuntimeError("the worker has no room for a plan, although there was a credit for it")
+
+    def _send_stats(self) -> None:
+        for stats in self._core.take_stats():
+            try:
+                self._metrics.offer(stats)
+            except MailboxClosed:
+                return
+
+    def _timeout(self) -> float | None:
+        """Seconds until a waiting request may have to be dropped; None while nobody has a deadline."""
+        deadline = self._core.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock.now())

@@ -1,0 +1,236 @@
+"""The scheduler's thinking: requests in, plans out, results in, outputs out. No await, no clock, no channel.
+
+Counting: `num_computed` of a sequence advances when a plan names it, its `tokens` when the plan has come back. With two
+plans in flight a decode row is planned again while its last token exists on the device only.
+"""
+
+import struct
+from heapq import heappop, heappush
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.planner import Planner
+from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
+from troupellm.actors.scheduler.prefix_cache import request_extras
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
+from troupellm.actors.scheduler.updates import Updates
+from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped, RequestAborted
+from troupellm.protocol.metrics import RequestStats, StepStats
+from troupellm.protocol.output import StepOutput
+from troupellm.protocol.scheduler import SubmitRequest
+from troupellm.protocol.snapshot import SchedulerSnapshot
+from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
+
+
+class SchedulerCore:
+    """Owns the block pools and the state of every request between its submission and its `RequestClosed`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ready: WorkerReady,
+        *,
+        enable_prefix_caching: bool,
+        hash_key: bytes,
+        engine_epoch: int = 0,
+    ) -> None:
+        self._config = config
+        self._ready = ready
+        self._engine_epoch = engine_epoch
+        self._tables = BlockTables(
+            len(ready.groups), ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
+        )
+        self._room = WaitingRoom()
+        self._flights = Flights(config.max_plans_in_flight)
+        self._residents = Residents(self._tables, self._room, self._flights)
+        self._ledger = Ledger(self._residents, self._room)
+        self._planner = Planner(config, self._tables, self._room, self._flights, self._residents, engine_epoch)
+        self._updates = Updates(self._ledger, self._residents, self._tables, ready.vocab_width)
+        self._deadlines: list[tuple[float, int]] = []
+        self._draining = False
+        self._num_submitted = 0
+
+    @property
+    def num_dropped_results(self) -> int:
+        """Row results that named nothing alive."""
+        return self._updates.num_dropped
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next waiting request may have to be dropped, on the clock of `plan`."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def submit(self, message: SubmitRequest) -> None:
+        """Accept a request, or close it at once with the error that says why it can never run."""
+        self._ledger.now = max(self._ledger.now, message.arrival)
+        if self._draining:
+            self._ledger.refuse(message, EngineStopped("the engine is stopping and takes no new requests"))
+            return
+        refusal = self._refusal(message)
+        if refusal is not None:
+            self._ledger.refuse(message, refusal)
+            return
+        request = Request(message, request_extras(cache_salt=message.cache_salt))
+        tokens = struct.unpack(f"<{request.num_prompt_tokens}i", message.prompt)
+        limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
+        self._num_submitted += 1
+        request.sequences = tuple(
+            Sequence(
+                request,
+                spec.row,
+                spec.sampling,
+                list(tokens),
+                message,
+                limit=limit,
+                num_groups=len(self._ready.groups),
+                arrival_key=arrival_key(self._config.scheduling_policy, message.priority, self._num_submitted, index),
+            )
+            for index, spec in enumerate(message.sequences)
+        )
+        request.prompt_computed = not self._tables.caching
+        self._ledger.open(request)
+        if message.deadline is not None:
+            heappush(self._deadlines, (message.deadline, message.request))
+
+    def abort(self, request: int) -> None:
+        """End a request for its owner. Idempotent; closes it when no plan in flight names it any more."""
+        found = self._ledger.requests.get(request)
+        if found is not None:
+            self._ledger.end_request(found, RequestAborted("the request was aborted"))
+
+    def stop_string_met(self, row: int) -> None:
+        """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
+        sequence = self._ledger.sequences.get(row)
+        if sequence is not None and sequence.state is not State.FINISHING:
+            sequence.request.reason = "stop"
+            self._ledger.end(sequence, Event.STOP)
+
+    def pause(self, request: int) -> None:
+        """Leave a request's sequences out of the plans until `resume`. Idempotent."""
+        found = self._ledger.requests.get(request)
+        if found is None or found.paused:
+            return
+        found.paused = True
+        for sequence in found.sequences:
+            if sequence.state in (State.WAITING, State.PREEMPTED):
+                self._room.remove(sequence)
+                sequence.handle(Event.PAUSE)
+            elif sequence.state is State.RUNNING:
+                self._residents.pause(sequence)
+
+    def resume(self, request: int) -> None:
+        found = self._ledger.requests.get(request)
+        if found is None or not found.paused:
+            return
+        found.paused = False
+        for sequence in found.sequences:
+            if sequence.state is State.PAUSED:
+                self._residents.resume(sequence)
+            elif sequence.state is State.HELD:
+                sequence.handle(Event.RESUME)
+                if found.prompt_computed or sequence is found.sequences[0]:
+                    self._room.add(sequence)
+
+    def drain(self) -> None:
+        """Refuse what comes from now on; what was accepted goes on."""
+        self._draining = True
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None: nothing to compute, or as many plans in flight as allowed.
+
+        Raises:
+            SchedulerFrozen: work could run but was not planned; a bug of ours.
+        """
+        self._ledger.now = now
+        self._expire(now)
+        return None if self._flights.full else self._planner.plan(now)
+
+    def update(self, result: StepResult, now: float) -> StepOutput:
+        """Take in what a plan gave; what is to be shown of it.
+
+        Raises:
+            BrokenResult: the result has the wrong shape or overtook another; a worker fault.
+        """
+        self._ledger.now = now
+        flight = self._flights.land(result.step) if result.engine_epoch == self._engine_epoch else None
+        if flight is not None:
+            return self._updates.apply(flight, result, now)
+        self._updates.num_dropped += len(result.rows)
+        return self._ledger.take(result.step) or StepOutput(step=result.step)
+
+    def take_output(self) -> StepOutput | None:
+        """Ends that no step brought: aborts, refusals, deadlines."""
+        return self._ledger.take(self._flights.last_returned)
+
+    def take_stats(self) -> list[StepStats | RequestStats]:
+        """What happened since the last call, for the metrics sink."""
+        return [*self._updates.take_stats(), *self._ledger.take_stats()]
+
+    def snapshot(self) -> SchedulerSnapshot:
+        pools = self._tables.pools
+        residents = self._residents
+        running, paused = len(residents.running), len(residents.paused)
+        return SchedulerSnapshot(
+            waiting=len(self._ledger.sequences) - running - paused - len(residents.ending),
+            running=running,
+            paused=paused,
+            waiting_tokens=self._room.num_tokens,
+            blocks_total=sum(pool.num_blocks for pool in pools),
+            blocks_free=sum(pool.num_free for pool in pools),
+            blocks_cached=sum(pool.num_cached for pool in pools),
+            steps=self._planner.step,
+            preemptions=residents.num_preemptions,
+            tokens_generated=self._updates.num_tokens,
+            prefix_queries=self._tables.num_queried_tokens,
+            prefix_hits=self._tables.num_hit_tokens,
+            plans_in_flight=len(self._flights),
+        )
+
+    def assert_invariants(self) -> None:
+        """For tests, after any call: every block and every sequence is accounted for."""
+        self._residents.assert_invariants()
+        self._ledger.assert_invariants(self._flights)
+        for sequence in self._ledger.sequences.values():
+            waits = sequence.state in (State.WAITING, State.PREEMPTED)
+            released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]
+            assert (sequence in self._room) == (waits and released), "the waiting room and the states disagree"
+            assert not sequence.request.paused or sequence.state not in (State.RUNNING, State.WAITING), "not paused"
+            assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
+        assert len(self._flights) <= self._flights.capacity, "more plans in flight than credits"
+
+    def _refusal(self, message: SubmitRequest) -> ContextLengthExceeded | None:
+        """Why a request can never run, whatever else ends."""
+        num_prompt = len(message.prompt) // 4
+        room = self._ready.max_model_len
+        if num_prompt >= room:
+            return ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens; the context of {room} tokens leaves no room for an answer",
+                limit=room,
+                got=num_prompt,
+            )
+        budget = self._config.max_num_batched_tokens
+        if not self._config.enable_chunked_prefill and num_prompt > budget:
+            return ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens; a step takes {budget} and chunked prefill is off",
+                limit=budget,
+                got=num_prompt,
+            )
+        wanted = min(num_prompt + message.max_tokens, room) - 1  # the last token is never computed
+        capacity = self._ready.num_blocks * self._ready.block_size
+        if wanted > capacity:
+            return ContextLengthExceeded(
+                f"prompt and max_tokens need {wanted} tokens of KV cache; the whole cache has {capacity}",
+                limit=capacity,
+                got=wanted,
+            )
+        return None
+
+    def _expire(self, now: float) -> None:
+        """Close requests that still wait after their deadline."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = self._ledger.requests.get(heappop(self._deadlines)[1])
+            if request is not None and request.scheduled is None:
+                self._ledger.end_request(request, EngineOverloaded("the request waited until its deadline"))

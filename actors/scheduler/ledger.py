@@ -1,0 +1,148 @@
+"""Who is open, and what must be said at an end: each request is closed exactly once, after its blocks are free."""
+
+from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
+from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.metrics import RequestStats
+from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished, StepOutput
+from troupellm.protocol.outputs import Usage
+from troupellm.protocol.scheduler import SubmitRequest
+
+
+class Ledger:
+    """Opens and ends requests. `now` is the time of the last plan, result or submission, in seconds."""
+
+    def __init__(self, residents: Residents, room: WaitingRoom) -> None:
+        self._residents = residents
+        self._room = room
+        self.now = 0.0
+        self.requests: dict[int, Request] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.finished: list[RowFinished] = []
+        self.failed: list[RowFailed] = []
+        self.closed: list[RequestClosed] = []
+        self.stats: list[RequestStats] = []
+
+    def open(self, request: Request) -> None:
+        """Let a request in. Where it pays, its other sequences wait for the first to compute their prompt."""
+        self.requests[request.number] = request
+        request.num_live = len(request.sequences)
+        for sequence in request.sequences:
+            self.sequences[sequence.row] = sequence
+        for sequence in request.sequences if request.prompt_computed else request.sequences[:1]:
+            self._room.add(sequence)
+
+    def prompt_computed(self, request: Request) -> None:
+        """The prompt's blocks can be found: the siblings may start. Idempotent."""
+        if request.prompt_computed:
+            return
+        request.prompt_computed = True
+        for sequence in request.sequences[1:]:
+            if sequence.state is State.WAITING:
+                self._room.add(sequence)
+
+    def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
+        """Close a request that was never opened."""
+        usage = Usage(prompt_tokens=len(message.prompt) // 4, completion_tokens=0)
+        self.closed.append(
+            RequestClosed(request=message.request, usage=usage, scheduled=None, first_token=None, error=error)
+        )
+
+    def end(self, sequence: Sequence, event: Event) -> None:
+        if self._residents.end(sequence, event):
+            self._released(sequence)
+
+    def end_request(self, request: Request, error: TroupeError) -> None:
+        """All sequences that still go on end; the first error of a request is the one that its owner hears of."""
+        request.error = request.error or error
+        for sequence in request.sequences:
+            if sequence.state not in (State.FINISHING, State.FINISHED):
+                self.end(sequence, Event.ABORT)
+
+    def fail(self, sequence: Sequence, message: str, code: str) -> None:
+        """A sequence cannot go on, and its request with it."""
+        self.failed.append(RowFailed(sequence.row, message, code))
+        error = sequence.request.error = sequence.request.error or RequestFailed(message, code=code)
+        self.end(sequence, Event.FAIL)
+        self.end_request(sequence.request, error)
+
+    def release_returned(self) -> None:
+        """After a plan came back: close what it held up."""
+        for sequence in self._residents.returned():
+            self._released(sequence)
+
+    def _released(self, sequence: Sequence) -> None:
+        """The blocks of a sequence that had ended are free; the last one closes its request."""
+        sequence.handle(Event.RELEASE)
+        del self.sequences[sequence.row]
+        request = sequence.request
+        request.num_live -= 1
+        if request.num_live == 0:
+            del self.requests[request.number]
+            self._close(request)
+
+    def take(self, step: int) -> StepOutput | None:
+        """What has ended since the last call, if anything."""
+        if not (self.finished or self.failed or self.closed):
+            return None
+        output = StepOutput(
+            step=step, finished=tuple(self.finished), failed=tuple(self.failed), closed=tuple(self.closed)
+        )
+        self.finished.clear()
+        self.failed.clear()
+        self.closed.clear()
+        return output
+
+    def take_stats(self) -> list[RequestStats]:
+        stats, self.stats = self.stats, []
+        return stats
+
+    def _close(self, request: Request) -> None:
+        generated = sum(sequence.num_generated for sequence in request.sequences)
+        usage = Usage(
+            prompt_tokens=request.num_prompt_tokens,
+            completion_tokens=generated,
+            cached_tokens=request.cached_tokens,
+        )
+        self.closed.append(
+            RequestClosed(
+                request=request.number,
+                usage=usage,
+                scheduled=request.scheduled,
+                first_token=request.first_token,
+                error=request.error,
+            )
+        )
+        self.stats.append(_request_stats(request, generated, self.now))
+
+    def assert_invariants(self, flights: Flights) -> None:
+        """Every open sequence belongs to an open request, is not finished, and only plans in flight delay an end."""
+        for sequence in self.sequences.values():
+            assert sequence.request.number in self.requests, "a sequence without its request"
+            assert sequence.state is not State.FINISHED, "a finished sequence is open"
+            if sequence.state is State.FINISHING:
+                assert sequence.epoch == NO_EPOCH, "an ended sequence could still match a result"
+                assert sequence.last_step > flights.last_returned, "an end waits for nothing"
+        for request in self.requests.values():
+            live = [sequence for sequence in request.sequences if sequence.state is not State.FINISHED]
+            assert request.num_live == len(live) > 0, "a request is open without live sequences"
+
+
+def _request_stats(request: Request, generated: int, now: float) -> RequestStats:
+    last_token = max(sequence.last_token_at for sequence in request.sequences)
+    scheduled, first = request.scheduled, request.first_token
+    reason = "error" if isinstance(request.error, RequestFailed) else "abort" if request.error else request.reason
+    return RequestStats(
+        reason=reason or "abort",
+        n=len(request.sequences),
+        max_tokens=request.max_tokens,
+        prompt_tokens=request.num_prompt_tokens,
+        completion_tokens=generated,
+        queue_seconds=None if scheduled is None else scheduled - request.arrival,
+        prefill_seconds=None if first is None or scheduled is None else first - scheduled,
+        decode_seconds=None if first is None else max(0.0, last_token - first),
+        first_token_seconds=None if first is None else first - request.arrival,
+        total_seconds=max(0.0, now - request.arrival),
+    )

@@ -1,0 +1,239 @@
+"""The token-budget loop. Its one unit is "tokens to compute for this sequence".
+
+Prefill, a chunk of it, decode and verification of drafts are the same thing at different counts. Running sequences come
+first (plain decodes, then those that need blocks or have more tokens to compute), then the waiting room, until the
+step's tokens, its rows or the blocks are used up.
+"""
+
+import struct
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.flight import Flight, Flights
+from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.worker import NewRow, RowChange, StepPlan
+
+_RESERVE_SHARE = 100
+"""While others run, admission leaves one in so many blocks for them to grow into."""
+
+
+class SchedulerFrozen(RuntimeError):
+    """Somebody could run and was not planned: a bug of ours, raised instead of waiting for ever."""
+
+
+class _Draft:
+    """One plan while it is drawn up; parallel lists."""
+
+    __slots__ = ("budget", "changes", "counts", "expected", "flight", "new_rows", "sequences", "starts")
+
+    def __init__(self, flight: Flight, budget: int) -> None:
+        self.flight = flight
+        self.budget = budget
+        self.sequences: list[Sequence] = []
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.expected: list[int] = []
+        self.new_rows: list[NewRow] = []
+        self.changes: list[RowChange] = []
+
+    def drop_preempted(self) -> None:
+        """Take out sequences that lost their blocks after they were planned."""
+        kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
+        rows = {self.sequences[index].row for index in kept}
+        for name in ("sequences", "starts", "counts", "expected"):
+            column = getattr(self, name)
+            setattr(self, name, [column[index] for index in kept])
+        self.changes = [change for change in self.changes if change.row in rows]
+        self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
+
+
+class Planner:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        tables: BlockTables,
+        room: WaitingRoom,
+        flights: Flights,
+        residents: Residents,
+        engine_epoch: int,
+    ) -> None:
+        self._max_rows = config.max_num_seqs
+        self._max_tokens = config.max_num_batched_tokens
+        self._chunked = config.enable_chunked_prefill
+        self._tables = tables
+        self._room = room
+        self._flights = flights
+        self._residents = residents
+        self._engine_epoch = engine_epoch
+        self.step = 0
+        """Plans made."""
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step; None when nothing can be computed before something else happens."""
+        flight = Flight(self.step, now)
+        draft = _Draft(flight, self._max_tokens)
+        running = self._residents.running
+        turn = list(running.values())
+        most = min(self._max_rows, self._max_tokens)
+        if len(turn) > most:  # resumed readers came on top: those who waited longest go first
+            turn = sorted(turn, key=lambda sequence: sequence.last_step)[:most]
+        others = self._plan_decodes(draft, turn)
+        preemptions = self._residents.num_preemptions
+        starved = False
+        for sequence in others:
+            if sequence.row in running:
+                starved = not self._plan_span(draft, sequence) or starved
+        if self._residents.num_preemptions > preemptions:
+            draft.drop_preempted()
+        elif not starved:
+            self._admit(draft, now)
+        if not draft.sequences:
+            self._check_not_frozen()
+            return None
+        return self._seal(draft)
+
+    def _plan_decodes(self, draft: _Draft, turn: list[Sequence]) -> list[Sequence]:
+        """Plan one position for each sequence inside its fence; the others."""
+        step = self.step
+        sequences, starts = draft.sequences, draft.starts
+        others = []
+        for sequence in turn:
+            start = sequence.num_computed
+            if start < sequence.fence:
+                sequence.num_computed = start + 1
+                sequence.last_step = step
+                sequences.append(sequence)
+                starts.append(start)
+            else:
+                others.append(sequence)
+        draft.counts = [1] * len(starts)
+        draft.expected = draft.counts.copy()
+        draft.budget -= len(starts)
+        return others
+
+    def _plan_span(self, draft: _Draft, sequence: Sequence) -> bool:
+        """Plan what a running sequence wants, as far as the budget goes; False if budget or blocks were missing."""
+        start = sequence.num_computed
+        if start >= sequence.limit - 1:
+            return True  # its last token is on the way
+        count = self._allowed(max(len(sequence.tokens) - start, 1), draft)
+        if count == 0:
+            return False
+        if start + count > sequence.capacity:
+            added = self._make_room(sequence, start + count)
+            if added is None:
+                return False
+            if sequence.known_to_worker:
+                draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        self._take_span(draft, sequence, start, count)
+        return True
+
+    def _make_room(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
+        """Blocks for a sequence that outgrew its own, taken from others if need be; None when there are none yet."""
+        while (added := self._tables.grow(sequence, num_positions)) is None:
+            if self._residents.blocks_leaving:
+                return None
+            victim = self._residents.victim()
+            if victim is None:
+                return None
+            if victim.last_step == self.step:  # it leaves this plan before the plan is given away
+                victim.last_step -= 1
+            self._residents.preempt(victim)
+            if victim is sequence:
+                return None
+        return added
+
+    def _allowed(self, wanted: int, draft: _Draft) -> int:
+        """Tokens of the budget for a sequence. Without chunking all or none, except what exceeds a whole step."""
+        if wanted <= draft.budget or self._chunked:
+            return min(wanted, draft.budget)
+        return draft.budget if draft.budget == self._max_tokens else 0
+
+    def _take_span(self, draft: _Draft, sequence: Sequence, start: int, count: int) -> None:
+        end = start + count
+        samples = end >= len(sequence.tokens)
+        sequence.num_computed = end
+        sequence.last_step = self.step
+        if samples:
+            sequence.open_fence()
+        if count > 1 or not sequence.decoding:
+            draft.flight.prefills.append((sequence, sequence.epoch, count, samples))
+        draft.sequences.append(sequence)
+        draft.starts.append(start)
+        draft.counts.append(count)
+        draft.expected.append(1 if samples else 0)
+        draft.budget -= count
+
+    def _admit(self, draft: _Draft, now: float) -> None:
+        """Start waiting sequences in their order; the first that does not fit holds the others back."""
+        residents = self._residents
+        while draft.budget > 0 and len(residents.running) < self._max_rows:
+            sequence = self._room.first()
+            if sequence is None or not self._allowed(len(sequence.tokens), draft):
+                return
+            reserve = -(-self._tables.num_blocks // _RESERVE_SHARE) if residents.running else 0
+            while not residents.start(sequence, reserve):
+                if residents.blocks_leaving or not residents.paused:
+                    return
+                victim = residents.victim()
+                if victim is None:
+                    return
+                residents.preempt(victim)
+            self._introduce(draft, sequence, now)
+
+    def _introduce(self, draft: _Draft, sequence: Sequence, now: float) -> None:
+        request = sequence.request
+        if request.scheduled is None:
+            request.scheduled = now
+            request.cached_tokens = min(sequence.num_computed, request.num_prompt_tokens)
+        draft.new_rows.append(
+            NewRow(
+                row=sequence.row,
+                epoch=sequence.epoch,
+                request_id=request.request_id,
+                token_ids=struct.pack(f"<{len(sequence.tokens)}i", *sequence.tokens),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                sampling=sequence.sampling,
+                blocks=tuple(tuple(table) for table in sequence.tables),
+            )
+        )
+        sequence.known_to_worker = True
+        start = sequence.num_computed
+        self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        flight = draft.flight
+        sequences = draft.sequences
+        flight.sequences = sequences
+        flight.rows = tuple([sequence.row for sequence in sequences])
+        flight.epochs = tuple([sequence.epoch for sequence in sequences])
+        flight.expected = tuple(draft.expected)
+        if 0 in draft.expected:
+            flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
+        else:
+            flight.samplers = sequences
+        flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
+        flight.decode_tokens = sum(draft.counts) - flight.prefill_tokens
+        plan = StepPlan(
+            step=self.step,
+            engine_epoch=self._engine_epoch,
+            rows=flight.rows,
+            epochs=flight.epochs,
+            starts=tuple(draft.starts),
+            counts=tuple(draft.counts),
+            new_rows=tuple(draft.new_rows),
+            changes=tuple(draft.changes),
+            retired=tuple(self._residents.retired),
+        )
+        self._residents.retired.clear()
+        self._flights.launch(flight)
+        self.step += 1
+        return plan
+
+    def _check_not_frozen(self) -> None:
+        """With no plan in flight the oldest sequence can always go on: admission made sure that it fits alone."""
+        num_running, num_waiting = len(self._residents.running), len(self._room)
+        if not self._flights and (num_running or num_waiting):
+            raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

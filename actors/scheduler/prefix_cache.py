@@ -1,0 +1,41 @@
+"""Names for the content of full KV blocks: a keyed hash chain over tokens.
+
+    key[i] = HMAC-SHA-256(secret, key[i - 1] || tokens of block i || extras),  key[-1] = 32 zero bytes
+
+The KV of a block depends on every token before it, which the chain covers, and on what is not a token: adapter, media,
+and by wish the tenant. Those are the `extras`: opaque here, the same for all blocks of a request. Parent and tokens
+have fixed lengths, so no two inputs spell the same bytes. The secret is drawn per engine: keys cannot be predicted or
+searched for from outside.
+"""
+
+import hmac
+import struct
+from collections.abc import Sequence
+
+_ROOT = bytes(32)
+
+
+def request_extras(*, adapter: int = 0, cache_salt: bytes = b"", media: Sequence[bytes] = ()) -> bytes:
+    """What separates equal token prefixes, as bytes that no other combination spells. Empty for the plain case."""
+    if not adapter and not cache_salt and not media:
+        return b""
+    parts = (struct.pack("<q", adapter), cache_salt, *media)
+    return b"".join(struct.pack("<q", len(part)) + part for part in parts)
+
+
+class PrefixHasher:
+    """Computes block keys of one engine."""
+
+    def __init__(self, secret: bytes, block_size: int) -> None:
+        self._secret = secret
+        self._block_size = block_size
+        self._packer = struct.Struct(f"<{block_size}i")
+
+    def extend(self, keys: list[bytes], tokens: Sequence[int], num_blocks: int, extras: bytes) -> None:
+        """Append keys to `keys` (those of the blocks before) until it names the first `num_blocks` full blocks."""
+        size = self._block_size
+        parent = keys[-1] if keys else _ROOT
+        for index in range(len(keys), num_blocks):
+            content = self._packer.pack(*tokens[index * size : (index + 1) * size])
+            parent = hmac.digest(self._secret, parent + content + extras, "sha256")
+            keys.append(parent)

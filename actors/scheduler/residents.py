@@ -1,0 +1,130 @@
+"""Sequences that hold blocks: running, paused by their reader, or ended with a plan still in flight."""
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence, State
+
+
+class Residents:
+    """Moves sequences between the waiting room and the block tables, both ways.
+
+    Blocks that a plan in flight may write come back when that plan has returned; until then they are on their way.
+    """
+
+    def __init__(self, tables: BlockTables, room: WaitingRoom, flights: Flights) -> None:
+        self._tables = tables
+        self._room = room
+        self._flights = flights
+        self.running: dict[int, Sequence] = {}
+        self.paused: dict[int, Sequence] = {}
+        self.ending: dict[int, Sequence] = {}
+        self.retired: list[int] = []
+        """Rows that the worker should forget with the next plan."""
+        self.num_preemptions = 0
+        self._leaving: list[tuple[int, list[list[int]]]] = []
+        """(newest step that names them, tables) of sequences that gave up their blocks."""
+
+    @property
+    def blocks_leaving(self) -> bool:
+        return bool(self._leaving)
+
+    def start(self, sequence: Sequence, reserve: int) -> bool:
+        """From the waiting room to running, if the blocks suffice."""
+        if not self._tables.admit(sequence, reserve):
+            return False
+        self._room.remove(sequence)
+        sequence.handle(Event.START)
+        self.running[sequence.row] = sequence
+        return True
+
+    def pause(self, sequence: Sequence) -> None:
+        sequence.handle(Event.PAUSE)
+        self.paused[sequence.row] = self.running.pop(sequence.row)
+
+    def resume(self, sequence: Sequence) -> None:
+        sequence.handle(Event.RESUME)
+        self.running[sequence.row] = self.paused.pop(sequence.row)
+
+    def victim(self) -> Sequence | None:
+        """Who gives up blocks next: readers that do not read before those that do, the latest served first."""
+        candidates = self.paused or self.running
+        return max(candidates.values(), key=lambda sequence: sequence.arrival_key, default=None)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the blocks away. What was computed is computed again later, from all tokens so far."""
+        self._tables.label(sequence)
+        self._leave(sequence)
+        sequence.handle(Event.PREEMPT)
+        sequence.forget_computation()
+        if sequence.state is State.PREEMPTED:
+            self._room.add(sequence)
+        self.num_preemptions += 1
+
+    def end(self, sequence: Sequence, event: Event) -> bool:
+        """A sequence ends in whatever state it is; True if nothing in flight names it, so that its blocks are free.
+
+        Full blocks stay findable, unless the sequence failed: then their content is not to be trusted.
+        """
+        self._room.remove(sequence)
+        if event is not Event.FAIL:
+            self._tables.label(sequence)
+        sequence.handle(event)
+        self._leave(sequence)
+        sequence.epoch = NO_EPOCH
+        sequence.fence = -1
+        if sequence.last_step <= self._flights.last_returned:
+            return True
+        self.ending[sequence.row] = sequence
+        return False
+
+    def returned(self) -> list[Sequence]:
+        """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
+        last_returned = self._flights.last_returned
+        if self._leaving:
+            for step, tables in self._leaving:
+                if step <= last_returned:
+                    self._tables.release(tables)
+            self._leaving = [entry for entry in self._leaving if entry[0] > last_returned]
+        if not self.ending:
+            return []
+        ended = [sequence for sequence in self.ending.values() if sequence.last_step <= last_returned]
+        for sequence in ended:
+            del self.ending[sequence.row]
+        return ended
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.pop(sequence.row, None)
+        self.paused.pop(sequence.row, None)
+        if sequence.known_to_worker:
+            sequence.known_to_worker = False
+            self.retired.append(sequence.row)
+        if sequence.last_step <= self._flights.last_returned:
+            self._tables.release(sequence.tables)
+        else:
+            self._flights.disturb()
+            self._leaving.append((sequence.last_step, sequence.tables))
+        sequence.tables = [[] for _ in sequence.tables]
+        sequence.capacity = 0
+
+    def assert_invariants(self) -> None:
+        """Checks places and owners, and through them the pools."""
+        for state, place in (
+            (State.RUNNING, self.running),
+            (State.PAUSED, self.paused),
+            (State.FINISHING, self.ending),
+        ):
+            for row, sequence in place.items():
+                assert sequence.row == row, "a sequence is filed under another row"
+                assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
+        holders = [sequence.tables for place in (self.running, self.paused) for sequence in place.values()]
+        holders += [tables for _, tables in self._leaving]
+        for group, pool in enumerate(self._tables.pools):
+            owners: dict[int, int] = {}
+            for tables in holders:
+                for block in tables[group]:
+                    owners[block] = owners.get(block, 0) + 1
+            pool.assert_invariants(owners)
+        for sequence in (*self.running.values(), *self.paused.values()):
+            assert sequence.num_computed <= sequence.capacity, "positions without blocks"
+            assert sequence.capacity == len(sequence.tables[0]) * self._tables.block_size, "capacity is not the tables'"

@@ -1,0 +1,90 @@
+"""Reading a step's result: the checks, the stop rules, and what of it may be shown."""
+
+import msgspec
+
+from troupellm.actors.scheduler.flight import BrokenResult, Flight
+from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.output import RowFinished
+from troupellm.protocol.worker import RowError, RowLogprobs, StepResult
+
+
+class Aligned(msgspec.Struct, frozen=True):
+    """A result put in the order of its plan."""
+
+    token_counts: tuple[int, ...]
+    tokens: tuple[int, ...]
+    errors: dict[int, RowError]
+    """By index in the plan; rows that the worker left out are among them."""
+    num_unknown: int
+    """Rows in the result that the plan did not name under that epoch."""
+
+
+def align(flight: Flight, result: StepResult) -> Aligned:
+    """Match a result's rows with the plan's.
+
+    Raises:
+        BrokenResult: the columns do not fit each other.
+    """
+    counts = result.token_counts
+    if len(result.rows) != len(counts) or len(result.epochs) != len(counts) or sum(counts) != len(result.tokens):
+        raise BrokenResult(f"step {result.step}: columns of the result do not fit each other")
+    errors = {error.row: error for error in result.errors}
+    index_errors = {index: errors[row] for index, row in enumerate(flight.rows) if row in errors} if errors else {}
+    if result.rows == flight.rows and result.epochs == flight.epochs:
+        return Aligned(counts, result.tokens, index_errors, 0)
+    given: dict[tuple[int, int], tuple[int, ...]] = {}
+    position = 0
+    for row, epoch, count in zip(result.rows, result.epochs, counts, strict=True):
+        given.setdefault((row, epoch), result.tokens[position : position + count])
+        position += count
+    spans = []
+    num_known = 0
+    for index, key in enumerate(zip(flight.rows, flight.epochs, strict=True)):
+        span = given.get(key)
+        if span is None:
+            index_errors.setdefault(index, RowError(key[0], "the worker gave no result for this sequence"))
+        else:
+            num_known += 1
+        spans.append(span or ())
+    return Aligned(
+        tuple(len(span) for span in spans),
+        tuple(token for span in spans for token in span),
+        index_errors,
+        len(result.rows) - num_known,
+    )
+
+
+def accept(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, RowFinished | None]:
+    """Append tokens up to the one that ends the sequence; how many were kept, and the end if there is one.
+
+    A stop or end token counts from `min_tokens` generated tokens on; on the last allowed position it wins over the
+    limit.
+    """
+    known = sequence.tokens
+    for index, token in enumerate(tokens):
+        known.append(token)
+        if token in sequence.stop_or_eos and sequence.num_generated >= sequence.min_tokens:
+            is_eos = token in sequence.eos_token_ids
+            return index + 1, RowFinished(sequence.row, "stop", None if is_eos else token, True)
+        if len(known) >= sequence.limit:
+            return index + 1, RowFinished(sequence.row, "length")
+    return len(tokens), None
+
+
+def trim_logprobs(entry: RowLogprobs, first: int, last: int) -> RowLogprobs | None:
+    """The part of `entry` that describes positions first .. last - 1; None when there is none."""
+    begin = max(first - entry.position, 0)
+    end = min(last - entry.position, len(entry.ranks) // 4)
+    if begin >= end:
+        return None
+    if begin == 0 and end == len(entry.ranks) // 4:
+        return entry
+    stride = 4 * entry.width
+    return RowLogprobs(
+        row=entry.row,
+        position=entry.position + begin,
+        width=entry.width,
+        token_ids=entry.token_ids[begin * stride : end * stride],
+        logprobs=entry.logprobs[begin * stride : end * stride],
+        ranks=entry.ranks[4 * begin : 4 * end],
+    )

@@ -1,0 +1,242 @@
+"""Sequences, the requests they belong to, and the life-cycle as a literal table.
+
+                     .------------ pause ------------.
+                     v                               |
+    WAITING --start--> RUNNING --pause--> PAUSED     |        any live state --stop, abort, fail--> FINISHING
+       ^  ^               | preempt ^--resume-'| preempt      FINISHING --release--> FINISHED
+       |  '--- start -----v                    v
+       |            PREEMPTED ----pause----> HELD
+       '------------------------------resume--'
+
+WAITING and PREEMPTED sequences are in the waiting room (or wait for a sibling to compute their prompt); PAUSED and HELD
+ones have a reader that does not read, with and without blocks. FINISHING has ended for its reader, but a plan in flight
+may still write its blocks.
+"""
+
+import enum
+from typing import Final
+
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.outputs import FinishReason
+from troupellm.protocol.scheduler import SubmitRequest
+from troupellm.protocol.worker import SamplingState
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    HELD = "held"
+    RUNNING = "running"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+
+
+class Event(enum.Enum):
+    START = "start"
+    PREEMPT = "preempt"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    ABORT = "abort"
+    FAIL = "fail"
+    RELEASE = "release"
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+    (State.WAITING, Event.START): State.RUNNING,
+    (State.WAITING, Event.PAUSE): State.HELD,
+    (State.WAITING, Event.STOP): State.FINISHING,
+    (State.WAITING, Event.ABORT): State.FINISHING,
+    (State.WAITING, Event.FAIL): State.FINISHING,
+    (State.HELD, Event.RESUME): State.WAITING,
+    (State.HELD, Event.STOP): State.FINISHING,
+    (State.HELD, Event.ABORT): State.FINISHING,
+    (State.HELD, Event.FAIL): State.FINISHING,
+    (State.RUNNING, Event.PREEMPT): State.PREEMPTED,
+    (State.RUNNING, Event.PAUSE): State.PAUSED,
+    (State.RUNNING, Event.STOP): State.FINISHING,
+    (State.RUNNING, Event.ABORT): State.FINISHING,
+    (State.RUNNING, Event.FAIL): State.FINISHING,
+    (State.PAUSED, Event.PREEMPT): State.HELD,
+    (State.PAUSED, Event.RESUME): State.RUNNING,
+    (State.PAUSED, Event.STOP): State.FINISHING,
+    (State.PAUSED, Event.ABORT): State.FINISHING,
+    (State.PAUSED, Event.FAIL): State.FINISHING,
+    (State.PREEMPTED, Event.START): State.RUNNING,
+    (State.PREEMPTED, Event.PAUSE): State.HELD,
+    (State.PREEMPTED, Event.STOP): State.FINISHING,
+    (State.PREEMPTED, Event.ABORT): State.FINISHING,
+    (State.PREEMPTED, Event.FAIL): State.FINISHING,
+    (State.FINISHING, Event.RELEASE): State.FINISHED,
+}
+
+NO_EPOCH: Final = -1
+"""Epoch of a sequence that has ended: no result can match it."""
+NO_STEP: Final = -1
+
+
+class LifecycleError(RuntimeError):
+    """An event that the state has no row for: a bug of ours."""
+
+
+class Request:
+    """What a request's sequences share."""
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "deadline",
+        "error",
+        "extras",
+        "first_token",
+        "max_tokens",
+        "num_live",
+        "num_prompt_tokens",
+        "number",
+        "paused",
+        "priority",
+        "prompt_computed",
+        "reason",
+        "request_id",
+        "scheduled",
+        "sequences",
+    )
+
+    def __init__(self, message: SubmitRequest, extras: bytes) -> None:
+        self.number = message.request
+        self.request_id = message.request_id
+        self.arrival = message.arrival
+        self.deadline = message.deadline
+        self.priority = message.priority
+        self.max_tokens = message.max_tokens
+        self.num_prompt_tokens = len(message.prompt) // 4
+        self.extras = extras
+        self.sequences: tuple[Sequence, ...] = ()
+        self.num_live = 0
+        """Sequences that are not FINISHED."""
+        self.scheduled: float | None = None
+        self.first_token: float | None = None
+        self.cached_tokens = 0
+        self.prompt_computed = False
+        """The prompt's blocks can be found in the prefix cache: siblings need not wait any more."""
+        self.paused = False
+        self.error: TroupeError | None = None
+        self.reason: FinishReason | None = None
+        """Of the sequence that ended last."""
+
+
+class Sequence:
+    """One row. Attributes are public to this package; only `handle` changes the state."""
+
+    __slots__ = (
+        "arrival_key",
+        "capacity",
+        "decoding",
+        "eos_token_ids",
+        "epoch",
+        "fence",
+        "keys",
+        "known_to_worker",
+        "last_step",
+        "last_token_at",
+        "limit",
+        "min_tokens",
+        "num_computed",
+        "num_confirmed_prefill",
+        "num_labelled",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "request",
+        "row",
+        "sampling",
+        "state",
+        "stop_or_eos",
+        "tables",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        row: int,
+        sampling: SamplingState,
+        tokens: list[int],
+        message: SubmitRequest,
+        *,
+        limit: int,
+        num_groups: int,
+        arrival_key: tuple[int, int, int],
+    ) -> None:
+        self.request = request
+        self.row = row
+        self.sampling = sampling
+        self.state = State.WAITING
+        self.arrival_key = arrival_key
+        """Order of service: smaller is served first and preempted last."""
+        self.epoch = 0
+        self.tokens = tokens
+        """Prompt and generated tokens, as far as the host knows them."""
+        self.num_prompt_tokens = request.num_prompt_tokens
+        self.limit = limit
+        """The sequence ends when it has so many tokens, prompt included."""
+        self.min_tokens = message.min_tokens
+        self.eos_token_ids = message.eos_token_ids
+        self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
+        self.num_computed = 0
+        """Positions whose KV is computed or will be by a plan in flight."""
+        self.num_confirmed_prefill = 0
+        """Positions of the current prefill whose plans have returned."""
+        self.decoding = False
+        """A token has come back since the sequence was last given to the worker."""
+        self.fence = -1
+        """While num_computed < fence, the next plan may take one more position without further checks."""
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.capacity = 0
+        """Positions that the block tables cover."""
+        self.keys: list[bytes] = []
+        """Prefix-cache keys of the first full blocks."""
+        self.num_labelled = 0
+        self.num_prompt_logprobs = 0
+        """Prompt positions before this one have had their log-probabilities delivered."""
+        self.last_step = NO_STEP
+        """The newest plan that names the sequence."""
+        self.last_token_at = 0.0
+        self.known_to_worker = False
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_confirmed(self) -> int:
+        """Positions whose KV is certainly computed and whose tokens the host knows."""
+        return min(len(self.tokens) - 1, self.num_computed) if self.decoding else self.num_confirmed_prefill
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Positions whose log-probabilities are still owed must be computed, not looked up."""
+        return self.sampling.prompt_logprobs < 0 or self.num_prompt_logprobs >= self.num_prompt_tokens
+
+    def handle(self, event: Event) -> None:
+        """Move along the table.
+
+        Raises:
+            LifecycleError: the table has no such row.
+        """
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise LifecycleError(f"row {self.row} is {self.state.value} and got {event.value}")
+        self.state = state
+
+    def open_fence(self) -> None:
+        """All known tokens are planned: from here each plan takes one position, within the blocks and the limit."""
+        self.fence = min(self.capacity, self.limit - 1)
+
+    def forget_computation(self) -> None:
+        """Back to tokens alone, for another start under the next epoch."""
+        self.epoch += 1
+        self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = 0
+        self.decoding = False
+        self.fence = -1
+        self.tables = [[] for _ in self.tables]

@@ -1,0 +1,202 @@
+"""Taking in a step's result: confirm what was computed, append tokens, end what has ended, report."""
+
+from collections.abc import Sequence as Columns
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.flight import Flight
+from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.results import Aligned, accept, align, trim_logprobs
+from troupellm.actors.scheduler.sequence import Event, Sequence
+from troupellm.protocol.metrics import StepStats
+from troupellm.protocol.output import RowFinished, StepOutput
+from troupellm.protocol.worker import RowLogprobs, StepResult
+
+Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Rows, token counts and tokens, as in `StepOutput`."""
+
+
+class Updates:
+    def __init__(self, ledger: Ledger, residents: Residents, tables: BlockTables, vocab_width: int) -> None:
+        self._ledger = ledger
+        self._residents = residents
+        self._tables = tables
+        self._vocab_width = vocab_width
+        self.num_tokens = 0
+        """Tokens that were shown."""
+        self.num_dropped = 0
+        """Row results that named nothing alive."""
+        self._stats: list[StepStats] = []
+        self._reported = (0, 0, 0)
+
+    def apply(self, flight: Flight, result: StepResult, now: float) -> StepOutput:
+        aligned = align(flight, result)
+        self.num_dropped += aligned.num_unknown
+        prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
+        gaps = [now - sequence.last_token_at for sequence in flight.samplers if sequence.last_token_at]
+        self._confirm(flight, aligned, now)
+        if flight.clean and not aligned.errors and aligned.token_counts == flight.expected and self._valid(aligned):
+            shown = self._accept_plain(flight, aligned.tokens, now)
+        else:
+            shown = self._accept_odd(flight, aligned, now)
+        rows, counts, tokens = shown
+        logprobs = self._logprobs(flight, result, rows, counts) if result.logprobs else ()
+        self._ledger.release_returned()
+        self.num_tokens += len(tokens)
+        self._report(flight, result, len(tokens), gaps, now)
+        facts = self._ledger.take(result.step)
+        return StepOutput(
+            step=result.step,
+            rows=rows,
+            token_counts=counts,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finished=facts.finished if facts else (),
+            failed=facts.failed if facts else (),
+            closed=facts.closed if facts else (),
+        )
+
+    def take_stats(self) -> list[StepStats]:
+        stats, self._stats = self._stats, []
+        return stats
+
+    def _valid(self, aligned: Aligned) -> bool:
+        tokens = aligned.tokens
+        return not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab_width)
+
+    def _confirm(self, flight: Flight, aligned: Aligned, now: float) -> None:
+        """Positions of prefills are computed: let others find their full blocks, and siblings start."""
+        failed = {flight.rows[index] for index in aligned.errors}
+        for sequence, epoch, count, samples in flight.prefills:
+            if sequence.epoch != epoch or sequence.row in failed:
+                continue
+            if not sequence.decoding:
+                sequence.num_confirmed_prefill += count
+            self._tables.label(sequence)
+            if samples and not sequence.decoding:
+                sequence.decoding = True
+                request = sequence.request
+                if request.first_token is None:
+                    request.first_token = now
+                self._ledger.prompt_computed(request)
+
+    def _accept_plain(self, flight: Flight, tokens: tuple[int, ...], now: float) -> Shown:
+        """The usual step: every row answered as planned and nothing has ended since."""
+        touched = []
+        for sequence, token in zip(flight.samplers, tokens, strict=True):
+            known = sequence.tokens
+            known.append(token)
+            sequence.last_token_at = now
+            if token in sequence.stop_or_eos or len(known) >= sequence.limit:
+                touched.append((sequence, token))
+        for sequence, token in touched:
+            sequence.tokens.pop()
+            _, finished = accept(sequence, (token,))
+            if finished is not None:
+                self._finish(sequence, finished)
+        samplers = flight.samplers
+        rows = flight.rows if samplers is flight.sequences else tuple([sequence.row for sequence in samplers])
+        return rows, (1,) * len(rows), tokens
+
+    def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
+        """Row by row: ended and preempted sequences, failures, several tokens for a row."""
+        rows: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        position = 0
+        planned = zip(flight.sequences, flight.epochs, flight.expected, aligned.token_counts, strict=True)
+        for index, (sequence, epoch, expected, count) in enumerate(planned):
+            span = aligned.tokens[position : position + count]
+            position += count
+            if sequence.epoch != epoch:
+                self.num_dropped += 1
+                continue
+            error = aligned.errors.get(index)
+            if error is not None:
+                self._ledger.fail(sequence, error.message, error.code)
+            elif bool(count) != bool(expected) or not all(0 <= token < self._vocab_width for token in span):
+                self._ledger.fail(sequence, "the worker gave an impossible result", "engine_request_failed")
+            elif count:
+                kept, finished = accept(sequence, span)
+                sequence.last_token_at = now
+                rows.append(sequence.row)
+                counts.append(kept)
+                tokens.extend(span[:kept])
+                if finished is not None:
+                    self._finish(sequence, finished)
+                elif count > 1:
+                    _recount(sequence)
+        return tuple(rows), tuple(counts), tuple(tokens)
+
+    def _finish(self, sequence: Sequence, finished: RowFinished) -> None:
+        sequence.request.reason = finished.reason
+        self._ledger.finished.append(finished)
+        self._ledger.end(sequence, Event.STOP)
+
+    def _prompt_logprobs(self, flight: Flight, result: StepResult) -> tuple[RowLogprobs, ...]:
+        """Each prompt position once, also when a preempted sequence computes its prompt again."""
+        alive = _alive(flight)
+        shown = []
+        for entry in result.prompt_logprobs:
+            sequence = alive.get(entry.row)
+            if sequence is None:
+                continue
+            trimmed = trim_logprobs(entry, sequence.num_prompt_logprobs, sequence.num_prompt_tokens)
+            if trimmed is not None:
+                shown.append(trimmed)
+                sequence.num_prompt_logprobs = trimmed.position + len(trimmed.ranks) // 4
+        return tuple(shown)
+
+    def _logprobs(
+        self, flight: Flight, result: StepResult, rows: Columns[int], counts: Columns[int]
+    ) -> tuple[RowLogprobs, ...]:
+        """Those of the tokens that are shown."""
+        kept = dict(zip(rows, counts, strict=True))
+        lengths = {sequence.row: len(sequence.tokens) for sequence in flight.samplers if sequence.row in kept}
+        shown = []
+        for entry in result.logprobs:
+            length = lengths.get(entry.row)
+            if length is not None:
+                trimmed = trim_logprobs(entry, length - kept[entry.row], length)
+                if trimmed is not None:
+                    shown.append(trimmed)
+        return tuple(shown)
+
+    def _report(self, flight: Flight, result: StepResult, new_tokens: int, gaps: list[float], now: float) -> None:
+        counted = (
+            self._residents.num_preemptions,
+            self._tables.num_queried_tokens,
+            self._tables.num_hit_tokens,
+        )
+        before, self._reported = self._reported, counted
+        self._stats.append(
+            StepStats(
+                num_rows=len(flight.rows),
+                prefill_tokens=flight.prefill_tokens,
+                decode_tokens=flight.decode_tokens,
+                seconds=now - flight.planned_at,
+                timings=result.timings,
+                new_tokens=new_tokens,
+                preemptions=counted[0] - before[0],
+                prefix_queries=counted[1] - before[1],
+                prefix_hits=counted[2] - before[2],
+                inter_token_seconds=tuple(gaps),
+            )
+        )
+
+
+def _alive(flight: Flight) -> dict[int, Sequence]:
+    """By row, the sequences of a plan that are still what they were when it was made."""
+    planned = zip(flight.sequences, flight.epochs, strict=True)
+    return {sequence.row: sequence for sequence, epoch in planned if sequence.epoch == epoch}
+
+
+def _recount(sequence: Sequence) -> None:
+    """After several tokens: what was computed of refused drafts is void, tokens without KV are computed next."""
+    known = len(sequence.tokens)
+    sequence.num_computed = min(sequence.num_computed, known - 1)
+    if sequence.num_computed == known - 1:
+        sequence.open_fence()
+    else:
+        sequence.fence = -1
