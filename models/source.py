@@ -1,13 +1,13 @@
 """Where a model comes from: the built-in one, a local folder, or the Hugging Face hub.
 
-`huggingface_hub` reads its environment when it is imported, so it is imported late, and only for hub ids. Files that can
-carry code (pickles, Python modules) are never fetched.
+`huggingface_hub` reads its environment when it is imported, so it is imported late, and only for hub ids. Files that
+can carry code (pickles, Python modules) are never fetched.
 """
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -110,7 +110,7 @@ class _Hub:
             return self._from_cache(f"the hub answers {status}", error)
         except ModelLoadError:
             raise
-        except (OSError, errors.OfflineModeIsEnabled, *_http_errors()) as error:
+        except (OSError, errors.HfHubHTTPError.__mro__[1]) as error:  # the second is the HTTP library's own root
             return self._from_cache(f"the hub cannot be reached ({type(error).__name__})", error)
 
     def _download(self) -> Path:
@@ -220,7 +220,7 @@ class _Bar:
         self._current += int(n or 0)
         self._meter.report(self._name, self._current)
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -262,20 +262,6 @@ def _weight_files(folder: Path, names: Mapping[str, int]) -> list[str]:
 def _plain_shards(names: Iterable[str]) -> list[str]:
     """Top-level safetensors, but for the second copy in another layout that some repositories carry."""
     return sorted(n for n in names if n.endswith(".safetensors") and "/" not in n and not n.startswith("consolidated"))
-
-
-def _http_errors() -> tuple[type[Exception], ...]:
-    """Transport errors of the HTTP library that this version of `huggingface_hub` is built on."""
-    found: list[type[Exception]] = []
-    for name in ("httpx2", "httpx", "requests"):
-        try:
-            module = __import__(name)
-        except ImportError:
-            continue
-        error = getattr(module, "HTTPError", None) or getattr(module, "RequestException", None)
-        if error is not None:
-            found.append(error)
-    return tuple(found)
 
 
 def _is_set(name: str) -> bool:

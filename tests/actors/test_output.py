@@ -1,0 +1,379 @@
+import tempfile
+from array import array
+from pathlib import Path
+
+import anyio
+import pytest
+import text_models
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.output import Output
+from troupellm.actors.output_core import OutputCore
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import EngineStopped, RequestFailed
+from troupellm.protocol.output import OpenRequest, RequestClosed, RowFailed, RowFinished, StepOutput
+from troupellm.protocol.outputs import Usage
+from troupellm.protocol.scheduler import AbortRequest, StopStringMet
+from troupellm.protocol.worker import RowLogprobs
+
+with tempfile.TemporaryDirectory() as _folder:
+    TOKENIZER = Tokenizer.load(text_models.byte_level(Path(_folder)))
+TABLES = TextTables(TOKENIZER)
+END = 0
+USAGE = Usage(prompt_tokens=2, completion_tokens=3)
+
+
+class Slot:
+    """An outbox that remembers everything."""
+
+    def __init__(self) -> None:
+        self.prompt: tuple[int, ...] | None = None
+        self.deltas: list = []
+        self.wakes = 0
+        self.closed: tuple | None = None
+        self.error: Exception | None = None
+        self.prompt_entries: list | None = None
+        self.on_wake = lambda: None
+
+    def opened(self, prompt_token_ids):
+        self.prompt = prompt_token_ids
+
+    def push(self, delta):
+        self.deltas.append(delta)
+
+    def prompt_logprobs(self, entries):
+        self.prompt_entries = list(entries)
+
+    def close(self, usage, scheduled, first_token):
+        assert self.closed is None
+        assert self.error is None
+        self.closed = (usage, scheduled, first_token)
+
+    def fail(self, error):
+        assert self.closed is None
+        assert self.error is None
+        self.error = error
+
+    def wake(self):
+        self.wakes += 1
+        self.on_wake()
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+    def tokens(self, index: int = 0) -> tuple[int, ...]:
+        return tuple(i for delta in self.deltas if delta.index == index for i in delta.token_ids)
+
+    def ends(self, index: int = 0) -> list:
+        return [(d.finish_reason, d.stop_reason) for d in self.deltas if d.index == index and d.finish_reason]
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def opened(slot: Slot, request: int = 1, rows=(10,), **changes) -> OpenRequest:
+    settings = {
+        "stop_strings": (),
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "detokenize": True,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": array("i", [5, 6]).tobytes(),
+    }
+    return OpenRequest(request=request, outbox=slot, rows=rows, **{**settings, **changes})
+
+
+def step(tokens: dict[int, list[int]], **more) -> StepOutput:
+    return StepOutput(
+        step=0,
+        rows=tuple(tokens),
+        token_counts=tuple(map(len, tokens.values())),
+        tokens=tuple(i for row in tokens.values() for i in row),
+        **more,
+    )
+
+
+def closed(request: int = 1, error=None) -> RequestClosed:
+    return RequestClosed(request=request, usage=USAGE, scheduled=1.0, first_token=2.0, error=error)
+
+
+@pytest.fixture
+def sent() -> list:
+    return []
+
+
+@pytest.fixture
+def core(sent) -> OutputCore:
+    return OutputCore(TABLES, sent.append, 0.0)
+
+
+def test_deltas_of_a_plain_sequence(core, sent):
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    assert slot.prompt == (5, 6)
+    token_ids = ids("the quick 日本 fox")
+    for token_id in token_ids:
+        core.handle(step({10: [token_id]}), 0.0)
+    core.handle(step({}, finished=(RowFinished(10, "length"),), closed=(closed(),)), 0.0)
+    assert slot.text() == "the quick 日本 fox"
+    assert slot.tokens() == tuple(token_ids)
+    assert slot.ends() == [("length", None)]
+    assert slot.closed == (USAGE, 1.0, 2.0)
+    assert sent == []
+
+
+def test_sequences_of_a_request_are_told_apart(core):
+    slot = Slot()
+    core.handle(opened(slot, rows=(10, 11)), 0.0)
+    core.handle(step({11: ids("fox"), 10: ids("dog")}), 0.0)
+    assert (slot.text(0), slot.text(1)) == ("dog", "fox")
+
+
+def test_an_end_token_is_counted_but_not_shown(core):
+    slot = Slot()
+    core.handle(opened(slot, skip_special_tokens=False), 0.0)
+    core.handle(step({10: ids("dog")}), 0.0)
+    core.handle(step({10: [END]}, finished=(RowFinished(10, "stop", hide_last=True),)), 0.0)
+    assert slot.text() == "dog"
+    assert slot.tokens() == (*ids("dog"), END)
+
+
+def test_a_stop_token_is_shown_when_asked_for(core):
+    slot = Slot()
+    core.handle(opened(slot, include_stop_str_in_output=True), 0.0)
+    (last,) = ids("!")
+    end = RowFinished(10, "stop", stop_token_id=last, hide_last=True)
+    core.handle(step({10: [*ids("dog"), last]}, finished=(end,)), 0.0)
+    assert slot.text() == "dog!"
+    assert slot.ends() == [("stop", last)]
+
+
+def test_a_cut_character_is_shown_at_the_end_as_a_replacement(core):
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    party = ids("🎉")
+    assert len(party) > 1 or TOKENIZER.token_bytes(party[0]).decode() == "🎉"
+    half = TABLES.raw.index("🎉".encode()[:1])
+    core.handle(step({10: [*ids("a"), half]}), 0.0)
+    assert slot.text() == "a"
+    core.handle(step({}, finished=(RowFinished(10, "length"),)), 0.0)
+    assert slot.text() == "a\ufffd"
+
+
+def test_a_stop_string_ends_the_sequence_once(core, sent):
+    slot = Slot()
+    core.handle(opened(slot, stop_strings=("fox j",)), 0.0)
+    token_ids = ids("the fox jumps over")
+    for token_id in token_ids:
+        core.handle(step({10: [token_id]}), 0.0)
+    assert slot.text() == "the "
+    assert slot.ends() == [("stop", "fox j")]
+    assert sent == [StopStringMet(10)]
+    assert TOKENIZER.decode(slot.tokens()).startswith("the fox j")
+    assert len(slot.tokens()) < len(token_ids)
+    core.handle(step({}, finished=(RowFinished(10, "stop"),), closed=(closed(),)), 0.0)
+    assert slot.ends() == [("stop", "fox j")]
+    assert slot.closed is not None
+
+
+def test_tokens_behind_a_stop_string_in_one_step_are_dropped(core):
+    slot = Slot()
+    core.handle(opened(slot, stop_strings=("\n",)), 0.0)
+    core.handle(step({10: ids("a") + ids("\n") + ids("b")}), 0.0)
+    assert slot.text() == "a"
+    assert slot.tokens() == (*ids("a"), *ids("\n"))
+
+
+def test_a_stop_string_in_the_last_token_counts_before_the_length(core, sent):
+    slot = Slot()
+    core.handle(opened(slot, stop_strings=("g",)), 0.0)
+    core.handle(step({10: ids("dog")}, finished=(RowFinished(10, "length"),), closed=(closed(),)), 0.0)
+    assert slot.text() == "do"
+    assert slot.ends() == [("stop", "g")]
+    assert sent == []
+
+
+def test_what_was_held_for_a_stop_string_is_shown_at_the_end(core):
+    slot = Slot()
+    core.handle(opened(slot, stop_strings=("dogma",)), 0.0)
+    core.handle(step({10: ids("a dog")}), 0.0)
+    assert slot.text() == "a "
+    core.handle(step({}, finished=(RowFinished(10, "length"),)), 0.0)
+    assert slot.text() == "a dog"
+
+
+def test_without_detokenize_there_are_tokens_only(core):
+    slot = Slot()
+    core.handle(opened(slot, detokenize=False), 0.0)
+    core.handle(step({10: ids("dog")}, finished=(RowFinished(10, "length"),)), 0.0)
+    assert slot.text() == ""
+    assert slot.tokens() == tuple(ids("dog"))
+    assert slot.ends() == [("length", None)]
+
+
+def row_logprobs(row: int, position: int, columns: list[list[int]]) -> RowLogprobs:
+    flat = [i for one in columns for i in one]
+    return RowLogprobs(
+        row=row,
+        position=position,
+        width=len(columns[0]),
+        token_ids=array("i", flat).tobytes(),
+        logprobs=array("f", [-0.5 * n for n in range(len(flat))]).tobytes(),
+        ranks=array("i", [7] * len(columns)).tobytes(),
+    )
+
+
+def test_log_probabilities_come_with_their_tokens(core):
+    slot = Slot()
+    core.handle(opened(slot, logprobs=2, stop_strings=("\n",)), 0.0)
+    (letter,), (newline,) = ids("a"), ids("\n")
+    half = TABLES.raw.index(b"\xf0")
+    entry = row_logprobs(10, 2, [[letter, half, END], [newline, letter, 400], [letter, letter, letter]])
+    core.handle(step({10: [letter, newline, letter]}, logprobs=(entry,)), 0.0)
+    first, second = slot.deltas[0].logprobs  # the token behind the stop string is gone
+    assert (first.token_id, first.logprob, first.rank, first.token, first.raw) == (letter, 0.0, 7, "a", b"a")
+    assert [(t.token_id, t.logprob, t.rank, t.token, t.raw) for t in first.top] == [
+        (half, -0.5, 1, "\ufffd", b"\xf0"),
+        (END, -1.0, 2, "<|end|>", b"<|end|>"),
+    ]
+    assert second.token == "\n"
+    assert second.top[1].token == ""  # a padded row of the logits
+
+
+def test_prompt_log_probabilities_are_collected_over_chunks(core):
+    slot = Slot()
+    prompt = ids("abcde")
+    core.handle(opened(slot, rows=(10, 11), prompt_logprobs=0, prompt_token_ids=array("i", prompt).tobytes()), 0.0)
+    chunk = row_logprobs(10, 1, [[prompt[1]], [prompt[2]]])
+    core.handle(step({}, prompt_logprobs=(chunk,)), 0.0)
+    assert slot.prompt_entries is None
+    again = row_logprobs(10, 1, [[i] for i in prompt[1:]])  # after a preemption the prompt is computed again
+    other = row_logprobs(11, 1, [[0] for _ in prompt[1:]])
+    core.handle(step({}, prompt_logprobs=(other, again)), 0.0)
+    assert slot.prompt_entries[0] is None
+    assert [entry.token_id for entry in slot.prompt_entries[1:]] == prompt[1:]
+
+
+def test_a_prompt_of_one_token_has_no_log_probability(core):
+    slot = Slot()
+    core.handle(opened(slot, prompt_logprobs=1, prompt_token_ids=array("i", [5]).tobytes()), 0.0)
+    assert slot.prompt_entries == [None]
+
+
+def test_a_failed_sequence_fails_its_request_alone(core, sent):
+    slot, other = Slot(), Slot()
+    core.handle(opened(slot, rows=(10, 11)), 0.0)
+    core.handle(opened(other, request=2, rows=(12,)), 0.0)
+    failure = RowFailed(10, "the logits of this request are not numbers", "engine_request_failed")
+    core.handle(step({11: ids("a"), 12: ids("a")}, failed=(failure,)), 0.0)
+    assert isinstance(slot.error, RequestFailed)
+    assert slot.error.message == failure.message
+    assert sent == [AbortRequest(1)]
+    core.handle(step({11: ids("b"), 12: ids("b")}, closed=(closed(error=slot.error),)), 0.0)
+    assert slot.closed is None
+    assert other.text() == "ab"
+
+
+def test_a_failure_that_is_closed_in_the_same_step_needs_no_abort(core, sent):
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    core.handle(step({}, failed=(RowFailed(10, "no", "x"),), closed=(closed(error=RequestFailed("no")),)), 0.0)
+    assert slot.error.message == "no"
+    assert sent == []
+
+
+def test_a_request_that_ends_with_an_error(core):
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    error = EngineStopped("the engine was closed")
+    core.handle(step({}, closed=(closed(error=error), closed(request=99))), 0.0)
+    assert slot.error is error
+
+
+def test_unknown_rows_are_ignored(core, sent):
+    core.handle(step({77: ids("a")}, finished=(RowFinished(78, "stop"),), failed=(RowFailed(79, "", ""),)), 0.0)
+    assert sent == []
+
+
+def test_readers_are_woken_by_time_but_at_once_for_firsts_and_ends(sent):
+    core = OutputCore(TABLES, sent.append, 0.02)
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    slot.wakes = 0
+    core.handle(step({10: ids("a")}), 1.0)
+    assert slot.wakes == 1
+    for tick in range(1, 20):
+        now = 1.0 + tick * 0.001
+        core.handle(step({10: ids("a")}), now)
+        core.flush(now)
+    assert slot.wakes == 1
+    assert core.next_flush == pytest.approx(1.02)
+    core.flush(1.0201)
+    assert slot.wakes == 2
+    assert core.next_flush is None
+    core.handle(step({10: ids("a")}, finished=(RowFinished(10, "length"),)), 1.021)
+    assert slot.wakes == 3
+
+
+def test_each_reader_has_its_own_time(sent):
+    core = OutputCore(TABLES, sent.append, 0.02)
+    early, late = Slot(), Slot()
+    core.handle(opened(early), 0.0)
+    core.handle(opened(late, request=2, rows=(20,)), 0.0)
+    core.handle(step({10: ids("a")}), 1.0)
+    core.handle(step({20: ids("a")}), 1.015)
+    core.handle(step({10: ids("b"), 20: ids("b")}), 1.016)
+    early.wakes = late.wakes = 0
+    core.flush(1.021)
+    assert (early.wakes, late.wakes) == (1, 0)
+    assert core.next_flush == pytest.approx(1.035)
+
+
+class FixedClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+
+@pytest.mark.anyio
+async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
+    inbox: Mailbox = Mailbox("output", 8)
+    clock = FixedClock()
+    actor = Output(inbox, TABLES, sent.append, clock, flush_interval=0.01)
+    slot, second = Slot(), anyio.Event()
+    async with anyio.create_task_group() as group:
+        await group.start(actor.run)
+        await inbox.put(opened(slot))
+        await inbox.put(step({10: ids("a")}))
+        await inbox.put(step({10: ids("b")}))
+        slot.on_wake = lambda: second.set() if slot.text() == "ab" else None
+        with anyio.fail_after(5):
+            await anyio.wait_all_tasks_blocked()
+            clock.time = 1.0
+            await second.wait()
+        await inbox.put(step({}, finished=(RowFinished(10, "length"),), closed=(closed(),)))
+        inbox.close()
+    assert slot.closed is not None
+
+
+@pytest.mark.anyio
+async def test_what_is_queued_at_the_close_is_still_delivered(sent):
+    inbox: Mailbox = Mailbox("output", 8)
+    actor = Output(inbox, TABLES, sent.append, FixedClock(), flush_interval=10.0)
+    slot = Slot()
+    await inbox.put(opened(slot))
+    await inbox.put(step({10: ids("a")}))
+    await inbox.put(step({10: ids("b")}))
+    inbox.close()
+    with anyio.fail_after(5):
+        await actor.run()
+    assert slot.text() == "ab"
+    assert slot.wakes == 3
