@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -204,4 +204,4 @@ def _model_worker(folder: Path) -> Worker:
     """On the step thread, since importing torch takes seconds."""
     from troupellm.models.worker import ModelWorker
 
-    return ModelWorker(folder)
+    return cast(Worker, ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else

@@ -21,6 +21,7 @@ from troupellm.actors.output import Output
 from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.requests import OpenRequests, StallWatch
 from troupellm.actors.scheduler.actor import Scheduler
+from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.supervise import Child, Supervisor
 from troupellm.actors.worker import WorkerActor
 from troupellm.models.chat_template import ChatTemplate
@@ -218,6 +219,16 @@ class System:
             randomness=company.randomness,
             rows=self._rows,
         )
+
+    def _build_scheduler(self) -> Scheduler:
+        company = self._company
+        core = SchedulerCore(
+            company.config.scheduler,
+            company.ready,
+            enable_prefix_caching=company.config.cache.enable_prefix_caching,
+            hash_key=company.hash_key,
+        )
+        return Scheduler(core, self.scheduler, self.worker, self.output, self.metrics, company.clock)
 
     def _build_worker(self) -> WorkerActor:
         company = self._company
