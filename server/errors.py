@@ -131,7 +131,7 @@ def answer(
         error = RequestFailed("internal error", code="internal_error")
     status, kind, retry, headers = _classify(error)
     message, param = error.message, error.param
-    if renames and param in renames:
+    if renames and param is not None and param in renames:
         message, param = message.replace(param, renames[param]), renames[param]
     body = ErrorBody(ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code))
     if status in (429, 503):

@@ -19,8 +19,8 @@ MAX_ECHO = 64
 
 
 STREAM_DEFAULTS = {"flush_interval": 0.02, "stall_timeout": 60.0}
-"""Seconds. What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us, and
-a client that stops reading must not hold its blocks for ever."""
+"""Seconds. What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us,
+and a client that stops reading must not hold its blocks for ever."""
 
 
 class EngineHost:

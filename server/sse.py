@@ -1,8 +1,8 @@
 """Server-sent events, framed exactly as OpenAI clients expect.
 
 One event is `data: <one line of JSON>` and a blank line; nothing else has a blank line, there are no ids, names or
-retry lines, and the stream ends with `data: [DONE]`. A comment keeps silent connections alive. The cost is per send, not
-per byte, so whatever one wake of a stream brings goes out in one send.
+retry lines, and the stream ends with `data: [DONE]`. A comment keeps silent connections alive. The cost is per send,
+not per byte, so whatever one wake of a stream brings goes out in one send.
 """
 
 import time

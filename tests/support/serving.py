@@ -1,7 +1,7 @@
 """The real app on hypercorn and a loopback socket, in the test's own process; clients for it, down to raw bytes."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -100,3 +100,10 @@ def events_of(body: str) -> list[dict[str, Any]]:
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks), body
     assert blocks[-1] == "data: [DONE]", body
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+
+
+async def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Until a server's published state is as wanted; fails with TimeoutError."""
+    with anyio.fail_after(timeout):
+        while not condition():  # noqa: ASYNC110 - the state is plain numbers, nobody announces their change
+            await anyio.sleep(0.005)

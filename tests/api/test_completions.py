@@ -1,0 +1,113 @@
+import pytest
+from serving import events_of, running_server, server_config
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "tiny", "prompt": "Once", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+
+
+async def post(client, **fields):
+    response = await client.post("/v1/completions", json=PROMPT | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_text_and_its_tokens_are_the_same_prompt(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        text = await post(client)
+        ids = engine.tokenizer.encode("Once", add_special_tokens=True)
+        tokens = await post(client, prompt=ids)
+    assert text["object"] == "text_completion"
+    assert text["choices"][0]["text"] == tokens["choices"][0]["text"]
+    assert text["choices"][0]["finish_reason"] == "length"
+    assert text["usage"]["prompt_tokens"] == len(ids)
+
+
+async def test_many_prompts_times_n_have_ordered_indices(tiny_engine):
+    fields = {"prompt": ["Once", "Twice", "Thrice"], "n": 2, "return_token_ids": True, "temperature": 1, "seed": 3}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        whole = await post(client, **fields)
+        events = events_of((await client.post("/v1/completions", json=PROMPT | fields | {"stream": True})).text)
+        alone = await post(client, **(fields | {"prompt": "Twice"}))
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    streamed: dict[int, list[int]] = {index: [] for index in range(6)}
+    for event in events:
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["token_ids"]
+    assert streamed == {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
+    assert [choice["text"] for choice in whole["choices"][2:4]] == [choice["text"] for choice in alone["choices"]]
+    assert whole["usage"]["completion_tokens"] == 36
+
+
+async def test_streamed_text_is_the_whole_text(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        whole = await post(client, max_tokens=40)
+        response = await client.post("/v1/completions", json=PROMPT | {"max_tokens": 40, "stream": True})
+        events = events_of(response.text)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_echo_with_legacy_logprobs_covers_prompt_and_answer(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        echoed = (await post(client, echo=True, logprobs=2))["choices"][0]
+        plain = (await post(client, logprobs=2))["choices"][0]
+        stream = await client.post("/v1/completions", json=PROMPT | {"echo": True, "logprobs": 2, "stream": True})
+        events = events_of(stream.text)
+    assert echoed["text"] == "Once" + plain["text"]
+    logprobs = echoed["logprobs"]
+    assert logprobs["tokens"][:4] == ["O", "n", "c", "e"]
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"][:5] == [0, 1, 2, 3, 4]
+    assert logprobs["tokens"][4:] == plain["logprobs"]["tokens"]
+    assert plain["logprobs"]["text_offset"][0] == 0
+    assert [token for event in events for token in event["choices"][0]["logprobs"]["tokens"]] == logprobs["tokens"]
+    offsets = [offset for event in events for offset in event["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+
+
+async def test_scoring_gives_the_prompt_alone(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        scored = await post(client, echo=True, logprobs=0, max_tokens=0)
+        refused = await client.post("/v1/completions", json=PROMPT | {"max_tokens": 0})
+    assert scored["choices"][0]["text"] == "Once"
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == 4
+    assert scored["usage"]["completion_tokens"] == 0
+    assert refused.json()["error"]["param"] == "max_tokens"
+
+
+async def test_prompt_logprobs_are_tables_by_token_id(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        choice = (await post(client, prompt_logprobs=1))["choices"][0]
+        streamed = await client.post("/v1/completions", json=PROMPT | {"prompt_logprobs": 1, "stream": True})
+    assert choice["prompt_logprobs"][0] is None
+    assert all(
+        set(entry) >= {"logprob", "rank", "decoded_token"}
+        for row in choice["prompt_logprobs"][1:]
+        for entry in row.values()
+    )
+    assert streamed.json()["error"]["param"] == "prompt_logprobs"
+
+
+async def test_stop_string_ends_the_text_and_is_named(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        whole = (await post(client, max_tokens=40))["choices"][0]["text"]
+        stop = next(letter for letter in whole[5:] if letter.isascii() and letter.isprintable())
+        stopped = (await post(client, max_tokens=40, stop=[stop]))["choices"][0]
+        events = events_of(
+            (await client.post("/v1/completions", json=PROMPT | {"max_tokens": 40, "stop": stop, "stream": True})).text
+        )
+    assert stopped["text"] == whole.partition(stop)[0]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+    assert "".join(event["choices"][0]["text"] for event in events) == stopped["text"]
+
+
+async def test_too_many_prompts_and_suffix_are_refused(tiny_engine):
+    config = server_config(max_prompts=2)
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        many = await client.post("/v1/completions", json=PROMPT | {"prompt": ["a", "b", "c"]})
+        suffix = await client.post("/v1/completions", json=PROMPT | {"suffix": "end"})
+    assert many.json()["error"]["param"] == "prompt"
+    assert "2" in many.json()["error"]["message"]
+    assert suffix.json()["error"]["param"] == "suffix"

@@ -1,0 +1,197 @@
+"""What belongs to no single route: probes, states, ids, mounting, other servers, raw sockets."""
+
+import json
+
+import anyio
+import pytest
+import uvicorn
+from serving import eventually, http_request, running_server, server_config
+
+from troupellm.server.app import asgi
+from troupellm.server.listener import bind
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+LONG = PROMPT | {"max_tokens": 3000, "ignore_eos": True}
+
+
+async def test_probes_and_facts(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        for path in ("/health", "/readyz", "/livez", "/startupz", "/ping"):
+            assert (await client.get(path)).status_code == 200, path
+        assert (await client.head("/health")).content == b""
+        assert "version" in (await client.get("/version")).json()
+        assert (await client.get("/load")).json() == {"server_load": 1}
+        metrics = await client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert "troupe" in metrics.text
+
+
+async def test_tokenize_and_back(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        tokens = (await client.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True})).json()
+        text = (await client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
+        bad = await client.post("/detokenize", json={"tokens": [10**6]})
+        neither = await client.post("/tokenize", json={})
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"]) == 6
+    assert text == {"prompt": "héllo"}
+    assert bad.json()["error"]["param"] == "tokens"
+    assert neither.json()["error"]["param"] == "prompt"
+
+
+async def test_request_ids_are_taken_when_plain_and_replaced_when_not(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        mine = await client.get("/v1/models", headers={"x-request-id": "abc-1"})
+        odd = await client.get("/v1/models", headers={"x-request-id": "a b;<script>"})
+        error = await client.get("/nowhere")
+    assert mine.headers["x-request-id"] == "abc-1"
+    assert "script" not in odd.headers["x-request-id"]
+    assert error.headers["x-request-id"]
+
+
+async def test_app_without_its_lifespan_says_so():
+    app = asgi("never-loaded", config=server_config())
+
+    async def outer(scope, receive, send):
+        """A framework that does not forward lifespan to what it mounts."""
+        if scope["type"] == "http":
+            await app(scope, receive, send)
+        else:
+            raise NotImplementedError
+
+    async with running_server(None, app=with_host(outer, app)) as served, served.client() as client:
+        response = await client.post("/v1/completions", json=PROMPT)
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/livez")).status_code == 200
+    assert response.status_code == 503
+    assert "lifespan.startup" in response.json()["error"]["message"]
+    assert response.headers["retry-after"]
+
+
+async def test_loading_and_draining_are_503_with_the_reason(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        served.host.engine, served.host.loading = None, True
+        loading = await client.post("/v1/completions", json=PROMPT)
+        served.host.engine, served.host.draining = engine, True
+        draining = await client.post("/v1/completions", json=PROMPT)
+        ready = await client.get("/readyz")
+    assert (loading.status_code, loading.json()["error"]["code"]) == (503, "starting")
+    assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
+    assert draining.headers["connection"] == "close"
+    assert ready.status_code == 503
+
+
+async def test_owning_app_opens_and_closes_its_engine(checkpoint):
+    app = asgi(str(checkpoint), device="cpu", num_threads=1, kv_cache_memory_bytes=2**20)
+    async with running_server(None, app=app) as served, served.client() as client:
+        assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
+        engine = served.host.engine
+    assert engine.state == "stopped"
+
+
+async def test_mounted_below_a_prefix_by_another_app(tiny_engine):
+    async with tiny_engine() as engine:
+        inner = asgi(engine, prefix="")
+
+        async def outer(scope, receive, send):
+            if scope["type"] == "http":
+                await inner(dict(scope, root_path="/llm"), receive, send)
+            else:
+                await inner(scope, receive, send)
+
+        async with running_server(engine, app=with_host(outer, inner)) as served, served.client() as client:
+            assert (await client.get("/llm/models")).json()["data"][0]["id"] == "tiny"
+            assert (await client.get("/llm/v1/models")).status_code == 404
+
+
+def with_host(function, app):
+    function.host = app.host
+    return function
+
+
+async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
+    async with tiny_engine() as engine:
+        app = asgi(engine)
+        sent = []
+
+        async def receive():
+            return {"type": "websocket.connect"}
+
+        async def send(message):
+            sent.append(message["type"])
+
+        await app({"type": "something-new"}, receive, send)
+        await app({"type": "websocket"}, receive, send)
+    assert sent == ["websocket.close"]
+
+
+async def test_runs_under_uvicorn(tiny_engine):
+    async with tiny_engine() as engine:
+        listener, url = bind(server_config())
+        server = uvicorn.Server(uvicorn.Config(asgi(engine), log_config=None, lifespan="on", ws="none"))
+        server.install_signal_handlers = lambda: None
+        async with anyio.create_task_group() as group:
+            group.start_soon(server._serve, [listener])
+            async with served_client(url) as client:
+                response = await client.post("/v1/completions", json=PROMPT | {"stream": True})
+            server.should_exit = True
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+def served_client(url):
+    import httpx
+
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
+
+
+async def test_declared_large_body_is_refused_before_it_is_sent(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served:
+        connection = await served.raw(http_request("/v1/completions", b"", content_length=str(10**9)))
+        answer = await connection.read_all()
+        await connection.close()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"request_too_large" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hanging_up_ends_the_request(tiny_engine, stream):
+    async with tiny_engine() as engine, running_server(engine) as served:
+        connection = await served.raw(http_request("/v1/completions", LONG | {"stream": stream}))
+        await eventually(lambda: engine.snapshot().scheduler.running > 0)
+        await connection.close()
+        await eventually(lambda: not engine.snapshot().open_requests and not engine.snapshot().scheduler.running, 2)
+        assert engine.snapshot().scheduler.blocks_used == 0
+
+
+async def test_keep_alive_comments_fill_a_slow_start(tiny_engine):
+    config = server_config(sse_keep_alive_interval=0.05)
+    async with tiny_engine(max_num_seqs=1) as engine, running_server(engine, config) as served:
+        async with engine.stream("busy", max_tokens=3000, ignore_eos=True, temperature=0.0) as busy:
+            await anext(busy)
+            connection = await served.raw(http_request("/v1/completions", PROMPT | {"stream": True}))
+            seen = await connection.read_until(b": keep-alive\n")
+        assert b"data:" not in seen
+        rest = await connection.read_until(b"data: [DONE]\n\n")
+        await connection.close()
+    assert b"\n: keep-alive\n\r\n" in rest
+
+
+async def test_access_log_has_one_line_per_request_and_none_for_probes(tiny_engine, caplog):
+    caplog.set_level("INFO", logger="troupellm.access")
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        await client.get("/health")
+        await client.post("/v1/completions", json=PROMPT)
+        await client.get("/nowhere")
+    lines = [record.getMessage() for record in caplog.records if record.name == "troupellm.access"]
+    assert [line.split('"')[1] for line in lines] == ["POST /v1/completions", "GET /nowhere"]
+    assert " 404 " in lines[1]
+
+
+async def test_error_bodies_are_json_for_every_refusal(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        for method, path, status in [("GET", "/x", 404), ("PUT", "/v1/models", 405), ("GET", "/v1/completions", 405)]:
+            response = await client.request(method, path)
+            assert response.status_code == status
+            assert set(json.loads(response.content)["error"]) == {"message", "type", "param", "code"}

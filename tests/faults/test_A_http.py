@@ -1,0 +1,135 @@
+"""Rows A1 to A4 and A9 of the fault table: bad HTTP."""
+
+import json
+
+import anyio
+import pytest
+from canary import resident_bytes, under_attack
+from serving import http_request, server_config
+
+pytestmark = pytest.mark.anyio
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+MEBIBYTE = 2**20
+
+
+async def refusals(attacked, body: bytes, **headers: str) -> set[tuple[int, str]]:
+    """Status and code that every route gives for a body."""
+    answers = set()
+    for path in PATHS:
+        response = await attacked.client.post(
+            path, content=body, headers={"content-type": "application/json"} | headers
+        )
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert response.elapsed.total_seconds() < 2
+        answers.add((response.status_code, error["code"]))
+    return answers
+
+
+async def test_A1_bodies_that_are_not_json_are_refused(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for body in (b"", b"{", b"nonsense", b'{"a": 1', b"[1, 2]", b'"text"', b"null", b'{"a":"\xff\xfe"}', b"{}{}"):
+            answers = await refusals(attacked, body)
+            assert {status for status, _ in answers} == {400}, body
+        for headers in (
+            {"content-type": "text/plain"},
+            {"content-type": "application/x-www-form-urlencoded"},
+            {"content-type": "multipart/form-data; boundary=x"},
+            {"content-encoding": "gzip"},
+            {"content-encoding": "br"},
+        ):
+            assert await refusals(attacked, b'{"prompt": "x"}', **headers) == {(415, "unsupported_media_type")}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 100_000, b'1, "x": 1', b'{"a": 1, "a": 2}'],
+    ids=["nan", "inf", "minus-inf", "1e999", "minus-1e999", "huge-integer", "same-key", "same-key-deeper"],
+)
+async def test_A2_numbers_and_keys_that_are_not_json_are_refused(tiny_engine, value):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        answers = await refusals(attacked, b'{"prompt": "x", "x": ' + value + b"}")
+    assert answers == {(400, "invalid_json")}
+
+
+async def test_A3_deep_nesting_is_refused_without_memory(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        await refusals(attacked, b"[" * 100)
+        before = resident_bytes()
+        for body in (
+            b"[" * 100_000,
+            b'{"a":' * 100_000,
+            b"[" * 100_000 + b"]" * 100_000,
+            b'{"prompt":' + b"[" * 65 + b"]" * 65 + b"}",
+        ):
+            assert await refusals(attacked, body) == {(400, "invalid_json")}
+        assert resident_bytes() - before < 8 * MEBIBYTE
+
+
+async def test_A4_declared_oversize_is_refused_without_reading(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for path in PATHS:
+            for declared in (str(8 * MEBIBYTE + 1), "9" * 18):
+                connection = await attacked.served.raw(http_request(path, b"", content_length=declared))
+                answer = await connection.read_all()
+                await connection.close()
+                assert answer.startswith(b"HTTP/1.1 413 ")
+                assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_A4_chunked_body_is_refused_where_it_crosses_the_cap(tiny_engine):
+    cap, piece = MEBIBYTE, b"10000\r\n" + b" " * 65_536 + b"\r\n"
+    async with tiny_engine() as engine, under_attack(engine, server_config(max_body_bytes=cap)) as attacked:
+        before = resident_bytes()
+        for path in PATHS:
+            start = http_request(path, b"", content_length="", transfer_encoding="chunked")
+            connection = await attacked.served.raw(start)
+            for _ in range(cap // 65_536):
+                await connection.stream.send(piece)
+            with anyio.move_on_after(0.05) as early:
+                await connection.read_until(b"HTTP/1.1")
+            assert early.cancelled_caught, "refused before the cap"
+            await connection.stream.send(piece)
+            answer = await connection.read_until(b"request_too_large")
+            await connection.close()
+            assert answer.startswith(b"HTTP/1.1 413 ")
+        assert resident_bytes() - before < cap + 4 * MEBIBYTE
+
+
+TARGETS = [
+    ("GET", "/v1/nowhere", 404),
+    ("GET", "//v1/models", 404),
+    ("GET", "/v1//models", 404),
+    ("GET", "/v1/models/", 404),
+    ("GET", "/v1/../health", 404),
+    ("GET", "/v1/%2e%2e/health", 404),
+    ("GET", "/%2e%2e/health", 404),
+    ("GET", "/v1%2fmodels", 404),
+    ("GET", "/health/", 404),
+    ("GET", "//health", 404),
+    ("GET", "/%68ealth", 404),
+    ("GET", "http://localhost/v1/models", 404),
+    ("GET", "http://localhost/health", 404),
+    ("GET", "/v1/completions", 405),
+    ("PUT", "/v1/models", 405),
+    ("DELETE", "/v1/chat/completions", 405),
+    ("GET", "/v1/models", 200),
+]
+
+
+async def test_A9_odd_paths_and_verbs_get_json_and_one_verdict(tiny_engine):
+    config = server_config(api_key=("secret",))
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        for method, target, status in TARGETS:
+            for host in ("localhost", "evil.example:1", "[::1]"):
+                for key, wanted in (("Authorization: Bearer secret\r\n", status), ("", 401)):
+                    request = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{key}\r\n"
+                    connection = await attacked.served.raw(request.encode())
+                    head, _, body = (await connection.read_all()).partition(b"\r\n\r\n")
+                    await connection.close()
+                    assert int(head.split()[1]) == wanted, (method, target, host, key, head)
+                    assert b"application/json" in head
+                    assert (b"allow:" in head.lower()) == (wanted == 405)
+                    if wanted != 200:
+                        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}

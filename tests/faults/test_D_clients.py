@@ -1,0 +1,116 @@
+"""Rows D1 and D3 of the fault table: readers that stall, clients that leave."""
+
+import socket
+
+import anyio
+import pytest
+from canary import resident_bytes, under_attack
+from serving import eventually, http_request, server_config
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = {"model": "tiny", "prompt": "Once", "max_tokens": 3900, "temperature": 0, "ignore_eos": True}
+MEBIBYTE = 2**20
+
+
+async def stalled_reader(port: int) -> socket.socket:
+    """A client with a small receive buffer that never reads."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    plain.setblocking(False)
+    await anyio.to_thread.run_sync(_connect, plain, port)
+    await anyio.wait_writable(plain)
+    plain.send(http_request("/v1/completions", ENDLESS | {"stream": True}))
+    return plain
+
+
+def _connect(plain: socket.socket, port: int) -> None:
+    plain.setblocking(True)
+    plain.connect(("127.0.0.1", port))
+    plain.setblocking(False)
+
+
+@pytest.mark.parametrize("readers", [1, 16, pytest.param(500, marks=pytest.mark.slow)])
+async def test_D1_stalled_readers_pause_alone_and_are_cut(tiny_engine, readers):
+    config = server_config(write_timeout=3.0)
+    settings = {"stream_budget_tokens": 64, "kv_cache_memory_bytes": max(16, readers) * MEBIBYTE}
+    async with tiny_engine(**settings) as engine, under_attack(engine, config, canary_tokens=100) as attacked:
+        before = resident_bytes()
+        stalled = [await stalled_reader(attacked.served.port) for _ in range(readers)]
+        try:
+            await eventually(lambda: engine.snapshot().scheduler.paused == min(readers, 256), 60)
+            generated = engine.snapshot().scheduler.tokens_generated
+            assert generated < readers * 3000 + 100_000
+            assert resident_bytes() - before < 32 * MEBIBYTE + readers * MEBIBYTE // 4
+            await eventually(lambda: engine.snapshot().scheduler.paused == 0, 60)
+        finally:
+            for plain in stalled:
+                plain.close()
+
+
+async def test_D3_leaving_before_the_body_is_complete(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
+            connection = await attacked.served.raw(http_request(path, b'{"prompt": "On', content_length="1000"))
+            await connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_D3_leaving_while_queued(tiny_engine, stream):
+    async with tiny_engine(max_num_seqs=1) as engine, under_attack(engine, canary_tokens=40) as attacked:
+        for _ in range(3):
+            body = ENDLESS | {"max_tokens": 500}
+            first = await attacked.served.raw(http_request("/v1/completions", body | {"stream": True}))
+            queued = await attacked.served.raw(http_request("/v1/completions", body | {"stream": stream}))
+            await eventually(lambda: engine.snapshot().scheduler.waiting > 0)
+            await queued.close()
+            await first.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_D3_leaving_at_once(tiny_engine, stream):
+    """Lands in tokenizing or before it: the text is long, and nothing is awaited."""
+    body = ENDLESS | {"prompt": "x" * 3000, "stream": stream}
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for _ in range(10):
+            connection = await attacked.served.raw(http_request("/v1/completions", body))
+            await connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_D3_leaving_during_prefill(tiny_engine, stream):
+    body = ENDLESS | {"prompt": [7] * 3900, "max_tokens": 10, "stream": stream}
+    settings = {"max_num_batched_tokens": 32, "enable_prefix_caching": False}
+    async with tiny_engine(**settings) as engine, under_attack(engine, canary_tokens=40) as attacked:
+        for _ in range(3):
+            steps = engine.snapshot().scheduler.steps
+            connection = await attacked.served.raw(http_request("/v1/completions", body))
+            await eventually(lambda before=steps: engine.snapshot().scheduler.steps > before + 3)
+            await connection.close()
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_D3_leaving_during_decode(tiny_engine, n):
+    body = ENDLESS | {"n": n, "stream": True}
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for _ in range(3):
+            connection = await attacked.served.raw(http_request("/v1/completions", body))
+            await connection.read_until(b"data: ")
+            await connection.close()
+
+
+async def test_D3_leaving_around_the_last_token(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for tokens in range(1, 9):
+            body = ENDLESS | {"max_tokens": tokens, "stream": True}
+            connection = await attacked.served.raw(http_request("/v1/completions", body))
+            await connection.read_until(b"data: ")
+            await connection.close()
+
+
+async def test_D3_an_aborted_request_is_gone_within_a_tenth_of_a_second(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=40) as attacked:
+        connection = await attacked.served.raw(http_request("/v1/completions", ENDLESS | {"n": 8, "stream": True}))
+        await eventually(lambda: engine.snapshot().scheduler.running >= 8)
+        await connection.close()
+        await eventually(lambda: engine.snapshot().scheduler.running <= 2, 1.0)

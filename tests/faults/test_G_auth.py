@@ -1,0 +1,61 @@
+"""Row G1 of the fault table: keys."""
+
+import contextlib
+
+import anyio
+import pytest
+from canary import under_attack
+from serving import server_config
+
+from troupellm.server.app import routes
+
+pytestmark = pytest.mark.anyio
+
+PROBES = {"/health", "/readyz", "/livez", "/startupz", "/ping"}
+WRONG = [
+    [],
+    [b""],
+    [b"Bearer"],
+    [b"Bearer "],
+    [b"Bearer wrong"],
+    [b"secret"],
+    [b"Basic c2VjcmV0"],
+    [b"Bearer secret secret"],
+    [b"Bearer secret", b"Bearer secret"],
+    [b"Bearer " + b"x" * 10_000],
+    ["Bearer schlüssel".encode()],
+    [b"Bearer \xff\xfe\x80"],
+]
+
+
+async def test_G1_every_route_but_the_probes_needs_the_key(tiny_engine):
+    config = server_config(api_key=("secret", "other"))
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked, attacked.served.client() as client:
+        bodies = set()
+        for route in routes(attacked.served.host, "/v1"):
+            path = f"{route.path}tiny" if route.tail else route.path
+            if path in PROBES:
+                assert (await client.request(route.method, path)).status_code == 200
+                continue
+            for values in WRONG:
+                headers = [(b"authorization", value) for value in values]
+                response = await client.request(route.method, path, headers=headers)
+                assert response.status_code == 401, (path, values)
+                assert response.headers["www-authenticate"] == "Bearer"
+                bodies.add(response.text)
+            for key in ("secret", "other"):
+                allowed = await client.request(route.method, path, headers={"authorization": f"bearer {key}"})
+                assert allowed.status_code in (200, 415), (path, allowed.text)
+        assert len(bodies) == 1, "a wrong key must look like a missing one"
+
+
+async def test_G1_a_megabyte_of_key_is_refused(tiny_engine):
+    config = server_config(api_key=("secret",))
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + b"x" * 2**20 + b"\r\n\r\n"
+        connection = await attacked.served.raw(b"")
+        with contextlib.suppress(anyio.BrokenResourceError):
+            await connection.stream.send(request)
+        answer = await connection.read_all()
+        await connection.close()
+    assert not answer or int(answer.split()[1]) in (400, 401, 431)

@@ -1,0 +1,288 @@
+"""A worker that answers at once, and a reader that keeps score.
+
+The oracle's next token is a hash of everything before it, so the right stream of a prompt is known beforehand. The
+worker rebuilds each row from what plans and its own results say, the way a real one must, and refuses a plan that a real
+one could not execute: spans that leave gaps, tables that do not cover them, blocks that hold something else.
+"""
+
+import struct
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.output import RequestClosed, RowFinished, StepOutput
+from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.worker import CacheGroup, NewRow, RowError, SamplingState, StepPlan, StepResult, WorkerReady
+
+VOCAB = 50
+EOS = 0
+SECRET = b"a secret of the tests"
+
+
+def next_token(tokens: list[int], fork: int) -> int:
+    return zlib.crc32(struct.pack(f"<{len(tokens)}i", *tokens), fork) % VOCAB
+
+
+def stream_of(prompt: list[int], fork: int, max_tokens: int, stops: frozenset[int], min_tokens: int = 0) -> list[int]:
+    """The generated tokens of a sequence, its stop token included."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        tokens.append(next_token(tokens, fork))
+        if tokens[-1] in stops and len(tokens) - len(prompt) >= min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+def ready(num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, groups: int = 1) -> WorkerReady:
+    return WorkerReady(
+        vocab_width=VOCAB,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        groups=(CacheGroup(num_layers=1),) * groups,
+        dtype="float32",
+        device="cpu",
+        architecture="Oracle",
+        num_parameters=0,
+        weight_bytes=0,
+        kv_cache_bytes=0,
+        activation_bytes=0,
+        memory_free_bytes=0,
+        load_seconds=0.0,
+    )
+
+
+def make_core(
+    settings: WorkerReady | None = None, *, caching: bool = True, key: bytes = SECRET, **config: object
+) -> SchedulerCore:
+    return SchedulerCore(
+        SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key
+    )
+
+
+def submission(request: int, prompt: list[int], *, rows: int = 1, **fields: object) -> SubmitRequest:
+    """A request whose rows are numbered 100 * request + index."""
+    sampling = fields.pop("sampling", SamplingState())
+    defaults: dict[str, object] = {
+        "arrival": 0.0,
+        "max_tokens": 8,
+        "min_tokens": 0,
+        "stop_token_ids": frozenset(),
+        "eos_token_ids": frozenset(),
+    }
+    specs = tuple(
+        SequenceSpec(row=100 * request + fork, sampling=SamplingState(**{**_fields(sampling), "fork": fork}))
+        for fork in range(rows)
+    )
+    return SubmitRequest(
+        request=request,
+        request_id=f"request-{request}",
+        prompt=struct.pack(f"<{len(prompt)}i", *prompt),
+        sequences=specs,
+        **{**defaults, **fields},
+    )
+
+
+def _fields(sampling: object) -> dict[str, object]:
+    return {name: getattr(sampling, name) for name in SamplingState.__struct_fields__}
+
+
+@dataclass
+class _Row:
+    epoch: int
+    fork: int
+    tokens: list[int]
+    num_computed: int
+    tables: list[list[int]]
+
+
+@dataclass
+class Oracle:
+    """The worker: `launch` computes at once, `collect` gives the results in order."""
+
+    block_size: int
+    num_blocks: int
+    burst: int = 1
+    """Tokens per sampling row, as if so many drafts had been accepted; the known ones are computed later."""
+    broken_rows: set[int] = field(default_factory=set)
+    """Rows that fail when they are computed next."""
+    rows: dict[int, _Row] = field(default_factory=dict)
+    content: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """(group, position in the cache) -> all tokens up to the one whose KV is there."""
+    pending: deque[StepResult] = field(default_factory=deque)
+    num_computed: int = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        assert len(set(plan.rows)) == len(plan.rows), "a row is planned twice"
+        for row in plan.retired:
+            del self.rows[row]
+        new = {row.row for row in plan.new_rows}
+        for new_row in plan.new_rows:
+            self._add(new_row, plan.starts[plan.rows.index(new_row.row)])
+        for change in plan.changes:
+            assert change.row not in new, "a new row is changed in the plan that brings it"
+            for table, added in zip(self.rows[change.row].tables, change.appended_blocks, strict=True):
+                table.extend(added)
+        counts: list[int] = []
+        tokens: list[int] = []
+        errors: list[RowError] = []
+        for row, epoch, start, count in zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True):
+            sampled = self._compute(row, epoch, start, count)
+            if row in self.broken_rows:
+                self.broken_rows.remove(row)
+                errors.append(RowError(row, "logits are NaN"))
+                sampled = []
+            counts.append(len(sampled))
+            tokens.extend(sampled)
+        self.pending.append(
+            StepResult(
+                step=plan.step,
+                engine_epoch=plan.engine_epoch,
+                rows=plan.rows,
+                epochs=plan.epochs,
+                token_counts=tuple(counts),
+                tokens=tuple(tokens),
+                errors=tuple(errors),
+            )
+        )
+
+    def collect(self) -> StepResult:
+        return self.pending.popleft()
+
+    def _add(self, new: NewRow, start: int) -> None:
+        known = self.rows.get(new.row)
+        assert known is None or known.epoch < new.epoch, "a row that is known comes again"
+        tokens = list(struct.unpack(f"<{len(new.token_ids) // 4}i", new.token_ids))
+        tables = [list(blocks) for blocks in new.blocks]
+        self.rows[new.row] = _Row(new.epoch, new.sampling.fork, tokens, start, tables)
+        assert start < len(tokens), "nothing is left to compute"
+        for group, table in enumerate(tables):
+            for position in range(start):
+                held = self.content.get((group, self._slot(table, position)))
+                assert held == tuple(tokens[: position + 1]), "a block from the prefix cache holds something else"
+
+    def _slot(self, table: list[int], position: int) -> int:
+        assert position // self.block_size < len(table), "the block table does not cover a position"
+        block = table[position // self.block_size]
+        assert 0 <= block < self.num_blocks
+        return block * self.block_size + position % self.block_size
+
+    def _compute(self, row: int, epoch: int, start: int, count: int) -> list[int]:
+        state = self.rows[row]
+        assert state.epoch == epoch, "a row is planned under an epoch that the worker does not know"
+        assert start == state.num_computed, "a span leaves a gap or overlaps"
+        assert 0 < count <= len(state.tokens) - start, "a span goes beyond the known tokens"
+        state.num_computed = start + count
+        self.num_computed += count
+        for group, table in enumerate(state.tables):
+            for position in range(start, start + count):
+                self.content[group, self._slot(table, position)] = tuple(state.tokens[: position + 1])
+            for position in range(start):
+                held = self.content[group, self._slot(table, position)]
+                assert held == tuple(state.tokens[: position + 1]), "somebody wrote into this row's blocks"
+        if state.num_computed < len(state.tokens):
+            return []
+        sampled: list[int] = []
+        for _ in range(self.burst):
+            sampled.append(next_token(state.tokens, state.fork))
+            state.tokens.append(sampled[-1])
+        return sampled
+
+
+@dataclass
+class Reader:
+    """Collects what is shown and checks that nothing follows an end."""
+
+    streams: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, RowFinished] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    closed: dict[int, RequestClosed] = field(default_factory=dict)
+
+    def read(self, output: StepOutput | None) -> None:
+        if output is None:
+            return
+        position = 0
+        for row, count in zip(output.rows, output.token_counts, strict=True):
+            assert row not in self.finished, "tokens after the end"
+            assert row // 100 not in self.closed, "tokens after the close"
+            assert count > 0
+            self.streams.setdefault(row, []).extend(output.tokens[position : position + count])
+            position += count
+        assert position == len(output.tokens)
+        for finished in output.finished:
+            assert finished.row not in self.finished, "a row finished twice"
+            self.finished[finished.row] = finished
+        for failed in output.failed:
+            assert failed.row not in self.failed
+            self.failed[failed.row] = failed.message
+        for closed in output.closed:
+            assert closed.request not in self.closed, "a request closed twice"
+            self.closed[closed.request] = closed
+
+
+class Harness:
+    """Core, oracle and reader; checks the invariants after every call."""
+
+    def __init__(self, core: SchedulerCore, settings: WorkerReady | None = None, **oracle: object) -> None:
+        settings = settings or ready()
+        self.core = core
+        self.oracle = Oracle(settings.block_size, settings.num_blocks, **oracle)
+        self.reader = Reader()
+        self.now = 0.0
+        self.plans: list[StepPlan] = []
+        self.outputs: list[StepOutput] = []
+
+    def plan(self) -> StepPlan | None:
+        self.now += 1.0
+        plan = self.core.plan(self.now)
+        self.core.assert_invariants()
+        if plan is not None:
+            self.plans.append(plan)
+            self.oracle.launch(plan)
+        self._drain()
+        return plan
+
+    def finish(self) -> StepOutput:
+        self.now += 1.0
+        output = self.core.update(self.oracle.collect(), self.now)
+        self.core.assert_invariants()
+        self.reader.read(output)
+        self.outputs.append(output)
+        return output
+
+    def step(self) -> bool:
+        """Fill the credits, then let the oldest plan come back; False when there is nothing to do."""
+        while self.plan() is not None:
+            pass
+        if not self.oracle.pending:
+            return False
+        self.finish()
+        return True
+
+    def run(self, most: int = 2000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(most):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {most} steps")
+
+    def submit(self, message: SubmitRequest) -> None:
+        self.core.submit(message)
+        self.core.assert_invariants()
+        self._drain()
+
+    def abort(self, request: int) -> None:
+        self.core.abort(request)
+        self.core.assert_invariants()
+        self._drain()
+
+    def _drain(self) -> None:
+        self.reader.read(self.core.take_output())
+
+    def assert_idle(self) -> None:
+        snapshot = self.core.snapshot()
+        assert (snapshot.waiting, snapshot.running, snapshot.paused, snapshot.plans_in_flight) == (0, 0, 0, 0)
+        assert snapshot.blocks_used == 0
+        assert snapshot.waiting_tokens == 0
