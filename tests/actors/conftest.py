@@ -47,7 +47,7 @@ class _Ticket(msgspec.Struct, frozen=True):
 class FakeWorker:
     """Follows plans to the letter, and raises where a real worker would compute nonsense."""
 
-    def __init__(self, *, num_blocks: int = 256, max_model_len: int = 512) -> None:
+    def __init__(self, *, num_blocks: int = 1024, max_model_len: int = 4096) -> None:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.rows: dict[int, list[int]] = {}

@@ -1,0 +1,453 @@
+"""The engine end to end over a fake worker: answers, cancellation, slow readers, overload, crashes, leaks."""
+
+import gc
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+import troupellm
+from troupellm import Engine
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture
+def engine_of(model_folder: Path, fake_worker: Any) -> Callable[..., Engine]:
+    """An engine over the fake worker."""
+
+    def make(worker: Any = None, **settings: Any) -> Engine:
+        return Engine(model_folder, worker=lambda folder: worker or fake_worker, **settings)
+
+    return make
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the engine run until something is true."""
+    with anyio.fail_after(10):
+        while not condition():
+            await checkpoint()
+
+
+async def quiet(engine: Engine) -> None:
+    """Wait until nothing runs: every result has come back and every block is free."""
+
+    def nothing_runs() -> bool:
+        snapshot = engine.snapshot()
+        scheduler = snapshot.scheduler
+        inside = scheduler.running + scheduler.waiting + scheduler.paused + scheduler.plans_in_flight
+        return not (inside or snapshot.open_requests)
+
+    await until(nothing_runs)
+    assert engine.snapshot().scheduler.blocks_used == 0
+
+
+async def test_an_answer_is_the_models(engine_of: Any, expected: Any) -> None:
+    async with engine_of() as engine:
+        assert engine.state == "ready"
+        completion = await engine.generate(PROMPT, max_tokens=40, temperature=0.0)
+        assert list(completion.token_ids) == expected(PROMPT, 40)
+        assert completion.finish_reason == "length"
+        assert completion.usage.completion_tokens == 40
+        assert completion.prompt_token_ids == tuple(PROMPT)
+        timing = completion.timing
+        assert 0 <= timing.scheduled <= timing.first_token <= timing.finished
+    assert engine.state == "stopped"
+
+
+async def test_a_stream_gives_deltas_that_add_up(engine_of: Any, expected: Any) -> None:
+    async with engine_of() as engine, engine.stream("hello", max_tokens=30, n=2, seed=1) as stream:
+        await stream.opened()
+        assert bytes(token - 3 for token in stream.prompt_token_ids)  # known before the first delta
+        tokens: dict[int, list[int]] = {0: [], 1: []}
+        async for delta in stream:
+            tokens[delta.index] += delta.token_ids
+        wanted = expected(list(stream.prompt_token_ids), 30)
+        assert tokens == {0: wanted, 1: wanted}
+        assert stream.finish_reasons == {0: "length", 1: "length"}
+        assert stream.usage.completion_tokens == 60
+        assert stream.finished
+
+
+async def test_chat_uses_the_template(engine_of: Any) -> None:
+    async with engine_of() as engine, engine.chat([{"role": "user", "content": "hi"}], max_tokens=2) as stream:
+        await stream.opened()
+        assert engine.tokenizer.decode(stream.prompt_token_ids) == "user:hi;"
+        assert engine.tokenizer.decode(await engine.render(troupellm_chat("hi"))) == "user:hi;"
+
+
+def troupellm_chat(text: str) -> Any:
+    from troupellm.protocol.intake import ChatPrompt
+
+    return ChatPrompt(messages=[{"role": "user", "content": text}])
+
+
+async def test_leaving_the_block_ends_the_request(engine_of: Any) -> None:
+    async with engine_of() as engine:
+        async with engine.stream(PROMPT, max_tokens=400) as stream:
+            async for _ in stream:
+                break
+        assert stream.finished
+        assert engine.snapshot().open_requests == 0
+        await quiet(engine)
+        assert [delta async for delta in stream] == []
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_cancelling_at_any_moment_leaves_nothing(engine_of: Any, rounds: int) -> None:
+    """Before admission, in the intake, on the way to the scheduler, in its first steps."""
+    async with engine_of() as engine:
+        async with anyio.create_task_group() as group:
+            for prompt in (PROMPT, "x" * 3000):
+                group.start_soon(lambda prompt=prompt: engine.generate(prompt, max_tokens=300))
+            for _ in range(rounds):
+                await checkpoint()
+            group.cancel_scope.cancel()
+        await quiet(engine)
+
+
+async def test_native_cancellation_and_timeouts(engine_of: Any) -> None:
+    import asyncio
+
+    async with engine_of() as engine:
+
+        async def never_ends() -> None:
+            async with asyncio.timeout(0.01):
+                while True:
+                    await engine.generate(PROMPT, max_tokens=400)
+
+        with pytest.raises(TimeoutError):
+            await never_ends()
+        with anyio.move_on_after(0.01) as scope:
+            while True:
+                await engine.generate(PROMPT, max_tokens=400)
+        assert scope.cancelled_caught
+        await quiet(engine)
+
+
+async def test_a_slow_reader_pauses_its_own_request_only(engine_of: Any, expected: Any) -> None:
+    async with engine_of(stream_budget_tokens=8) as engine, engine.stream(PROMPT, max_tokens=100) as slow:
+        await until(lambda: engine.snapshot().scheduler.paused)
+        other = await engine.generate([9, 9], max_tokens=50)
+        assert len(other.token_ids) == 50
+        assert not slow.finished
+        tokens: list[int] = []
+        async for delta in slow:
+            assert len(delta.token_ids) <= 8 + 2
+            tokens += delta.token_ids
+        assert tokens == expected(PROMPT, 100)
+
+
+async def test_a_reader_that_stays_away_is_aborted(engine_of: Any) -> None:
+    async with engine_of(stream_budget_tokens=4, stall_timeout=0.02) as engine:
+        async with engine.stream(PROMPT, max_tokens=100) as stream:
+            await until(lambda: stream.finished)
+            with pytest.raises(troupellm.TroupeError) as caught:
+                async for _ in stream:
+                    pass
+            assert caught.value.code == "reader_stalled"
+        await quiet(engine)
+
+
+async def test_overload_is_refused_or_waited_for(engine_of: Any, fake_worker: Any, expected: Any) -> None:
+    fake_worker.gate = threading.Event()
+    async with engine_of(max_num_seqs=1, max_num_queued_reqs=1) as engine, anyio.create_task_group() as group:
+        answers: dict[int, Any] = {}
+
+        async def ask(number: int) -> None:
+            answers[number] = await engine.generate([number], max_tokens=5)
+
+        for number in (10, 11, 12, 13):
+            group.start_soon(ask, number)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(troupellm.EngineOverloaded) as caught:
+            await engine.generate([14], wait=False)
+        assert 1.0 <= caught.value.retry_after <= 30.0
+        with pytest.raises(troupellm.TroupeError) as late:
+            await engine.generate([15], deadline=0.01)
+        assert late.value.code == "deadline_exceeded"
+        fake_worker.gate.set()
+        await until(lambda: len(answers) == 4)
+        assert {number: list(done.token_ids) for number, done in answers.items()} == {
+            number: expected([number], 5) for number in answers
+        }
+        assert b'troupellm_rejected_total{engine="0",model_name=' in engine.metrics_text()
+
+
+async def test_many_prompts_in_the_order_they_finish(engine_of: Any, expected: Any) -> None:
+    async with engine_of() as engine:
+        prompts = [[20 + index] for index in range(30)]
+        answers = {index: done async for index, done in engine.map(prompts, concurrency=4, max_tokens=5)}
+        assert [list(answers[index].token_ids) for index in range(30)] == [expected(prompt, 5) for prompt in prompts]
+        results = engine.map(prompts, concurrency=4, max_tokens=200)
+        async for _ in results:
+            break
+        await results.aclose()
+        await quiet(engine)
+
+
+async def test_errors_are_typed_and_flat(engine_of: Any) -> None:
+    async with engine_of() as engine:
+        with pytest.raises(troupellm.ContextLengthExceeded) as caught:
+            await engine.generate([5] * 5000)
+        assert (caught.value.limit, caught.value.got >= 5000) == (4096, True)
+        with pytest.raises(troupellm.InvalidRequest):
+            await engine.generate("x", temperature=3.0)
+        with pytest.raises(troupellm.InvalidRequest):
+            await engine.generate(5)
+        await quiet(engine)
+    with pytest.raises(troupellm.EngineStopped):
+        await engine.generate("x")
+
+
+async def test_a_sick_row_fails_alone(engine_of: Any, fake_worker: Any, expected: Any) -> None:
+    fake_worker.sick = 666
+    async with engine_of() as engine, anyio.create_task_group() as group:
+        answers: list[Any] = []
+
+        async def healthy() -> None:
+            answers.append(await engine.generate(PROMPT, max_tokens=60))
+
+        group.start_soon(healthy)
+        with pytest.raises(troupellm.RequestFailed, match="sick"):
+            await engine.generate([666], max_tokens=5)
+        await until(lambda: answers)
+        assert list(answers[0].token_ids) == expected(PROMPT, 60)
+
+
+async def test_a_worker_crash_answers_everybody_with_the_cause(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.poison = 666
+    errors: list[troupellm.TroupeError] = []
+    async with engine_of() as engine:
+        async with anyio.create_task_group() as group:
+
+            async def victim(prompt: list[int]) -> None:
+                try:
+                    await engine.generate(prompt, max_tokens=400)
+                except troupellm.TroupeError as error:
+                    errors.append(error)
+
+            for prompt in (PROMPT, [8], [666]):
+                group.start_soon(victim, prompt)
+        assert [type(error) for error in errors] == [troupellm.WorkerCrashed] * 3
+        assert {str(error.__cause__) for error in errors} == {"poisoned"}
+        assert engine.state == "failed"
+        assert str(await engine.wait_failed()) == "poisoned"
+        assert engine.failure.__notes__ == ["actor: worker"]
+        with pytest.raises(troupellm.WorkerCrashed):
+            await engine.generate(PROMPT)
+    assert engine.state == "failed"
+
+
+async def test_a_hung_step_fails_the_engine(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.gate = threading.Event()
+    async with engine_of(step_timeout=0.02) as engine:
+        with pytest.raises(troupellm.WorkerCrashed, match="step_timeout"):
+            await engine.generate(PROMPT)
+        fake_worker.gate.set()
+
+
+async def test_an_intake_crash_restarts_it(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from troupellm.actors.intake import Intake
+
+    async with engine_of() as engine:
+        original = Intake._pass_on
+
+        async def broken(self: Intake, message: Any, *, in_thread: bool) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(Intake, "_pass_on", broken)
+        with pytest.raises(troupellm.RequestFailed) as caught:
+            await engine.generate(PROMPT, max_tokens=5)
+        assert repr(caught.value.__cause__) == "KeyError('a bug')"
+        monkeypatch.setattr(Intake, "_pass_on", original)
+        assert len((await engine.generate(PROMPT, max_tokens=5)).token_ids) == 5
+        assert {actor.name: actor.restarts for actor in engine.snapshot().actors}["intake"] == 1
+        await quiet(engine)
+
+
+async def test_an_output_crash_fails_what_is_open_and_goes_on(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from troupellm.actors.output_core import OutputCore
+
+    async with engine_of() as engine:
+        original = OutputCore.handle
+
+        def broken(self: OutputCore, message: Any, now: float) -> None:
+            monkeypatch.setattr(OutputCore, "handle", original)
+            raise KeyError("a bug")
+
+        async with engine.stream(PROMPT, max_tokens=400) as stream:
+            await stream.opened()
+            monkeypatch.setattr(OutputCore, "handle", broken)
+            with pytest.raises(troupellm.EngineStopped) as caught:
+                async for _ in stream:
+                    pass
+        assert caught.value.code == "engine_restarting"
+        assert len((await engine.generate(PROMPT, max_tokens=5)).token_ids) == 5
+        await quiet(engine)
+
+
+async def test_two_engines_at_once(engine_of: Any, make_worker: Any, expected: Any) -> None:
+    async with engine_of(make_worker()) as one, engine_of(make_worker()) as two:
+        answers: list[list[int]] = []
+
+        async def ask(engine: Engine) -> None:
+            answers.append(list((await engine.generate(PROMPT, max_tokens=50)).token_ids))
+
+        async with anyio.create_task_group() as group:
+            for engine in (one, two, one, two):
+                group.start_soon(ask, engine)
+        assert answers == [expected(PROMPT, 50)] * 4
+
+
+async def test_draining_lets_open_requests_finish(engine_of: Any, fake_worker: Any) -> None:
+    async with engine_of() as engine:
+        async with engine.stream(PROMPT, max_tokens=20) as stream:
+            await stream.opened()
+            await engine.drain(10.0)
+            assert engine.state == "draining"
+            assert sum([len(delta.token_ids) async for delta in stream]) == 20
+        with pytest.raises(troupellm.EngineStopped):
+            await engine.generate(PROMPT)
+
+
+async def test_draining_ends_what_does_not_finish(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.gate = threading.Event()
+    async with engine_of() as engine, engine.stream(PROMPT, max_tokens=20) as stream:
+        await stream.opened()
+        await engine.drain(0.01)
+        with pytest.raises(troupellm.EngineStopped):
+            async for _ in stream:
+                pass
+        fake_worker.gate.set()
+
+
+async def test_closing_under_load_answers_the_readers(engine_of: Any) -> None:
+    errors: list[str] = []
+
+    async with anyio.create_task_group() as group, engine_of() as engine:
+
+        async def ask() -> None:
+            try:
+                await engine.generate(PROMPT, max_tokens=400)
+            except troupellm.EngineStopped as error:
+                errors.append(error.message)
+
+        for _ in range(3):
+            group.start_soon(ask)
+        await checkpoint()
+        await checkpoint()
+    assert errors == ["the engine was closed"] * 3
+
+
+async def test_the_blocks_own_exception_passes_unwrapped(engine_of: Any) -> None:
+    async def breaks() -> None:
+        async with engine_of() as engine, engine.stream(PROMPT, max_tokens=400) as stream:
+            async for _ in stream:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await breaks()
+
+
+async def test_loading_failures_are_flat(engine_of: Any, fake_worker: Any, tmp_path: Path) -> None:
+    def fails() -> None:
+        raise RuntimeError("no memory")
+
+    fake_worker.on_load = fails
+    before = threading.active_count()
+    with pytest.raises(troupellm.ModelLoadError, match="no memory") as caught:
+        async with engine_of():
+            pass
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(troupellm.ModelLoadError):
+        async with Engine(tmp_path / "nothing here"):
+            pass
+    assert threading.active_count() == before
+
+
+async def test_cancelling_the_start_stops_the_loading(engine_of: Any, fake_worker: Any) -> None:
+    gate = threading.Event()
+    fake_worker.on_load = lambda: gate.wait(10) and None
+    before = threading.active_count()
+    with anyio.move_on_after(0.05) as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_release, gate)
+            async with engine_of():
+                raise AssertionError("it cannot have started")
+    assert scope.cancelled_caught
+    assert fake_worker.closed
+    assert threading.active_count() == before
+
+
+async def _release(gate: threading.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        gate.set()
+
+
+async def test_progress_arrives_on_the_loop(model_folder: Path, fake_worker: Any) -> None:
+    reports: list[tuple[str, str]] = []
+
+    def progress(report: Any) -> None:
+        reports.append((report.phase, threading.current_thread().name))
+
+    async with Engine(model_folder, worker=lambda folder: fake_worker, progress=progress):
+        await checkpoint()
+    assert ("weights", threading.current_thread().name) in reports
+
+
+async def test_opening_in_one_task_and_closing_in_another(model_folder: Path, fake_worker: Any) -> None:
+    engine = await Engine.open(model_folder, worker=lambda folder: fake_worker)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, PROMPT)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.aclose)
+    await engine.aclose()
+    assert engine.state == "stopped"
+    with pytest.raises(troupellm.ModelLoadError):
+        await Engine.open(model_folder / "nothing")
+
+
+async def test_a_dropped_stream_is_ended_with_a_warning(engine_of: Any) -> None:
+    async with engine_of() as engine:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            stream = engine.stream(PROMPT, max_tokens=400)
+            await anext(stream)
+            del stream
+            gc.collect()
+        assert [warning.category for warning in caught] == [ResourceWarning]
+        await quiet(engine)
+
+
+async def test_leaving_gives_everything_back(engine_of: Any, make_worker: Any) -> None:
+    import asyncio
+
+    async def once() -> None:
+        async with engine_of(make_worker()) as engine:
+            await engine.generate("x" * 2000, max_tokens=5, detokenize=False)
+            async with engine.stream(PROMPT, max_tokens=400) as stream:
+                await anext(stream)
+
+    await once()
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+    for _ in range(3):
+        await once()
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
+
+
+async def test_settings_are_checked(model_folder: Path) -> None:
+    with pytest.raises(ValueError, match="unknown setting"):
+        Engine(model_folder, max_seqs=3)
+    base = troupellm.Engine(model_folder, max_num_seqs=3).config
+    assert Engine(model_folder, config=base, block_size=8).config.scheduler.max_num_seqs == 3

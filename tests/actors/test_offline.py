@@ -1,0 +1,69 @@
+"""`LLM`: vLLM's names, from a script and from inside a running event loop."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import troupellm
+from troupellm import LLM, SamplingParams
+
+
+@pytest.fixture
+def make_llm(model_folder: Path, fake_worker: Any) -> Callable[..., LLM]:
+    def make(**settings: Any) -> LLM:
+        return LLM(model_folder, worker=lambda folder: fake_worker, **settings)
+
+    return make
+
+
+def test_generate_answers_in_the_order_of_the_prompts(make_llm: Any, expected: Any) -> None:
+    with make_llm() as llm:
+        prompts = [{"prompt_token_ids": [30 + index]} for index in range(5)]
+        params = [SamplingParams(max_tokens=3 + index) for index in range(5)]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        for index, output in enumerate(outputs):
+            assert output.prompt_token_ids == [30 + index]
+            assert output.outputs[0].token_ids == expected([30 + index], 3 + index)
+            assert output.outputs[0].finish_reason == "length"
+            assert output.finished
+
+
+def test_one_text_or_one_conversation_is_enough(make_llm: Any) -> None:
+    with make_llm() as llm:
+        (output,) = llm.generate("hello", SamplingParams(max_tokens=2, n=2))
+        assert output.prompt == "hello"
+        assert [choice.index for choice in output.outputs] == [0, 1]
+        (reply,) = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert llm.get_tokenizer().decode(reply.prompt_token_ids) == "user:hi;"
+        assert llm.get_default_sampling_params() == SamplingParams()
+        with pytest.raises(troupellm.InvalidRequest):
+            llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+        with pytest.raises(troupellm.ContextLengthExceeded):
+            llm.generate([[5] * 5000], use_tqdm=False)
+
+
+def test_closing_ends_its_thread(make_llm: Any) -> None:
+    before = threading.active_count()
+    llm = make_llm()
+    assert threading.active_count() > before
+    llm.close()
+    llm.close()
+    assert threading.active_count() == before
+
+
+def test_a_failed_start_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(troupellm.ModelLoadError):
+        LLM(tmp_path / "nothing")
+    with pytest.raises(troupellm.TroupeError, match="unknown setting"):
+        LLM(tmp_path, no_such_setting=1)
+    assert threading.active_count() == before
+
+
+@pytest.mark.anyio
+async def test_it_works_where_a_loop_already_runs(make_llm: Any) -> None:
+    with make_llm() as llm:
+        assert len(llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0].token_ids) == 4
