@@ -34,6 +34,12 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """One loop is enough here: what differs between loops is tested with the actors."""
+    return "asyncio", {"use_uvloop": True}
+
+
 class Reference:
     """A checkpoint and what `transformers` makes of it."""
 
