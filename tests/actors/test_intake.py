@@ -1,0 +1,372 @@
+import itertools
+import json
+from array import array
+
+import anyio
+import msgspec
+import pytest
+import text_models
+
+from troupellm.actors.intake import INLINE_CHARACTERS, Intake, is_short, render
+from troupellm.actors.mailbox import Mailbox
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, RequestFailed
+from troupellm.protocol.intake import ChatPrompt, PrepareRequest, TextPrompt, TokensPrompt
+from troupellm.protocol.sampling import Limits, SamplingParams
+from troupellm.protocol.worker import CacheGroup, WorkerReady
+
+VOCAB_WIDTH = 400
+CONTEXT = 64
+TEMPLATE = "{% for m in messages %}<|start|>{{ m.content + '' }}{% endfor %}"
+
+
+class Slot:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.woken = False
+
+    def fail(self, error):
+        self.error = error
+
+    def wake(self):
+        self.woken = True
+
+
+class FixedSeeds:
+    def seed(self) -> int:
+        return 2**64 - 7
+
+    def token(self, nbytes: int) -> str:
+        return "0" * (2 * nbytes)
+
+
+class HeldThreads:
+    """Calls begin when the test says so."""
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+        self.calls = 0
+
+    async def run(self, function, *args):
+        self.calls += 1
+        await self.gate.wait()
+        return function(*args)
+
+
+class Bench:
+    """An input processor with its neighbours' mailboxes."""
+
+    def __init__(self, folder, write=text_models.byte_level, blocks: int = 100, capacity: int = 64) -> None:
+        write(folder)
+        eos = {"eos_token_id": [0, 1]}
+        (folder / "generation_config.json").write_text(json.dumps(eos))
+        self.tokenizer = Tokenizer.load(folder)
+        self.template = ChatTemplate({"default": TEMPLATE}, {})
+        self.inbox: Mailbox = Mailbox("intake", capacity)
+        self.output: Mailbox = Mailbox("output", capacity)
+        self.scheduler: Mailbox = Mailbox("scheduler", capacity)
+        self.threads = HeldThreads()
+        ready = WorkerReady(
+            vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT, num_blocks=blocks, block_size=4,
+            groups=(CacheGroup(num_layers=1),), dtype="float32", device="cpu", architecture="x", num_parameters=0,
+            weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
+        )  # fmt: skip
+        self.intake = Intake(
+            self.inbox,
+            self.output,
+            self.scheduler,
+            tokenizer=self.tokenizer,
+            chat_template=self.template,
+            limits=Limits(vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT),
+            ready=ready,
+            threads=self.threads,
+            randomness=FixedSeeds(),
+            rows=itertools.count(100),
+        )
+        self._numbers = itertools.count(1)
+
+    async def put(self, prompt, params=None, **more) -> Slot:
+        slot = Slot()
+        number = next(self._numbers)
+        message = PrepareRequest(
+            request=number, request_id=f"r{number}", arrival=1.5, prompt=prompt, params=params or SamplingParams(),
+            outbox=slot, **more,
+        )  # fmt: skip
+        await self.inbox.put(message)
+        return slot
+
+    async def prepare(self, prompt, params=None, **more):
+        """What was sent on for one request, or the error that its outbox got."""
+        slot = await self.put(prompt, params, **more)
+        self.inbox.close()
+        self.threads.gate.set()
+        with anyio.fail_after(10):
+            await self.intake.run()
+        opened, submitted = self.output.take(), self.scheduler.take()
+        if slot.error is not None:
+            assert slot.woken
+            assert opened is None
+            assert submitted is None
+            raise slot.error
+        return opened, submitted
+
+    async def refused(self, prompt, params=None, kind=InvalidRequest):
+        with pytest.raises(kind) as caught:
+            await self.prepare(prompt, params)
+        return caught.value
+
+
+@pytest.fixture
+def bench(tmp_path) -> Bench:
+    return Bench(tmp_path)
+
+
+def prompt_of(submitted) -> list[int]:
+    return array("i", submitted.prompt).tolist()
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_text_becomes_an_open_request_and_a_submission(bench):
+    opened, submitted = await bench.prepare(TextPrompt("the fox"), cache_salt=b"s", streaming=False, deadline=9.0)
+    assert prompt_of(submitted) == bench.tokenizer.encode("the fox", add_special_tokens=True)
+    assert opened.prompt_token_ids == submitted.prompt
+    assert opened.rows == tuple(spec.row for spec in submitted.sequences) == (100,)
+    assert (submitted.request, submitted.request_id, submitted.arrival) == (1, "r1", 1.5)
+    assert (submitted.cache_salt, submitted.streaming, submitted.deadline) == (b"s", False, 9.0)
+    assert submitted.max_tokens == 16
+    assert submitted.eos_token_ids == {0, 1}
+
+
+async def test_a_chat_goes_through_the_template_without_added_special_tokens(tmp_path):
+    bench = Bench(tmp_path, text_models.byte_fallback)
+    _, submitted = await bench.prepare(ChatPrompt(messages=[{"role": "user", "content": "the"}]))
+    assert prompt_of(submitted) == bench.tokenizer.encode("<|start|>the", add_special_tokens=False)
+
+
+async def test_the_beginning_token_is_added_to_a_text_unless_told_otherwise(tmp_path):
+    bench = Bench(tmp_path, text_models.byte_fallback)
+    _, submitted = await bench.prepare(TextPrompt(""))
+    assert prompt_of(submitted) == [1]
+
+
+async def test_no_special_tokens(tmp_path):
+    bench = Bench(tmp_path, text_models.byte_fallback)
+    _, submitted = await bench.prepare(TextPrompt("the", add_special_tokens=False))
+    assert 1 not in prompt_of(submitted)
+
+
+async def test_all_sequences_share_a_seed_and_have_their_own_fork_and_row(bench):
+    opened, submitted = await bench.prepare(TextPrompt("a"), SamplingParams(n=3, prompt_logprobs=2))
+    states = [spec.sampling for spec in submitted.sequences]
+    assert [state.fork for state in states] == [0, 1, 2]
+    assert {state.seed for state in states} == {2**64 - 7}
+    assert opened.rows == (100, 101, 102)
+    assert [state.prompt_logprobs for state in states] == [2, -1, -1]
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(5, 5), (0, 0), (-2, 2**64 - 2), (-1, 2**64 - 7), (None, 2**64 - 7)])
+async def test_seeds_are_unsigned_and_drawn_when_missing(bench, seed, expected):
+    _, submitted = await bench.prepare(TextPrompt("a"), SamplingParams(seed=seed))
+    assert submitted.sequences[0].sampling.seed == expected
+
+
+async def test_sampling_state_is_what_the_worker_needs(bench):
+    params = SamplingParams(
+        temperature=1e-7, top_k=-1, logit_bias={3: 1}, allowed_token_ids=[9, 8, 9], min_tokens=2, stop_token_ids=[7],
+        logprobs=4, stop="x", include_stop_str_in_output=True, skip_special_tokens=False,
+    )  # fmt: skip
+    opened, submitted = await bench.prepare(TextPrompt("a"), params)
+    state = submitted.sequences[0].sampling
+    assert state.temperature == 0.0
+    assert state.top_k == 0
+    assert state.logit_bias == ((3, 1.0),)
+    assert state.allowed_token_ids == (8, 9)
+    assert state.stop_token_ids == (0, 1, 7)
+    assert state.logprobs == 4
+    assert submitted.stop_token_ids == {7}
+    assert (opened.stop_strings, opened.include_stop_str_in_output, opened.min_tokens) == (("x",), True, 2)
+    assert opened.skip_special_tokens is False
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(submitted), type=type(submitted)) == submitted
+
+
+async def test_ignore_eos_leaves_no_end_tokens(bench):
+    _, submitted = await bench.prepare(TextPrompt("a"), SamplingParams(ignore_eos=True, min_tokens=1))
+    assert submitted.eos_token_ids == frozenset()
+    assert submitted.sequences[0].sampling.stop_token_ids == ()
+
+
+async def test_bad_words_are_banned_with_and_without_a_leading_space(bench):
+    _, submitted = await bench.prepare(TextPrompt("a"), SamplingParams(bad_words=["fox"]))
+    banned = {bench.tokenizer.decode(ids) for ids in submitted.sequences[0].sampling.bad_words}
+    assert banned == {"fox", " fox"}
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(""), TokensPrompt(())])
+async def test_an_empty_prompt_is_refused(bench, prompt):
+    assert (await bench.refused(prompt)).param == "prompt"
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB_WIDTH, 2**40])
+async def test_token_ids_are_checked_against_the_width_of_the_logits(bench, wrong):
+    error = await bench.refused(TokensPrompt((3, wrong)))
+    assert error.param == "prompt"
+    assert str(VOCAB_WIDTH - 1) in error.message
+    assert str(wrong) in error.message
+
+
+async def test_the_last_id_of_padded_logits_is_taken(bench):
+    _, submitted = await bench.prepare(TokensPrompt([VOCAB_WIDTH - 1]))
+    assert prompt_of(submitted) == [VOCAB_WIDTH - 1]
+
+
+@pytest.mark.parametrize("ids", [["a"], [1.5], [2**70], "abc"])
+async def test_token_ids_must_be_integers(bench, ids):
+    assert (await bench.refused(TokensPrompt(ids))).param == "prompt"
+
+
+async def test_parameters_are_checked_against_the_model(bench):
+    assert (
+        await bench.refused(TextPrompt("a"), SamplingParams(stop_token_ids=[VOCAB_WIDTH]))
+    ).param == "stop_token_ids"
+
+
+async def test_prompt_and_tokens_beyond_the_context_name_both_numbers(bench):
+    error = await bench.refused(TokensPrompt([3] * 60), SamplingParams(max_tokens=5), ContextLengthExceeded)
+    assert (error.limit, error.got, error.param) == (CONTEXT, 65, "max_tokens")
+    assert "64" in error.message
+    assert "65" in error.message
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(bench):
+    error = await bench.refused(TokensPrompt([3] * 64), SamplingParams(max_tokens=None), ContextLengthExceeded)
+    assert error.param == "prompt"
+
+
+async def test_what_can_never_fit_the_cache_is_refused(tmp_path):
+    bench = Bench(tmp_path, blocks=8)
+    error = await bench.refused(TokensPrompt([3] * 30), SamplingParams(max_tokens=3), ContextLengthExceeded)
+    assert (error.limit, error.got) == (32, 33)
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [(100, 54), (8, 22)])
+async def test_without_max_tokens_a_request_gets_what_context_and_cache_leave(tmp_path, blocks, expected):
+    bench = Bench(tmp_path, blocks=blocks)
+    _, submitted = await bench.prepare(TokensPrompt([3] * 10), SamplingParams(max_tokens=None))
+    assert submitted.max_tokens == expected
+
+
+async def test_min_tokens_must_fit_too(bench):
+    error = await bench.refused(TokensPrompt([3] * 10), SamplingParams(max_tokens=None, min_tokens=55))
+    assert error.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        (TextPrompt("a\ud800b"), {}, "prompt"),
+        (ChatPrompt(messages=[{"role": "user", "content": "\udfff"}]), {}, "messages"),
+        (TextPrompt("a"), {"stop": "\ud800"}, "stop"),
+        (TextPrompt("a"), {"bad_words": ["\ud800"]}, "bad_words"),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_refused(bench, prompt, params, param):
+    assert (await bench.refused(prompt, SamplingParams(**params))).param == param
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(bench, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    text = "a" * (CONTEXT * bench.tokenizer.longest_token + 1)
+    error = await bench.refused(TextPrompt(text), kind=ContextLengthExceeded)
+    assert error.limit == CONTEXT
+    assert error.got >= CONTEXT
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ChatPrompt(messages=[]),
+        ChatPrompt(messages=[{"role": "user", "content": None}]),
+        ChatPrompt(messages=[{"role": "user"}]),
+    ],
+)
+async def test_messages_that_the_template_refuses_are_invalid(bench, prompt):
+    assert (await bench.refused(prompt)).param == "messages"
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "__class__", "tokenize", "chat_template"])
+async def test_template_arguments_cannot_replace_ours(bench, name):
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "a"}], template_kwargs={name: 1})
+    assert (await bench.refused(prompt)).param == "chat_template_kwargs"
+
+
+async def test_what_breaks_a_tokenizer_breaks_this_request_only(bench, monkeypatch):
+    def broken(self, text, *, add_special_tokens):
+        raise ValueError("secret")
+
+    monkeypatch.setattr(Tokenizer, "encode", broken)
+    error = await bench.refused(TextPrompt("a"), kind=RequestFailed)
+    assert "secret" not in error.message
+    assert isinstance(error.__cause__, ValueError)
+
+
+async def test_a_long_prompt_is_overtaken_by_short_ones(bench):
+    async with anyio.create_task_group() as group:
+        await group.start(bench.intake.run)
+        long = await bench.put(TextPrompt("fox " * 20 * INLINE_CHARACTERS))
+        other = await bench.put(ChatPrompt(messages=[{"role": "user", "content": "the fox" * INLINE_CHARACTERS}]))
+        await bench.put(TextPrompt("a"))
+        await anyio.wait_all_tasks_blocked()
+        assert bench.scheduler.take().request == 3
+        assert bench.threads.calls == 2
+        bench.threads.gate.set()
+        bench.inbox.close()
+    assert isinstance(long.error, ContextLengthExceeded)
+    assert isinstance(other.error, ContextLengthExceeded)
+
+
+async def test_neighbours_that_have_closed_mean_that_the_engine_stops(bench):
+    bench.scheduler.close()
+    slot = await bench.put(TextPrompt("a"))
+    bench.inbox.close()
+    await bench.intake.run()
+    assert isinstance(slot.error, EngineStopped)
+
+
+async def test_the_output_actor_hears_of_a_request_before_the_scheduler(tmp_path):
+    bench = Bench(tmp_path, capacity=1)
+    await bench.output.put("in the way")
+    async with anyio.create_task_group() as group:
+        await group.start(bench.intake.run)
+        await bench.put(TextPrompt("a"))
+        await anyio.wait_all_tasks_blocked()
+        assert bench.scheduler.depth == 0
+        bench.output.take()
+        await anyio.wait_all_tasks_blocked()
+        assert bench.scheduler.depth == 1
+        bench.inbox.close()
+
+
+async def test_render_gives_the_tokens_alone(bench):
+    arguments = (bench.tokenizer, bench.template, bench.threads)
+    assert await render(TextPrompt("the fox"), *arguments) == bench.tokenizer.encode("the fox", add_special_tokens=True)
+    bench.threads.gate.set()
+    assert len(await render(TextPrompt("fox " * 1000), *arguments)) > CONTEXT
+    assert bench.threads.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "short"),
+    [
+        (TokensPrompt([1] * 10_000), True),
+        (TextPrompt("a" * 1000), True),
+        (TextPrompt("a" * 1001), False),
+        (ChatPrompt(messages=[{"content": [{"type": "text", "text": "a" * 1001}]}]), False),
+        (ChatPrompt(messages=[{"content": "a"}] * 17), False),
+        (ChatPrompt(messages=[{"content": "a"}], tools=[{"type": "function"}]), False),
+    ],
+)
+async def test_what_is_prepared_on_the_loop(prompt, short):
+    assert is_short(prompt) is short

@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from troupellm.models.generation_config import load_generation_defaults
+from troupellm.protocol.errors import ModelLoadError
+
+
+def write(folder, settings):
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+
+
+def test_known_fields_become_sampling_parameters(tmp_path):
+    write(tmp_path, {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99, "do_sample": True})
+    expected = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 99}
+    assert load_generation_defaults(tmp_path, "auto") == expected
+
+
+def test_missing_files_and_empty_values_are_no_defaults(tmp_path):
+    assert load_generation_defaults(tmp_path, "auto") == {}
+    write(tmp_path, {"temperature": None, "eos_token_id": 3})
+    assert load_generation_defaults(tmp_path, "auto") == {}
+
+
+def test_mode_vllm_reads_nothing(tmp_path):
+    write(tmp_path, {"temperature": 0.6})
+    assert load_generation_defaults(tmp_path, "vllm") == {}
+
+
+def test_another_folder_can_be_named(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, {"min_p": 0.1, "repetition_penalty": 1.1})
+    assert load_generation_defaults(tmp_path, str(other)) == {"min_p": 0.1, "repetition_penalty": 1.1}
+    with pytest.raises(ModelLoadError, match="generation_config"):
+        load_generation_defaults(tmp_path, str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_p": "high"}, {"max_new_tokens": 1.5}])
+def test_a_wrong_value_names_file_and_field(tmp_path, settings):
+    write(tmp_path, settings)
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json: (temperature|top_p|max_tokens)"):
+        load_generation_defaults(tmp_path, "auto")
