@@ -1,0 +1,170 @@
+"""The arrows between the packages, read from the syntax trees: imports inside functions and for types count as well."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "troupellm"
+LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
+"""Each imports itself and those before it."""
+TORCH_FREE_MODELS = ("source", "tokenizer", "chat_template", "generation_config")
+ASSEMBLY = ("engine", "system", "offline")
+"""The files of actors/ that know which actors exist, and may import them."""
+
+FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join((NAME, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """What one import statement names; `from package import module` gives the module."""
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            assert level == 0, "imports are absolute"
+            for alias in names:
+                yield f"{module}.{alias.name}" if module in MODULES or module == NAME else str(module)
+        case ast.Call(func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"), args=[first, *_]):
+            if isinstance(first, ast.Constant):
+                yield str(first.value)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        yield from imported(node)
+
+
+def imports_at_load(path: Path) -> Iterator[str]:
+    """What loading the module loads: not what functions import, and not what only types need."""
+    waiting: list[ast.AST] = [tree_of(path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)
+            continue
+        yield from imported(node)
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def home_of(name: str) -> str | None:
+    """The module of ours that an imported name lives in; None for what is not ours."""
+    while name not in MODULES:
+        name, _, _ = name.rpartition(".")
+        if not name:
+            return None
+    return name
+
+
+def layer_of(name: str) -> int | None:
+    """Rank of an imported name; the root's public names reach up to the server. None for what is not ours."""
+    parts = name.split(".")
+    if parts[0] != NAME or parts[1:] == ["__version__"]:
+        return None
+    return LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] in LAYERS else LAYERS.index("server")
+
+
+def parametrize_files(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+@parametrize_files(FILES)
+def test_imports_point_one_way(path: Path) -> None:
+    own = LAYERS.index(path.relative_to(ROOT).parts[0])
+    upward = [name for name in imports_of(path) if (rank := layer_of(name)) is not None and rank > own]
+    assert not upward
+
+
+def test_protocol_needs_msgspec_and_the_standard_library_only() -> None:
+    allowed = sys.stdlib_module_names | {"msgspec", NAME}
+    outside = [
+        (path.name, name)
+        for path in (ROOT / "protocol").rglob("*.py")
+        for name in imports_of(path)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not outside
+
+
+def uses_torch(path: Path) -> bool:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0] == "kernels" or (parts[0] == "models" and parts[1] not in TORCH_FREE_MODELS)
+
+
+FRONT = [path for path in FILES if not uses_torch(path)]
+
+
+def test_torch_is_imported_in_kernels_and_models_only() -> None:
+    outside = [path.name for path in FRONT if any(name.split(".")[0] == "torch" for name in imports_of(path))]
+    assert not outside
+
+
+def test_the_front_half_loads_without_torch() -> None:
+    """Follows the imports that happen at load, through our own modules."""
+    for path in FRONT:
+        if path.relative_to(ROOT).parts[0] == "load_tests":
+            continue
+        seen, waiting = set(), [(module_of(path),)]
+        while waiting:
+            chain = waiting.pop()
+            if chain[-1] in seen:
+                continue
+            seen.add(chain[-1])
+            for name in imports_at_load(MODULES[chain[-1]]):
+                assert name.split(".")[0] != "torch", " -> ".join((*chain, name))
+                if (home := home_of(name)) is not None:
+                    waiting.append((*chain, home))
+
+
+def is_actor(path: Path) -> bool:
+    """An actor has a receive loop that reports when it has started."""
+    return any(
+        isinstance(node, ast.AsyncFunctionDef)
+        and node.name == "run"
+        and any(argument.arg == "task_status" for argument in node.args.kwonlyargs)
+        for node in ast.walk(tree_of(path))
+    )
+
+
+def actor_home(name: str) -> str | None:
+    """The actor's name: its module, or its folder in actors/. None for a module outside actors/."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == [NAME, "actors"] and len(parts) > 2 else None
+
+
+def test_actors_do_not_import_actors() -> None:
+    """Nor through a helper: what an actor's imports lead to in actors/ holds no other actor."""
+    members = [path for path in FILES if path.relative_to(ROOT).parts[0] == "actors"]
+    actors = {actor_home(module_of(path)) for path in members if is_actor(path)}
+    assert {"intake", "output", "scheduler", "worker", "metrics"} <= actors
+    for path in members:
+        own = actor_home(module_of(path))
+        if own not in actors or own in ASSEMBLY:
+            continue
+        seen, waiting = set(), [(module_of(path),)]
+        while waiting:
+            chain = waiting.pop()
+            if chain[-1] in seen:
+                continue
+            seen.add(chain[-1])
+            assert actor_home(chain[-1]) not in (actors | set(ASSEMBLY)) - {own}, " -> ".join(chain)
+            homes = (home_of(name) for name in imports_of(MODULES[chain[-1]]))
+            waiting.extend((*chain, home) for home in homes if home is not None and actor_home(home) is not None)
