@@ -1,5 +1,6 @@
 """The mixture: which document comes next, and the stream of documents a seed stands for."""
 
+import json
 import random
 from collections.abc import Callable, Iterator
 
@@ -97,6 +98,37 @@ def calls(rng: random.Random) -> list[Piece]:
     return tool_calls.chat(rng)[0].pieces()
 
 
+def copying(rng: random.Random) -> list[Piece]:
+    """Words and made-up words to say again or to look up: the skill behind JSON and tool calls."""
+    out = Chat()
+    pool = words.WORDS + words.NAMES + words.CITIES + words.ITEMS + words.ANIMALS
+    for _ in range(rng.randint(1, 4)):
+        size = rng.randint(2, 8)
+        keys = [_made_up(rng) if rng.random() < 0.4 else rng.choice(pool) for _ in range(size)]
+        if rng.random() < 0.5:
+            listed = rng.choice((", ", " ", "\n")).join(keys)
+            out.ask(Exchange(f"{rng.choice(('Repeat', 'Copy', 'Say'))}: {listed}", listed))
+            continue
+        values = [str(rng.randint(1, 99)) if rng.random() < 0.3 else rng.choice(pool) for _ in keys]
+        table = dict(zip(keys, values, strict=True))
+        shown = json.dumps(table, ensure_ascii=False)
+        if rng.random() < 0.5:
+            shown = "\n".join(f"{key}: {value}" for key, value in table.items())
+        key = rng.choice(keys)
+        if rng.random() < 0.3:
+            answer = json.dumps(table, ensure_ascii=False)
+            out.ask(Exchange(f"{shown}\nWrite this as JSON.", answer))
+        else:
+            answer = json.dumps({key: table[key]}, ensure_ascii=False)
+            out.ask(Exchange(f"{shown}\nGive me only {key} as JSON.", answer))
+    return out.pieces()
+
+
+def _made_up(rng: random.Random) -> str:
+    syllables = (rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
+    return "".join(syllables)
+
+
 def foreign(rng: random.Random) -> list[Piece]:
     """A few lines that need bytes outside ASCII."""
     return [Piece("\n".join(rng.sample(TEXTS, 3)), 0.2)]
@@ -104,15 +136,16 @@ def foreign(rng: random.Random) -> list[Piece]:
 
 # Shares of documents, not of tokens: a story is ten times as long as a sum.
 MIXTURE: tuple[tuple[Make, float], ...] = (
-    (single, 0.32),
-    (several, 0.17),
-    (arithmetic.drill, 0.07),
+    (single, 0.24),
+    (several, 0.12),
+    (arithmetic.drill, 0.10),
     (facts.drill, 0.03),
-    (stories.raw, 0.06),
-    (story_chat, 0.06),
-    (objects, 0.16),
-    (calls, 0.10),
+    (stories.raw, 0.03),
+    (story_chat, 0.04),
+    (objects, 0.18),
+    (calls, 0.12),
     (reading, 0.02),
+    (copying, 0.10),
     (foreign, 0.01),
 )
 

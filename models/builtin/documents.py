@@ -14,6 +14,8 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
+# What is given counts a little too: a schema repeats its own names, which teaches copying early.
+GIVEN = 0.1
 DEFAULT_SYSTEM = "You are a helpful assistant."
 
 TOOLS_BEFORE = (
@@ -58,21 +60,21 @@ class Chat:
         self.turns.append(("assistant", exchange.assistant, exchange.weight))
 
     def pieces(self) -> list[Piece]:
-        """Render the conversation; only what the assistant says has a weight."""
+        """Render the conversation; what the assistant says has most of the weight."""
         out: list[Piece] = []
         head = system_text(self.system, self.tools)
         if head is not None:
-            out.append(Piece(f"{TURN_START}system\n{head}{TURN_END}\n", 0.0))
+            out.append(Piece(f"{TURN_START}system\n{head}{TURN_END}\n", GIVEN))
         for role, content, weight in self.turns:
             if role == "tool":
                 body = f"<tool_response>\n{content}\n</tool_response>"
-                out.append(Piece(f"{TURN_START}user\n{body}{TURN_END}\n", 0.0))
+                out.append(Piece(f"{TURN_START}user\n{body}{TURN_END}\n", GIVEN))
             elif role == "assistant":
                 out.append(Piece(f"{TURN_START}assistant\n", 0.0))
                 out.append(Piece(f"{content}{TURN_END}", weight))
                 out.append(Piece("\n", 0.0))
             else:
-                out.append(Piece(f"{TURN_START}{role}\n{content}{TURN_END}\n", 0.0))
+                out.append(Piece(f"{TURN_START}{role}\n{content}{TURN_END}\n", GIVEN))
         return out
 
 

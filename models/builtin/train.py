@@ -38,6 +38,34 @@ class Progress:
     tokens: int = 0
 
 
+class Yielding:
+    """Goes down to one thread while the machine is shared.
+
+    Threads that wait for each other at every product run at the pace of the slowest: next to a busy
+    neighbour, one thread on the free core is much faster than two that stand still together.
+    """
+
+    HOLD = 20
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._hold = 0
+        self._clocks = (0.0, 0.0)
+
+    def before(self) -> None:
+        """Choose the threads of the coming step."""
+        torch.set_num_threads(1 if self._hold > 0 else self._threads)
+        self._clocks = (time.monotonic(), time.process_time())
+
+    def after(self) -> None:
+        """Look at how much of the processor the step was given."""
+        wall, used = time.monotonic() - self._clocks[0], time.process_time() - self._clocks[1]
+        if self._hold > 0:
+            self._hold -= 1
+        elif used < 0.75 * self._threads * wall:
+            self._hold = self.HOLD
+
+
 class Trainer:
     """The network, its optimizers and the state file."""
 
@@ -94,6 +122,7 @@ class Trainer:
     def run(self) -> None:
         """Train until the minutes are over."""
         options, progress = self.options, self.progress
+        yielding = Yielding(options.threads)
         packer = Packer(self.tokenizer, f"training {options.seed} from {progress.step}")
         last_save = last_score = progress.seconds
         start = time.monotonic() - progress.seconds
@@ -102,7 +131,9 @@ class Trainer:
                   bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} of {total}s {postfix}",
                   mininterval=10.0) as bar:  # fmt: skip
             while progress.seconds < options.minutes * 60:
+                yielding.before()
                 loss = self.learn(packer.batch(*self._form()))
+                yielding.after()
                 smooth = loss if not smooth else 0.98 * smooth + 0.02 * loss
                 progress.seconds = time.monotonic() - start
                 left = options.minutes - progress.seconds / 60
@@ -175,6 +206,7 @@ class Trainer:
         ends = [token_id(self.tokenizer, TURN_END), pad]
         generation = {"eos_token_id": ends, "pad_token_id": pad, "do_sample": False}
         save_file(self.network.checkpoint(), folder / "model.safetensors", {"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)
         for name, content in (
             ("config.json", self.network.shape.config(ends, pad)),
             ("generation_config.json", generation),
@@ -197,7 +229,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=WEIGHTS)
     parser.add_argument("--resume", action="store_true", help="go on from the state file")
     parser.add_argument("--export-only", action="store_true", help="export the state file and stop")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     trainer = Trainer(options)
