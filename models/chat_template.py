@@ -70,6 +70,11 @@ class ChatTemplate:
             templates[extra.stem] = _read(extra)
         return cls(templates, tokens)
 
+    @property
+    def available(self) -> bool:
+        """Whether the model came with a template, or was given one."""
+        return bool(self._compiled)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

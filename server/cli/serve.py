@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_MODEL = 3
-_GREETING = "What is 23 + 45?"
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,20 +49,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _announce(engine: "Engine", url: str) -> None:
     """Tell a newcomer what to do next, with one answer that the model gives right now."""
+    chat = engine.chat_template.available
+    prompt = "What is 23 + 45?" if chat else "Once upon a time"
+    answer = await _answer(engine, prompt, chat=chat)
     name = engine.model_names[0]
-    print(f"\nTroupe serves {name} at {url}\n")
-    if engine.chat_template.available:
-        async with engine.chat([{"role": "user", "content": _GREETING}], max_tokens=32, temperature=0.0) as stream:
-            answer = "".join([delta.text async for delta in stream])
-        print(f"  {_GREETING}\n  {answer.strip()}\n")
-        body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story"}}]}}'
-        print(f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
-        call = (
-            f'client.chat.completions.create(model="{name}", messages=[{{"role": "user", "content": "{_GREETING}"}}])'
-        )
-        print("from openai import OpenAI")
-        print(f'client = OpenAI(base_url="{url}/v1", api_key="none")')
-        print(f"print({call}.choices[0].message.content)\n", flush=True)
+    messages = f'[{{"role": "user", "content": "{prompt}"}}]'
+    body = f'"messages": {messages}' if chat else f'"prompt": "{prompt}", "max_tokens": 64'
+    path = "chat/completions" if chat else "completions"
+    call = f'chat.completions.create(model="{name}", messages={messages})' if chat else (
+        f'completions.create(model="{name}", prompt="{prompt}")'
+    )  # fmt: skip
+    print(f"\nTroupe serves {name} at {url}\n\n  {prompt}\n  {answer}\n")
+    print(f"curl -N {url}/v1/{path} -H 'content-type: application/json' \\")
+    print(f'  -d \'{{"model": "{name}", "stream": true, {body}}}\'\n')
+    print("from openai import OpenAI")
+    print(f'client = OpenAI(base_url="{url}/v1", api_key="none")')
+    print(f"print(client.{call}.choices[0].{'message.content' if chat else 'text'})\n", flush=True)
+
+
+async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:
+    """What the model says; a model that cannot answer is still served, so the error is what is shown."""
+    try:
+        messages = [{"role": "user", "content": prompt}]
+        stream = engine.chat(messages, max_tokens=32, temperature=0.0) if chat else engine.stream(
+            prompt, max_tokens=32, temperature=0.0
+        )  # fmt: skip
+        async with stream:
+            return "".join([delta.text async for delta in stream]).strip()
+    except TroupeError as error:
+        return f"({error.message})"
 
 
 def _has_uvloop() -> bool:

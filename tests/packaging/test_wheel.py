@@ -58,7 +58,7 @@ def test_an_installed_archive_serves(kind: str, archives: dict[str, Path], tmp_p
     try:
         assert server.stdout is not None
         address = next(found.group(1) for line in server.stdout if (found := re.search(r"at (http://\S+)", line)))
-        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
+        body = json.dumps({"model": "troupe-builtin", "prompt": "Once upon a time", "max_tokens": 4}).encode()
         request = urllib.request.Request(f"{address}/v1/completions", body, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 4
