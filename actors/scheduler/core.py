@@ -104,7 +104,7 @@ class SchedulerCore:
     def stop_string_met(self, row: int) -> None:
         """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
         sequence = self._ledger.sequences.get(row)
-        if sequence is not None and sequence.state is not State.FINISHING:
+        if sequence is not None and not sequence.ended:
             sequence.request.reason = "stop"
             self._ledger.end(sequence, Event.STOP)
 

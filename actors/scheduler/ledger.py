@@ -56,10 +56,11 @@ class Ledger:
 
     def end_request(self, request: Request, error: TroupeError) -> None:
         """All sequences that still go on end; the first error of a request is the one that its owner hears of."""
-        request.error = request.error or error
-        for sequence in request.sequences:
-            if sequence.state not in (State.FINISHING, State.FINISHED):
-                self.end(sequence, Event.ABORT)
+        live = [sequence for sequence in request.sequences if not sequence.ended]
+        if live:  # else it has ended well and only waits for its blocks
+            request.error = request.error or error
+        for sequence in live:
+            self.end(sequence, Event.ABORT)
 
     def fail(self, sequence: Sequence, message: str, code: str) -> None:
         """A sequence cannot go on, and its request with it."""

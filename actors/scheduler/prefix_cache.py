@@ -1,16 +1,16 @@
 """Names for the content of full KV blocks: a keyed hash chain over tokens.
 
-    key[i] = HMAC-SHA-256(secret, key[i - 1] || tokens of block i || extras),  key[-1] = 32 zero bytes
+    key[i] = SHA-256(secret || key[i - 1] || tokens of block i || extras),  key[-1] = 32 zero bytes
 
 The KV of a block depends on every token before it, which the chain covers, and on what is not a token: adapter, media,
-and by wish the tenant. Those are the `extras`: opaque here, the same for all blocks of a request. Parent and tokens
-have fixed lengths, so no two inputs spell the same bytes. The secret is drawn per engine: keys cannot be predicted or
-searched for from outside.
+and by wish the tenant. Those are the `extras`: opaque here, the same for all blocks of a request. Secret, parent and
+tokens have fixed lengths, so no two inputs spell the same bytes. The secret is drawn per engine and keys never leave
+it: they cannot be predicted or searched for from outside.
 """
 
-import hmac
 import struct
 from collections.abc import Sequence
+from hashlib import sha256
 
 _ROOT = bytes(32)
 
@@ -27,7 +27,7 @@ class PrefixHasher:
     """Computes block keys of one engine."""
 
     def __init__(self, secret: bytes, block_size: int) -> None:
-        self._secret = secret
+        self._secret = sha256(secret).digest()
         self._block_size = block_size
         self._packer = struct.Struct(f"<{block_size}i")
 
@@ -37,5 +37,5 @@ class PrefixHasher:
         parent = keys[-1] if keys else _ROOT
         for index in range(len(keys), num_blocks):
             content = self._packer.pack(*tokens[index * size : (index + 1) * size])
-            parent = hmac.digest(self._secret, parent + content + extras, "sha256")
+            parent = sha256(self._secret + parent + content + extras).digest()
             keys.append(parent)

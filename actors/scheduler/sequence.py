@@ -205,6 +205,11 @@ class Sequence:
         self.known_to_worker = False
 
     @property
+    def ended(self) -> bool:
+        """Nothing more is shown of it."""
+        return self.state is State.FINISHING or self.state is State.FINISHED
+
+    @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 

@@ -57,9 +57,7 @@ def ready(num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, gr
 def make_core(
     settings: WorkerReady | None = None, *, caching: bool = True, key: bytes = SECRET, **config: object
 ) -> SchedulerCore:
-    return SchedulerCore(
-        SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key
-    )
+    return SchedulerCore(SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key)
 
 
 def submission(request: int, prompt: list[int], *, rows: int = 1, **fields: object) -> SubmitRequest:

@@ -1,0 +1,151 @@
+"""Admission, ends, and the figures that are published."""
+
+import pytest
+from oracle import Harness, make_core, ready, stream_of, submission
+
+from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "length", "max_tokens", "limit", "got"),
+    [
+        (ready(max_model_len=16), {}, 16, 1, 16, 16),
+        (ready(num_blocks=4, block_size=4, max_model_len=64), {}, 10, 8, 16, 17),
+        (ready(), {"enable_chunked_prefill": False, "max_num_batched_tokens": 8}, 9, 1, 8, 9),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_both_numbers(
+    settings: object, config: dict[str, object], length: int, max_tokens: int, limit: int, got: int
+) -> None:
+    harness = Harness(make_core(settings, **config), settings)
+    harness.submit(submission(1, [1] * length, max_tokens=max_tokens))
+    closed = harness.reader.closed[1]
+    assert isinstance(closed.error, ContextLengthExceeded)
+    assert (closed.error.limit, closed.error.got) == (limit, got)
+    assert str(limit) in closed.error.message
+    assert closed.usage.prompt_tokens == length
+    assert not harness.step()
+
+
+def test_what_just_fits_the_empty_cache_runs_to_its_end() -> None:
+    settings = ready(num_blocks=4, block_size=4, max_model_len=64)
+    harness = Harness(make_core(settings), settings)
+    harness.submit(submission(1, [1] * 10, max_tokens=7))
+    harness.run()
+    assert len(harness.reader.streams[100]) == 7
+    assert harness.core.snapshot().preemptions == 0
+
+
+def test_what_fits_later_waits() -> None:
+    settings = ready(num_blocks=4, block_size=4, max_model_len=16)
+    harness = Harness(make_core(settings), settings)
+    harness.submit(submission(1, [1] * 8, max_tokens=4))
+    harness.submit(submission(2, [2] * 12, max_tokens=4))
+    harness.step()
+    snapshot = harness.core.snapshot()
+    assert (snapshot.running, snapshot.waiting, snapshot.waiting_tokens) == (1, 1, 12)
+    harness.run()
+    assert set(harness.reader.closed) == {1, 2}
+    assert harness.core.snapshot().preemptions == 0
+
+
+def test_an_abort_of_a_waiting_request_closes_it_at_once() -> None:
+    harness = Harness(make_core(max_num_seqs=1))
+    harness.submit(submission(1, PROMPT))
+    harness.submit(submission(2, PROMPT, rows=3))
+    harness.step()
+    harness.abort(2)
+    closed = harness.reader.closed[2]
+    assert closed.error is not None
+    assert closed.scheduled is None
+    assert harness.core.snapshot().waiting == 0
+    harness.run()
+    assert harness.reader.streams.keys() == {100}
+
+
+def test_an_abort_between_steps_frees_the_blocks_at_once() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, rows=2))
+    harness.step()
+    harness.step()
+    harness.abort(1)
+    assert set(harness.reader.closed) == {1}
+    harness.assert_idle()
+
+
+def test_unknown_requests_and_rows_are_ignored() -> None:
+    core = make_core()
+    core.abort(1)
+    core.pause(1)
+    core.resume(1)
+    core.stop_string_met(100)
+    core.assert_invariants()
+    assert core.take_output() is None
+
+
+def test_resume_without_pause_changes_nothing() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.core.resume(1)
+    harness.run()
+    assert harness.reader.streams[100] == stream_of(PROMPT, 0, 8, frozenset())
+
+
+def test_a_request_paused_before_it_ran_starts_after_its_resume() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, rows=2))
+    harness.core.pause(1)
+    harness.core.assert_invariants()
+    assert not harness.step()
+    harness.core.resume(1)
+    harness.run()
+    assert harness.reader.streams.keys() == {100, 101}
+
+
+def test_siblings_of_a_reader_paused_during_the_prefill_start_after_its_resume() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, rows=2))
+    harness.plan()
+    harness.core.pause(1)
+    harness.finish()
+    assert not harness.step()
+    harness.core.resume(1)
+    harness.run()
+    assert [harness.reader.streams[100 + fork] for fork in (0, 1)] == [
+        stream_of(PROMPT, fork, 8, frozenset()) for fork in (0, 1)
+    ]
+    harness.assert_idle()
+
+
+def test_a_drain_refuses_newcomers_and_finishes_the_others() -> None:
+    harness = Harness(make_core(max_num_seqs=1))
+    harness.submit(submission(1, PROMPT))
+    harness.submit(submission(2, PROMPT))
+    harness.core.drain()
+    harness.submit(submission(3, PROMPT))
+    assert isinstance(harness.reader.closed[3].error, EngineStopped)
+    harness.run()
+    assert all(harness.reader.closed[request].error is None for request in (1, 2))
+
+
+def test_a_request_that_waits_beyond_its_deadline_is_dropped() -> None:
+    harness = Harness(make_core(max_num_seqs=1))
+    harness.submit(submission(1, PROMPT, deadline=2.0))
+    harness.submit(submission(2, PROMPT, deadline=5.0))
+    assert harness.core.next_deadline == 2.0
+    harness.run()
+    assert harness.reader.closed[1].error is None, "it ran before its deadline"
+    assert isinstance(harness.reader.closed[2].error, EngineOverloaded)
+    assert harness.core.next_deadline is None
+    harness.assert_idle()
+
+
+def test_the_snapshot_counts() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, max_tokens=3))
+    harness.run()
+    snapshot = harness.core.snapshot()
+    assert (snapshot.steps, snapshot.tokens_generated, snapshot.prefix_queries, snapshot.prefix_hits) == (3, 3, 5, 0)
+    assert (snapshot.blocks_total, snapshot.blocks_cached, snapshot.blocks_free) == (64, 1, 63)

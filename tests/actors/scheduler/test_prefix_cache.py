@@ -1,0 +1,163 @@
+"""What a block's key depends on, and what prefix reuse does to plans."""
+
+import pytest
+from oracle import EOS, Harness, make_core, ready, stream_of, submission
+
+from troupellm.actors.scheduler.prefix_cache import PrefixHasher, request_extras
+from troupellm.protocol.worker import SamplingState
+
+PROMPT = list(range(1, 14))  # three full blocks of four, and one token
+
+
+def keys(tokens: list[int], *, secret: bytes = b"s", extras: bytes = b"") -> list[bytes]:
+    named: list[bytes] = []
+    PrefixHasher(secret, 4).extend(named, tokens, len(tokens) // 4, extras)
+    return named
+
+
+def test_a_key_covers_every_token_before_it() -> None:
+    changed = [99, *PROMPT[1:]]
+    assert len(set(keys(PROMPT)) | set(keys(changed))) == 6
+    assert keys(PROMPT)[0] == keys(PROMPT[:4])[0]
+    assert keys([*PROMPT[:4], 50, 50, 50, 50])[0] == keys(PROMPT)[0]
+
+
+def test_keys_are_extended_without_a_change_of_the_earlier_ones() -> None:
+    named: list[bytes] = []
+    hasher = PrefixHasher(b"s", 4)
+    for blocks in (1, 1, 3):
+        hasher.extend(named, PROMPT, blocks, b"")
+        assert len(named) == blocks
+    assert named == keys(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"secret": b"t"},
+        {"extras": request_extras(cache_salt=b"tenant")},
+        {"extras": request_extras(adapter=1)},
+        {"extras": request_extras(media=(b"picture",))},
+    ],
+)
+def test_secret_salt_adapter_and_media_separate_equal_tokens(other: dict[str, bytes]) -> None:
+    assert not set(keys(PROMPT)) & set(keys(PROMPT, **other))
+
+
+def test_no_two_extras_spell_the_same_bytes() -> None:
+    spelled = {
+        request_extras(cache_salt=b"ab"),
+        request_extras(cache_salt=b"a", media=(b"b",)),
+        request_extras(media=(b"ab",)),
+        request_extras(media=(b"a", b"b")),
+        request_extras(adapter=1),
+        request_extras(cache_salt=(1).to_bytes(8, "little")),
+        request_extras(),
+    }
+    assert len(spelled) == 7
+
+
+def starts_of(harness: Harness, request: int) -> int:
+    """Where the first span of a request begins, after it has run."""
+    harness.run()
+    return next(plan.starts[plan.rows.index(100 * request)] for plan in harness.plans if 100 * request in plan.rows)
+
+
+def test_an_equal_prompt_starts_behind_the_shared_blocks() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    assert starts_of(harness, 1) == 0
+    harness.submit(submission(2, PROMPT))
+    assert starts_of(harness, 2) == 12
+    assert harness.reader.closed[2].usage.cached_tokens == 12
+    assert harness.reader.streams[200] == harness.reader.streams[100] == stream_of(PROMPT, 0, 8, frozenset())
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    harness = Harness(make_core())
+    for request in (1, 2):
+        harness.submit(submission(request, PROMPT[:12]))
+        harness.run()
+    assert starts_of(harness, 2) == 8
+
+
+def test_answers_are_found_too() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.run()
+    second = PROMPT + harness.reader.streams[100] + [7]
+    harness.submit(submission(2, second, max_tokens=1))
+    assert starts_of(harness, 2) == 20
+
+
+def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, cache_salt=b"one"))
+    harness.run()
+    harness.submit(submission(2, PROMPT, cache_salt=b"two"))
+    assert starts_of(harness, 2) == 0
+    harness.submit(submission(3, PROMPT, cache_salt=b"one"))
+    assert starts_of(harness, 3) == 12
+
+
+def test_prompt_logprobs_are_computed_not_looked_up() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.run()
+    harness.submit(submission(2, PROMPT, sampling=SamplingState(prompt_logprobs=0)))
+    assert starts_of(harness, 2) == 0
+    harness.submit(submission(3, PROMPT))
+    assert starts_of(harness, 3) == 12
+
+
+def test_without_the_cache_nothing_is_found() -> None:
+    harness = Harness(make_core(caching=False))
+    for request in (1, 2):
+        harness.submit(submission(request, PROMPT))
+        assert starts_of(harness, request) == 0
+    assert harness.core.snapshot().blocks_cached == 0
+
+
+def test_blocks_of_an_aborted_request_stay_findable() -> None:
+    harness = Harness(make_core(max_num_batched_tokens=8))
+    harness.submit(submission(1, PROMPT))
+    harness.step()
+    harness.abort(1)
+    harness.assert_idle()
+    harness.submit(submission(2, PROMPT))
+    assert starts_of(harness, 2) == 8
+
+
+def test_blocks_of_a_failed_row_are_not_trusted() -> None:
+    harness = Harness(make_core())
+    harness.oracle.broken_rows.add(100)
+    harness.submit(submission(1, PROMPT))
+    harness.run()
+    harness.submit(submission(2, PROMPT))
+    assert starts_of(harness, 2) == 0
+
+
+def test_siblings_wait_for_the_first_to_compute_the_prompt() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, rows=3, eos_token_ids=frozenset({EOS})))
+    harness.step()
+    assert harness.plans[0].rows == (100,)
+    assert harness.core.snapshot().waiting == 2
+    harness.step()
+    assert harness.plans[1].rows == (100, 101, 102)
+    assert harness.plans[1].starts == (13, 12, 12)
+    harness.run()
+    usage = harness.reader.closed[1].usage
+    assert usage.prompt_tokens == 13
+    assert usage.cached_tokens == 0
+    assert usage.completion_tokens == sum(len(harness.reader.streams[100 + fork]) for fork in range(3))
+
+
+def test_all_groups_of_a_model_share_the_same_prefix() -> None:
+    settings = ready(groups=2)
+    harness = Harness(make_core(settings), settings)
+    for request in (1, 2):
+        harness.submit(submission(request, PROMPT))
+        harness.run()
+    assert starts_of(harness, 2) == 12
+    assert harness.core.snapshot().blocks_total == 128
