@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from troupellm.models.resume import fetch_blob
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
@@ -54,6 +55,8 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
                 "the built-in model is missing from this installation", hint="name a model, or install troupellm again"
             )
         return BUILTIN_FOLDER
+    if not config.model.strip():
+        raise ModelLoadError("the model's name is empty", hint="leave it out to serve the built-in model")
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         return folder
@@ -67,7 +70,7 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
 
 
 def _looks_like_path(model: str) -> bool:
-    return model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model.strip()
+    return model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model
 
 
 class _Hub:
@@ -75,6 +78,7 @@ class _Hub:
 
     def __init__(self, config: ModelConfig, progress: ProgressSink) -> None:
         import huggingface_hub
+        import huggingface_hub.errors
 
         self._hub = huggingface_hub
         self._repo = str(config.model)
@@ -136,6 +140,15 @@ class _Hub:
                 raise ModelLoadError(f"{self._repo}: {_INDEX} names {missing}, which the repository does not have")
             meter.expect(sum(sizes[name] for name in weights))
             for name in weights:
+                fetch_blob(
+                    self._repo,
+                    name,
+                    revision=info.sha,
+                    cache=self._cache,
+                    token=self._token,
+                    endpoint=self._endpoint,
+                    bar=meter.bar(name),
+                )
                 self._fetch(name, info.sha, meter)
         return folder
 

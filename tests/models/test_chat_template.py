@@ -112,8 +112,8 @@ def test_the_last_message_can_be_continued(tmp_path):
     assert text == "user: hi\nassistant: Once upon"
     with pytest.raises(InvalidRequest):
         template.render(messages, add_generation_prompt=True, continue_final_message=True)
+    empty = [*USER, {"role": "assistant", "content": None}]
     with pytest.raises(InvalidRequest):
-        empty = [*USER, {"role": "assistant", "content": None}]
         template.render(empty, add_generation_prompt=False, continue_final_message=True)
 
 
