@@ -1,8 +1,8 @@
 """A worker that answers at once, and a reader that keeps score.
 
 The oracle's next token is a hash of everything before it, so the right stream of a prompt is known beforehand. The
-worker rebuilds each row from what plans and its own results say, the way a real one must, and refuses a plan that a real
-one could not execute: spans that leave gaps, tables that do not cover them, blocks that hold something else.
+worker rebuilds each row from what plans and its own results say, the way a real one must, and refuses a plan that a
+real one could not execute: spans that leave gaps, tables that do not cover them, blocks that hold something else.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Random walks over everything that can happen to the scheduler, against the oracle.
 
-After every operation the invariants hold; at the end every request is closed exactly once, what was shown is a prefix of
-the right stream (all of it, where nobody interfered), and every block is back.
+After every operation the invariants hold; at the end every request is closed exactly once, what was shown is a prefix
+of the right stream (all of it, where nobody interfered), and every block is back.
 """
 
 from typing import Any
