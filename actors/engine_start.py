@@ -19,6 +19,7 @@ from troupellm.actors.ports import Clock, LoopPort, Randomness, StepThread, Thre
 from troupellm.actors.system import Company, System
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.generation_config import load_generation_defaults
+from troupellm.models.preload import preload_torch
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
@@ -202,6 +203,7 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Tokenizer
 
 def _model_worker(folder: Path) -> Worker:
     """On the step thread, since importing torch takes seconds."""
+    preload_torch()
     from troupellm.models.worker import ModelWorker
 
     return cast(Worker, ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else

@@ -47,7 +47,10 @@ class _Pending:
 
 
 class LocalOutbox:
-    """Implements `protocol.output.Outbox`. `budget` is in tokens; None never pauses (nobody reads along)."""
+    """Implements `protocol.output.Outbox`.
+
+    `budget` is in tokens; None means that nobody reads along: nothing pauses, and only the end wakes.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class LocalOutbox:
         self._place.tokenized(len(prompt_token_ids))
         if self.cancelled or self.terminal:
             self._to_scheduler(AbortRequest(self.request))
-        self.wake()
+        self._wake_readers()
 
     def push(self, delta: Delta) -> None:
         if not self.started:
@@ -128,9 +131,8 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.wake()
+        if self._budget is not None:
+            self._wake_readers()
 
     # From the reader.
 
@@ -173,7 +175,12 @@ class LocalOutbox:
         self.terminal = True
         self._place.leave()
         self._on_terminal(self.request)
-        self.wake()
+        self._wake_readers()
         watchers, self._watchers = self._watchers, []
         for call in watchers:
             call()
+
+    def _wake_readers(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
