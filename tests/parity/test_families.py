@@ -4,7 +4,7 @@ A token may differ only where the reference's own two best logits are closer tha
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -157,8 +157,8 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    yield Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
 
 
 @pytest.mark.parametrize("length", [1, 8, 45])

@@ -1,0 +1,98 @@
+"""Memory is divided before it is taken, and what cannot fit is refused with both numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory, weight_count
+from troupellm.models.registry import describe_model
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+
+GIB = 2**30
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def plan(folder: Path, available: int = 64 * GIB, **settings: object):
+    return plan_memory(describe_model(folder), EngineConfig.from_flat(settings), torch.float32, available)
+
+
+def test_the_default_is_no_more_than_all_sequences_can_use(folder: Path) -> None:
+    budget = plan(folder, max_num_seqs=8)
+    assert budget.num_blocks == 8 * 2048 // 16
+    assert budget.max_model_len == 2048
+    assert budget.kv_cache_bytes == budget.num_blocks * block_bytes(describe_model(folder), 16, 4)
+
+
+def test_the_default_leaves_a_laptop_its_memory(folder: Path) -> None:
+    many = plan(folder, max_num_seqs=100_000)
+    assert CPU_KV_LIMIT * 0.99 < many.kv_cache_bytes <= CPU_KV_LIMIT
+    small = plan(folder, available=GIB, max_num_seqs=4096)
+    assert small.kv_cache_bytes < GIB // 2
+    used = small.weight_bytes + small.activation_bytes + small.kv_cache_bytes
+    assert used + small.free_bytes == GIB
+
+
+def test_auto_context_shrinks_to_the_cache(folder: Path) -> None:
+    assert plan(folder, num_gpu_blocks_override=5, block_size=8).max_model_len == 40
+    size = block_bytes(describe_model(folder), 16, 4)
+    assert plan(folder, kv_cache_memory_bytes=3 * size + 1).num_blocks == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"max_model_len": 100, "num_gpu_blocks_override": 5}, "max_model_len"),
+        ({"max_model_len": 4096}, "max_model_len"),
+        ({"kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes"),
+        ({"kv_cache_memory_bytes": 65 * GIB}, "kv_cache_memory_bytes"),
+        ({"num_gpu_blocks_override": 10_000_000}, "num_gpu_blocks_override"),
+    ],
+)
+def test_refusals_name_the_setting(folder: Path, settings: dict[str, object], param: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(folder, **settings)
+    assert caught.value.param == param
+
+
+def test_a_context_that_does_not_fit_names_both_numbers(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len 100 does not fit the KV cache, which holds 80 tokens"):
+        plan(folder, max_model_len=100, num_gpu_blocks_override=5)
+
+
+def test_no_room_at_all(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no room for one KV block"):
+        plan(folder, available=0)
+
+
+def test_weights_are_counted_exactly(tmp_path: Path) -> None:
+    for number, config in enumerate((
+        transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+        transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
+        transformers.Qwen3Config(**SIZES, head_dim=32),
+    )):  # fmt: skip
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(tmp_path / str(number))
+        counted = weight_count(describe_model(tmp_path / str(number)), with_head=False)
+        assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_table_names_every_use(folder: Path) -> None:
+    lines = plan(folder).table().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["weights", "activations", "KV cache", "left free"]
+    assert "context 2048" in lines[2]
+
+
+def test_available_memory_is_plausible() -> None:
+    assert 2**26 < available_memory() < 2**50
