@@ -3,13 +3,10 @@
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
-import hypercorn.asyncio
-import hypercorn.config
 import msgspec
 from anyio.abc import TaskStatus
 
@@ -19,6 +16,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
 from troupellm.server.app import App
 from troupellm.server.errors import flatten
+from troupellm.server.front import CLOSE_SECONDS, HttpFront
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.listener import bind
 
@@ -28,12 +26,9 @@ OnReady = Callable[[Engine, str], Awaitable[None]]
 
 FAREWELL_SECONDS = 1.0
 """What streams get, after the drain, to write their last event."""
-CLOSE_SECONDS = 2.0
-"""What connections get to close."""
 HARD_EXIT_SECONDS = 5.0
 """After the drain and all of the above, the process ends whatever still hangs."""
 _WATCH_SECONDS = 0.25
-_KEEP_ALIVE_SECONDS = 75.0
 
 
 class EngineFailed(TroupeError):
@@ -123,40 +118,6 @@ async def _drain(host: EngineHost, engine: Engine, shutdown: "_Shutdown") -> Non
         exchange.cancel_scope.cancel()
 
 
-class HttpFront:
-    """hypercorn on a prepared listener, ended by `stop` and never by cancellation, which it does not survive."""
-
-    def __init__(self, app: App, config: ServerConfig, listener: socket.socket) -> None:
-        self._app = app
-        self._config = _hypercorn_config(config, listener)
-        self._stop = anyio.Event()
-        self._stopped = anyio.Event()
-        self._scope = anyio.CancelScope(shield=True)
-
-    async def run(self) -> None:
-        try:
-            with self._scope:
-                await hypercorn.asyncio.serve(
-                    self._app,  # type: ignore[arg-type]
-                    self._config,
-                    shutdown_trigger=self._stop.wait,
-                    mode="asgi",
-                )
-        except (Exception, BaseExceptionGroup) as error:
-            if not self._stop.is_set():
-                raise
-            logger.debug("while the connections closed", exc_info=error)
-        finally:
-            self._stopped.set()
-
-    async def stop(self) -> None:
-        """Stop accepting, close the connections, and give up on those that will not close."""
-        self._stop.set()
-        with anyio.move_on_after(CLOSE_SECONDS):
-            await self._stopped.wait()
-        self._scope.cancel()
-
-
 class _Shutdown:
     """The first signal asks for a drain, the second ends it, and a timer ends the process if all that hangs."""
 
@@ -186,23 +147,7 @@ class _Shutdown:
             self._timer.cancel()
 
     def _start_timer(self) -> None:
-        seconds = self._host.config.shutdown_timeout + FAREWELL_SECONDS + CLOSE_SECONDS + HARD_EXIT_SECONDS
+        seconds = self._host.config.shutdown_timeout + FAREWELL_SECONDS + 2 * CLOSE_SECONDS + HARD_EXIT_SECONDS
         self._timer = threading.Timer(seconds, os._exit, (1,))
         self._timer.daemon = True
         self._timer.start()
-
-
-def _hypercorn_config(config: ServerConfig, listener: socket.socket) -> hypercorn.config.Config:
-    settings = hypercorn.config.Config()
-    settings.bind = [f"fd://{listener.detach()}"]
-    settings.root_path = config.root_path
-    settings.backlog = config.backlog
-    settings.graceful_timeout = CLOSE_SECONDS / 2
-    settings.keep_alive_timeout = _KEEP_ALIVE_SECONDS
-    settings.keep_alive_max_requests = 2**31
-    settings.h2_max_concurrent_streams = 1024
-    settings.include_server_header = False
-    settings.accesslog = None
-    settings.errorlog = logging.getLogger("troupellm.server.http")
-    settings.errorlog.setLevel(logging.WARNING)
-    return settings

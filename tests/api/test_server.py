@@ -5,7 +5,7 @@ import json
 import anyio
 import pytest
 import uvicorn
-from serving import eventually, http_request, running_server, server_config
+from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.server.app import asgi
 from troupellm.server.listener import bind
@@ -84,10 +84,19 @@ async def test_loading_and_draining_are_503_with_the_reason(tiny_engine):
 
 async def test_owning_app_opens_and_closes_its_engine(checkpoint):
     app = asgi(str(checkpoint), device="cpu", num_threads=1, kv_cache_memory_bytes=2**20)
-    async with running_server(None, app=app) as served, served.client() as client:
-        assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
-        engine = served.host.engine
+    async with lifespan_of(app) as answers:
+        async with running_server(None, app=app) as served, served.client() as client:
+            assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
+        engine = app.host.engine
+    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert engine.state == "stopped"
+
+
+async def test_owning_app_says_why_its_model_cannot_be_loaded(tmp_path):
+    app = asgi(str(tmp_path), device="cpu")
+    async with lifespan_of(app) as answers:
+        assert answers == ["lifespan.startup.failed"]
+        assert not app.host.alive()
 
 
 async def test_mounted_below_a_prefix_by_another_app(tiny_engine):

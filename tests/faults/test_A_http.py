@@ -42,15 +42,12 @@ async def test_A1_bodies_that_are_not_json_are_refused(tiny_engine):
             assert await refusals(attacked, b'{"prompt": "x"}', **headers) == {(415, "unsupported_media_type")}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 100_000, b'1, "x": 1', b'{"a": 1, "a": 2}'],
-    ids=["nan", "inf", "minus-inf", "1e999", "minus-1e999", "huge-integer", "same-key", "same-key-deeper"],
-)
-async def test_A2_numbers_and_keys_that_are_not_json_are_refused(tiny_engine, value):
+async def test_A2_numbers_and_keys_that_are_not_json_are_refused(tiny_engine):
+    values = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 100_000, b'1, "x": 1', b'{"a": 1, "a": 2}')
     async with tiny_engine() as engine, under_attack(engine) as attacked:
-        answers = await refusals(attacked, b'{"prompt": "x", "x": ' + value + b"}")
-    assert answers == {(400, "invalid_json")}
+        for value in values:
+            answers = await refusals(attacked, b'{"prompt": "x", "x": ' + value + b"}")
+            assert answers == {(400, "invalid_json")}, value[:20]
 
 
 async def test_A3_deep_nesting_is_refused_without_memory(tiny_engine):

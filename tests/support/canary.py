@@ -68,7 +68,7 @@ class Attacked:
 
 @asynccontextmanager
 async def under_attack(
-    engine: Engine, config: ServerConfig | None = None, *, canary_tokens: int = 300
+    engine: Engine, config: ServerConfig | None = None, *, canary_tokens: int = 100
 ) -> AsyncIterator[Attacked]:
     """Serve an open engine with canaries; the block is the attack."""
     config = config or server_config()

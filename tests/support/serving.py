@@ -11,8 +11,8 @@ import httpx
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.app import App, asgi
+from troupellm.server.front import HttpFront
 from troupellm.server.listener import bind
-from troupellm.server.run import HttpFront
 
 
 class Served:
@@ -107,3 +107,24 @@ async def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> No
     with anyio.fail_after(timeout):
         while not condition():  # noqa: ASYNC110 - the state is plain numbers, nobody announces their change
             await anyio.sleep(0.005)
+
+
+@asynccontextmanager
+async def lifespan_of(app: App) -> AsyncIterator[list[str]]:
+    """Play the server's part of lifespan; gives the types of the app's messages."""
+    to_app, receive = anyio.create_memory_object_stream[dict[str, str]](1)
+    answers: list[str] = []
+    answered = anyio.Event()
+
+    async def send(message: Mapping[str, Any]) -> None:
+        answers.append(message["type"])
+        answered.set()
+
+    async with anyio.create_task_group() as group, to_app, receive:
+        group.start_soon(app, {"type": "lifespan"}, receive.receive, send)
+        await to_app.send({"type": "lifespan.startup"})
+        await answered.wait()
+        yield answers
+        if answers[-1].endswith("complete"):
+            await to_app.send({"type": "lifespan.shutdown"})
+            await eventually(lambda: len(answers) == 2)

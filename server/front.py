@@ -1,0 +1,89 @@
+"""hypercorn's connections behind a listener of our own, so that they end when we say.
+
+hypercorn's own `serve` keeps the descriptor of a connection that its client closed until the keep-alive timeout, does
+not survive cancellation, and on Python 3.12.1 and later waits for stalled clients without a bound.
+"""
+
+import asyncio
+import logging
+import socket
+
+import anyio
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.utils import wrap_app
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.exchange import Asgi
+
+CLOSE_SECONDS = 2.0
+"""What connections get to close by themselves; then they are cut."""
+_KEEP_ALIVE_SECONDS = 75.0
+
+
+class HttpFront:
+    """Serves an app on a listening socket, which it takes over, until `stop` or cancellation."""
+
+    def __init__(self, app: Asgi, config: ServerConfig, listener: socket.socket) -> None:
+        self._app = wrap_app(app, 0, "asgi")
+        self._config = _hypercorn_config(config)
+        self._listener = listener
+        self._context = WorkerContext(None)
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._stop = anyio.Event()
+        self._stopped = anyio.Event()
+
+    async def run(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._listener, backlog=self._config.backlog)
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            with anyio.CancelScope(shield=True):
+                await self._close_connections()
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """Stop accepting and close the connections; bounded in time whatever their clients do."""
+        self._stop.set()
+        await self._stopped.wait()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        try:
+            loop = asyncio.get_running_loop()
+            await _Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+        finally:
+            del self._connections[task]
+
+    async def _close_connections(self) -> None:
+        await self._context.terminated.set()
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=CLOSE_SECONDS)
+        for writer in list(self._connections.values()):
+            writer.transport.abort()
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=CLOSE_SECONDS)
+
+
+class _Connection(TCPServer):  # type: ignore[misc]
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+def _hypercorn_config(config: ServerConfig) -> Config:
+    settings = Config()
+    settings.root_path = config.root_path
+    settings.backlog = config.backlog
+    settings.keep_alive_timeout = _KEEP_ALIVE_SECONDS
+    settings.keep_alive_max_requests = 2**31
+    settings.h2_max_concurrent_streams = 1024
+    settings.include_server_header = False
+    settings.accesslog = None
+    settings.errorlog = logging.getLogger("troupellm.server.http")
+    settings.errorlog.setLevel(logging.WARNING)
+    return settings
