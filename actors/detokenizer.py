@@ -221,6 +221,11 @@ class SequenceText:
         """The next token's text is its table entry."""
         return self._stops is None and self._decoder.clean
 
+    def feed_one(self, token_id: int) -> tuple[str, str | None]:
+        """Take one new token; returns text to show, and the stop string when one was met."""
+        self._count += 1
+        return self._advance(self._decoder.step(token_id))
+
     def feed(self, token_ids: Sequence[int]) -> tuple[str, int, str | None]:
         """Take new tokens.
 
@@ -229,8 +234,7 @@ class SequenceText:
         """
         texts: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
-            self._count += 1
-            shown, stop = self._advance(self._decoder.step(token_id))
+            shown, stop = self.feed_one(token_id)
             texts.append(shown)
             if stop is not None:
                 return "".join(texts), used, stop

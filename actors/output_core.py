@@ -1,7 +1,7 @@
 """What the output actor does with each message, without the loop around it.
 
-The hot path is a plain sequence: no stop strings, no log-probabilities, nothing held back. It costs two look-ups and
-one push per token; everything else takes the careful path below it.
+The hot path is one token of a sequence without log-probabilities: two look-ups and a push where nothing is held back
+and no stop string is looked for. First tokens, ends and everything else take the careful path below it.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ class _Request:
 
 
 class _Row:
-    """A sequence that has not ended. `fast`: its next token is shown as it stands in `pieces`."""
+    """A sequence that has not ended."""
 
-    __slots__ = ("fast", "index", "logprobs", "pieces", "request", "show_stop_token", "started", "text")
+    __slots__ = ("clean", "index", "logprobs", "pieces", "plain", "request", "show_stop_token", "started", "text")
 
     def __init__(self, index: int, request: _Request, text: SequenceText | None, pieces: Sequence[str | None]) -> None:
         self.index = index
@@ -46,7 +46,10 @@ class _Row:
         self.logprobs = False
         self.show_stop_token = False
         self.started = False
-        self.fast = False
+        self.plain: SequenceText | None = None
+        """`text` again, once single tokens may take the hot path."""
+        self.clean = False
+        """The next token is shown as it stands in `pieces`."""
 
 
 class OutputCore:
@@ -122,15 +125,20 @@ class OutputCore:
             row = rows.get(number)
             if row is None:
                 continue  # it has met a stop string, or failed
-            if row.fast and count == 1 and number not in finished:
+            if row.plain is not None and count == 1 and number not in finished:
                 token_id = tokens[start]
-                text = row.pieces[token_id] if token_id < len(row.pieces) else ""
-                if text is not None:
-                    request = row.request
-                    request.outbox.push(Delta(index=row.index, text=text, token_ids=(token_id,)))
-                    if not request.dirty:
-                        self._mark(request)
-                    continue
+                text = row.pieces[token_id] if row.clean and token_id < len(row.pieces) else None
+                if text is None:
+                    text, stop = row.plain.feed_one(token_id)
+                    row.clean = row.plain.clean
+                    if stop is not None:
+                        self._meet_stop(row, number, text, token_id, stop, now)
+                        continue
+                request = row.request
+                request.outbox.push(Delta(index=row.index, text=text, token_ids=(token_id,)))
+                if not request.dirty:
+                    self._mark(request)
+                continue
             self._advance(row, number, tokens[start:offset], logprobs.get(number), finished.pop(number, None), now)
         for end in finished.values():
             if end.row in rows:
@@ -171,12 +179,27 @@ class OutputCore:
             del self._rows[number]
             if end is None:
                 self._to_scheduler(StopStringMet(number))
-        if reason is not None or not row.started:
-            row.started = True
             self._wake(request, now)
-        else:
+        elif row.started:
+            row.clean = row.plain is not None and row.plain.clean
             self._mark(request)
-        row.fast = not row.logprobs and row.text is not None and row.text.clean and bool(row.pieces)
+        else:
+            self._start(row, now)
+
+    def _start(self, row: _Row, now: float) -> None:
+        """The sequence has its first token; from here on it may take the hot path."""
+        row.started = True
+        if row.text is not None and not row.logprobs:
+            row.plain, row.clean = row.text, row.text.clean
+        self._wake(row.request, now)
+
+    def _meet_stop(self, row: _Row, number: int, text: str, token_id: int, stop: str, now: float) -> None:
+        """A stop string was met on the hot path."""
+        delta = Delta(index=row.index, text=text, token_ids=(token_id,), finish_reason="stop", stop_reason=stop)
+        row.request.outbox.push(delta)
+        del self._rows[number]
+        self._to_scheduler(StopStringMet(number))
+        self._wake(row.request, now)
 
     def _show(
         self, row: _Row, token_ids: tuple[int, ...], end: RowFinished | None

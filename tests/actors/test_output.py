@@ -163,6 +163,38 @@ def test_a_cut_character_is_shown_at_the_end_as_a_replacement(core):
     assert slot.text() == "a\ufffd"
 
 
+def test_a_character_cut_by_steps_of_several_tokens(core):
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    party = [TABLES.raw.index(bytes([byte])) for byte in "🎉".encode()]
+    for token_ids in (ids("a"), [*ids("b"), *party[:2]], party[2:3], party[3:], ids("c"), [*party[:1], *party[1:]]):
+        core.handle(step({10: token_ids}), 0.0)
+    core.handle(step({}, finished=(RowFinished(10, "length"),)), 0.0)
+    assert slot.text() == "ab🎉c🎉"
+
+
+@pytest.mark.parametrize("tables_of", [text_models.byte_fallback, text_models.word_piece])
+def test_other_tokenizers(tmp_path, sent, tables_of):
+    tokenizer = Tokenizer.load(tables_of(tmp_path))
+    core = OutputCore(TextTables(tokenizer), sent.append, 0.0)
+    slot = Slot()
+    core.handle(opened(slot), 0.0)
+    token_ids = tokenizer.encode("the foxes é!", add_special_tokens=False)
+    for token_id in token_ids:
+        core.handle(
+            step(
+                {
+                    10: [
+                        token_id,
+                    ]
+                }
+            ),
+            0.0,
+        )
+    core.handle(step({}, finished=(RowFinished(10, "length"),)), 0.0)
+    assert slot.text().lstrip() == tokenizer.decode(token_ids)
+
+
 def test_a_stop_string_ends_the_sequence_once(core, sent):
     slot = Slot()
     core.handle(opened(slot, stop_strings=("fox j",)), 0.0)
