@@ -122,8 +122,12 @@ class RowTable:
         return slots
 
     def append(self, slots: NDArray[np.int64], tokens: Tensor) -> None:
-        """Add one token to each of the rows. tokens: int64 [rows], on the device."""
-        self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = tokens.to(torch.int32)
+        """Add one token to each of the rows. tokens: int64 [rows], on the device; -1 of a failed row.
+
+        A failed row may be in the next plan already, so what it holds must be a token id.
+        """
+        valid = tokens.clamp(min=0).to(torch.int32)
+        self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = valid
         self.lengths[slots] += 1
 
     def _take_slot(self) -> int:

@@ -143,15 +143,16 @@ class Sampler:
         batch = self._batch_of(tuple(rows))
         logits = logits.float().contiguous()
         peaks = raw_peaks = logits.amax(-1)
-        raw = [logits.index_select(0, index) for index, _, _ in batch.logprob_groups]
+        # The processing below works in place.
+        raw = [_rows(logits, index).log_softmax(-1) for index, _, _ in batch.logprob_groups]
         if batch.adjusted:
             self._adjust(batch, logits, positions, histories)
             peaks = logits.amax(-1)
         tokens = self._choose(batch, logits, peaks, positions)
         usable = raw_peaks.isfinite() & peaks.isfinite()
         described = tuple(
-            (members, token_logprobs(original, tokens[index], count))
-            for original, (index, members, count) in zip(raw, batch.logprob_groups, strict=True)
+            (members, token_logprobs(logprobs, tokens[index], count))
+            for logprobs, (index, members, count) in zip(raw, batch.logprob_groups, strict=True)
         )
         return Sampled(tokens.masked_fill_(~usable, -1), tuple(rows), tuple(positions), raw_peaks, described)
 
@@ -161,7 +162,7 @@ class Sampler:
             return row_argmax(logits)
         tokens = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
         if batch.greedy is not None and batch.greedy.numel():
-            tokens[batch.greedy] = row_argmax(logits.index_select(0, batch.greedy))
+            tokens[batch.greedy] = row_argmax(_rows(logits, batch.greedy))
         drawn = self._draw(batch.random, logits, peaks, positions)
         tokens[batch.random.index] = drawn.clamp_(0, self._vocab - 1)
         return tokens
@@ -180,11 +181,9 @@ class Sampler:
             return draw(scaled, keys, self._codes)
         tokens = torch.zeros_like(at)
         if random.plain.numel():
-            tokens[random.plain] = draw(scaled.index_select(0, random.plain), keys[random.plain], self._codes)
+            tokens[random.plain] = draw(_rows(scaled, random.plain), keys[random.plain], self._codes)
         for index, nucleus, prefix in random.groups:
-            whole = index.numel() == scaled.shape[0]
-            own = scaled if whole else scaled.index_select(0, index)
-            tokens[index] = draw_truncated(own, nucleus, keys[index], self._codes, prefix)
+            tokens[index] = draw_truncated(_rows(scaled, index), nucleus, keys[index], self._codes, prefix)
         return tokens
 
     def _adjust(
@@ -243,6 +242,11 @@ class Sampler:
         occurrence_penalty(logits, places, penalties.frequency[owner], penalties.presence[owner], counters, slots)
 
 
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """The indexed rows of [rows, n]; no copy when they are all of them. An index is rising and without repeats."""
+    return values if index.numel() == values.shape[0] else values.index_select(0, index)
+
+
 def _masked_where(masked: Tensor) -> Tensor:
     return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, -torch.inf)
 
@@ -260,7 +264,7 @@ def prompt_logprobs(
         count: top alternatives per token.
     """
     chosen = torch.as_tensor(token_ids, device=logits.device).long()
-    ids, values, ranks = (part.cpu().numpy() for part in token_logprobs(logits.float(), chosen, count))
+    ids, values, ranks = (part.cpu().numpy() for part in token_logprobs(logits.float().log_softmax(-1), chosen, count))
     return RowLogprobs(
         row=row,
         position=first_position,

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from troupellm.kernels.sampling import WIDEST_PREFIX
 from troupellm.kernels.sampling.noise import stream_key
 from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.protocol.sampling import GREEDY_EPSILON
@@ -19,7 +20,7 @@ from troupellm.protocol.worker import SamplingState
 
 _NUCLEUS_PREFIX = 128
 """Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
-_TOP_K_PREFIXES = (64, 256)
+_TOP_K_PREFIXES = (64, 256, WIDEST_PREFIX)
 _SMALLEST_PENALTY = 1.2e-38
 """The least normal float32: a repetition penalty below it would round to 0 and make NaN of a masked logit."""
 

@@ -10,6 +10,8 @@ from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import row_argmax
 from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thresholds
 
+WIDEST_PREFIX = 2048
+"""Rows that fewer of the largest logits do not decide look at so many before they are sorted."""
 _CHUNK_ELEMENTS = 1 << 20
 """Rows are drawn so many logits at a time, which keeps the noise in the cache and its memory bounded."""
 
@@ -32,7 +34,7 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
 def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:
     """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows].
 
-    Waits for the device once, to learn whether a row needs more than its `prefix` largest logits.
+    Waits for the device, to learn whether a row needs more than its `prefix` largest logits.
 
     Args:
         scaled: float32 [rows, vocab] with the largest of each row at 0.
@@ -46,5 +48,6 @@ def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor
     tokens, decided = draw_from_prefix(scaled, nucleus, keys, codes, prefix)
     rest = (~decided).nonzero().squeeze(1)
     if rest.numel():
-        tokens[rest] = draw_truncated(scaled[rest], nucleus.take(rest), keys[rest], codes, 0)
+        wider = WIDEST_PREFIX if prefix < WIDEST_PREFIX else 0
+        tokens[rest] = draw_truncated(scaled[rest], nucleus.take(rest), keys[rest], codes, wider)
     return tokens

@@ -9,11 +9,11 @@ FLOOR = -9999.0
 """What an impossible token reports, because JSON has no infinity."""
 
 
-def token_logprobs(logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def token_logprobs(logprobs: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Natural logs of the probabilities of `chosen` tokens and of the `count` likeliest ones.
 
     Args:
-        logits: float32 [rows, vocab], as the model gave them.
+        logprobs: float32 [rows, vocab], log-softmax of the logits as the model gave them.
         chosen: int64 [rows].
         count: at most the vocabulary's width is reported.
 
@@ -22,11 +22,10 @@ def token_logprobs(logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, 
         others falling; ranks int32 [rows]: 1 + how many tokens are likelier than the chosen one. A row with NaN or
         infinite logits reports the floor and means nothing.
     """
-    logprobs = logits.log_softmax(-1)
     of_chosen = logprobs.gather(1, chosen[:, None])
     ranks = (logprobs > of_chosen).sum(1, dtype=torch.int32) + 1
     values, ids = of_chosen, chosen[:, None]
-    count = min(count, logits.shape[1])
+    count = min(count, logprobs.shape[1])
     if count:
         top, top_ids = top_values(logprobs, count)
         values, ids = torch.cat((values, top), 1), torch.cat((ids, top_ids), 1)

@@ -60,8 +60,8 @@ def _kept(scaled: Tensor, values: Tensor, nucleus: Nucleus) -> Tensor:
     cut = values.gather(1, nucleus.top_k.clamp(max=values.shape[1]) - 1)
     kept = ((values >= cut) | unlimited) & (values > -torch.inf)
     # Sums in float64 keep the borderline token out of reach of rounding, whatever shape the sum is taken in.
-    weights = values.double().exp_().mul_(kept)
-    running = weights.cumsum(1)
+    weights = values.exp().mul_(kept)
+    running = weights.cumsum(1, dtype=torch.float64)
     total = torch.where(unlimited, scaled.exp().sum(1, keepdim=True, dtype=torch.float64), running[:, -1:])
     return kept & ((running - weights < nucleus.top_p * total) | (nucleus.top_p >= 1))
 

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from troupellm.kernels.sampling import draw, draw_truncated, reference
+from troupellm.kernels.sampling import WIDEST_PREFIX, draw, draw_truncated, reference
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.logprobs import FLOOR, token_logprobs
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
 from troupellm.kernels.sampling.search import row_argmax, top_values
-from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix
 
 CPU = torch.device("cpu")
 
@@ -132,6 +132,18 @@ def test_prefix_and_sort_draw_the_same_tokens(spread, top_k, top_p):
     assert draw_truncated(scaled, kept, keys, codes, 600).tolist() == by_sort.tolist()
 
 
+@pytest.mark.parametrize(("spread", "top_k", "top_p"), [(2.0, 9000, 0.9), (0.2, 9000, 0.9), (1.0, 500, 0.9)])
+def test_rows_that_a_short_prefix_does_not_decide(spread, top_k, top_p):
+    """The first is decided by the wider prefix, the second by a sort, the third is where top_k alone says so."""
+    logits = make_logits(12, 9000, spread, seed=17)
+    scaled = logits - logits.amax(-1, keepdim=True)
+    keys, codes, kept = keys_of(positions=range(12)), token_codes(9000, CPU), nucleus(12, top_k, top_p)
+    by_sort = draw_truncated(scaled, kept, keys, codes, 0).tolist()
+    assert not bool(draw_from_prefix(scaled, kept, keys, codes, 64)[1].any())
+    assert bool(draw_from_prefix(scaled, kept, keys, codes, WIDEST_PREFIX)[1].all()) == (spread > 0.5)
+    assert draw_truncated(scaled, kept, keys, codes, 64).tolist() == by_sort
+
+
 def test_equal_logits_at_the_edge_are_kept_together():
     scaled = torch.zeros(4000, 300)
     scaled[:, 200:] = -20.0
@@ -168,7 +180,7 @@ def test_tiny_differences_of_logits_do_not_change_tokens():
 def test_logprobs():
     logits = make_logits(6, 500, 2.0, seed=6)
     chosen = torch.tensor([0, 1, 2, 3, 4, int(logits[5].argmax())])
-    ids, values, ranks = token_logprobs(logits.clone(), chosen, 4)
+    ids, values, ranks = token_logprobs(logits.log_softmax(-1), chosen, 4)
     full = logits.double().log_softmax(-1)
     assert (ids.dtype, values.dtype, ranks.dtype) == (torch.int32, torch.float32, torch.int32)
     assert torch.equal(ids[:, 0].long(), chosen)
@@ -182,6 +194,7 @@ def test_logprobs_are_floored_and_never_nan():
     logits = torch.full((3, 40), -torch.inf)
     logits[0, :3] = torch.tensor([1.0, 2.0, 3.0])
     logits[1] = torch.nan
+    logits = logits.log_softmax(-1)
     ids, values, _ = token_logprobs(logits, torch.tensor([20, 0, 0]), 5)
     assert float(values[0, 0]) == FLOOR
     assert values[0, 4:].tolist() == [FLOOR, FLOOR]
