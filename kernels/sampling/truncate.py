@@ -42,7 +42,8 @@ def draw_from_prefix(
     values, ids = top_values(scaled, width)
     kept = _kept(scaled, values, nucleus)
     threshold = values.masked_fill(~kept, torch.inf).amin(1)
-    decided = values[:, -1] < threshold
+    reaches_k = (nucleus.top_k < width) | (nucleus.top_k >= vocab)
+    decided = (values[:, -1] < threshold) & reaches_k.squeeze(1)
     scores = torch.where(kept, values - log_exponential(codes[ids], keys), -torch.inf)
     best = scores.amax(1, keepdim=True)
     return torch.where(scores == best, ids, vocab).amin(1), decided
