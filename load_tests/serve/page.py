@@ -91,7 +91,7 @@ def timeline(records: Sequence[RequestRecord], start: float) -> "Figure":
         _bar(axes, row, first - start, record.ended - start, _BLUE if record.ok else _RED)
     for name, color in (("queued", _GREY), ("to first token", _ORANGE), ("answer", _BLUE), ("failed", _RED)):
         axes.plot([], [], color=color, linewidth=4, label=name)
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(loc="upper right", fontsize="small")
     axes.set(xlabel="seconds", ylabel="request")
     axes.invert_yaxis()
     return figure
