@@ -46,8 +46,8 @@ def distribution(logits: Tensor, state: SamplingState, tokens: Sequence[int], nu
     probabilities[probabilities < state.min_p * probabilities.max()] = 0
     order = sorted(range(len(probabilities)), key=lambda token: -float(probabilities[token]))
     if state.top_k:
-        smallest = probabilities[order[min(state.top_k, len(order)) - 1]]
-        probabilities[probabilities < smallest] = 0
+        fewest = float(probabilities[order[min(state.top_k, len(order)) - 1]])
+        probabilities[probabilities < fewest] = 0
     if state.top_p < 1:
         wanted = state.top_p * float(probabilities.sum())
         smallest, mass = 0.0, 0.0
@@ -61,7 +61,7 @@ def distribution(logits: Tensor, state: SamplingState, tokens: Sequence[int], nu
 
 def draw(probabilities: Tensor, seed: int, fork: int, position: int) -> int:
     """The token that wins the exponential race."""
-    likely = probabilities.nonzero().squeeze(1).tolist()
+    likely: list[int] = probabilities.nonzero().squeeze(1).tolist()
     return max(likely, key=lambda t: math.log(probabilities[t]) - log_exponential(seed, fork, 0, position, t))
 
 
