@@ -56,6 +56,8 @@ class HttpFront:
         try:
             loop = asyncio.get_running_loop()
             await _Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+        except OSError:
+            pass  # a connection that ended while it was being closed
         finally:
             del self._connections[task]
 

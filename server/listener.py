@@ -69,6 +69,6 @@ def _set_buffers(listener: socket.socket, config: ServerConfig) -> None:
     """Options that accepted connections inherit."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.sse_send_buffer)
     if listener.family != socket.AF_UNIX and config.write_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Ends a connection whose peer has acknowledged nothing for so long; closing politely would wait for it.
-        milliseconds = int(config.write_timeout * 1000)
+        # Ends a connection whose peer takes nothing, for which a polite close would wait; our own deadline comes first.
+        milliseconds = int(2 * config.write_timeout * 1000)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

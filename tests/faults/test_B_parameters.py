@@ -104,8 +104,9 @@ async def test_B5_token_ids_are_checked_against_the_logits(tiny_engine):
     assert LOGITS_WIDTH > VOCABULARY
     cases = []
     for field in ("allowed_token_ids", "stop_token_ids"):
-        wrong = ([LOGITS_WIDTH], [-1], [2**31], [2**70], [1.5], ["1"], [True], "1", 5, [0] * 70_000)
+        wrong = ([LOGITS_WIDTH], [-1], [2**31], [2**70], "1", 5, [0] * 70_000)
         cases += [({field: value}, field) for value in wrong]
+        cases += [({field: value}, f"{field}[0]") for value in ([1.5], ["1"], [True], [None])]
         cases += [({field: [VOCABULARY - 1, LOGITS_WIDTH - 1, VOCABULARY]}, OK), ({field: None}, OK)]
     cases += [({"allowed_token_ids": []}, "allowed_token_ids"), ({"stop_token_ids": []}, OK)]
     wrong_bias = (
@@ -124,7 +125,8 @@ async def test_B5_token_ids_are_checked_against_the_logits(tiny_engine):
     )
     cases += [({"logit_bias": value}, "logit_bias") for value in wrong_bias]
     cases += [({"logit_bias": {str(LOGITS_WIDTH - 1): 100, "0": -100}}, OK), ({"logit_bias": {}}, OK)]
-    wrong_words = ([""], [1], ["x" * 513], ["x"] * 129, "x" * 129, 5)
+    cases += [({"bad_words": [1]}, "bad_words[0]")]
+    wrong_words = ([""], ["x" * 513], ["x"] * 129, "x" * 129, 5)
     cases += [({"bad_words": value}, "bad_words") for value in wrong_words]
     cases += [({"bad_words": ["a", "bc"]}, OK), ({"bad_words": []}, OK)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
