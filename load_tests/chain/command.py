@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -55,9 +56,21 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 def run(args: argparse.Namespace) -> int:
-    backend = {"use_uvloop": "uvloop" in sys.modules or _has_uvloop()}
-    rows = []
+    backend = {"use_uvloop": find_spec("uvloop") is not None}
+    rows: list[Row] = []
     print(_heading(), flush=True)
+    try:
+        _measure_all(args, backend, rows)
+    except TimeoutError:
+        print(f"bench chain: a measurement took longer than {args.time_limit_sec:g} s", file=sys.stderr)
+        return 1
+    if args.result_json:
+        Path(args.result_json).write_text(json.dumps([msgspec.structs.asdict(row) for row in rows]), encoding="utf-8")
+    return 0
+
+
+def _measure_all(args: argparse.Namespace, backend: dict[str, bool], rows: list[Row]) -> None:
+    """Append and print one row per flush interval and number of running sequences."""
     with tempfile.TemporaryDirectory(prefix="troupe-chain-") as name:
         folder = _model_folder(Path(name))
         for flush_ms in args.flush_ms:
@@ -67,9 +80,6 @@ def run(args: argparse.Namespace) -> int:
                 split = anyio.run(_measure, args, folder, running, flush_ms, meter, backend_options=backend)
                 rows.append(_row(args.window_steps, running, flush_ms, plain, split))
                 print(_line(rows[-1]), flush=True)
-    if args.result_json:
-        Path(args.result_json).write_text(json.dumps([msgspec.structs.asdict(row) for row in rows]), encoding="utf-8")
-    return 0
 
 
 async def _measure(
@@ -110,7 +120,8 @@ async def _measure(
                 flush_interval=flush_ms / 1000.0,
             )
         )
-        await _read_all(engine, running, workers[0].max_tokens, full, meter)
+        with anyio.fail_after(args.time_limit_sec):
+            await _read_all(engine, running, workers[0].max_tokens, full, meter)
     return workers[0].stamps
 
 
@@ -185,11 +196,3 @@ def _model_folder(folder: Path) -> Path:
     from troupellm.load_tests.random_model import SHAPES, write_random_model
 
     return write_random_model(folder, SHAPES["tiny"])
-
-
-def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True

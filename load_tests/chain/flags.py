@@ -9,4 +9,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window-steps", type=int, default=200, help="steps that make one window")
     parser.add_argument("--windows", type=int, default=7, help="windows whose median counts")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time the worker pretends to compute")
+    parser.add_argument("--time-limit-sec", type=float, default=120.0, help="of one measurement")
     parser.add_argument("--result-json", metavar="FILE")

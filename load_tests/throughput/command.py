@@ -27,8 +27,6 @@ from troupellm.load_tests.throughput.contestants import (
 )
 from troupellm.load_tests.throughput.workload import Request, mixed
 
-CONTINUOUS_PAGE = 256
-CONTINUOUS_BATCH_TOKENS = 2048
 RATIOS = (
     ("troupellm", "generate", 2.5),
     ("troupellm", "continuous", 1.5),
@@ -91,7 +89,10 @@ def _entries(args: argparse.Namespace, folder: Path, threads: int) -> dict[str, 
     troupe = Troupe(folder, num_threads=threads, num_blocks=blocks, max_num_seqs=max(1, len(many)))
     static = StaticBatches(reference, batch_size=args.batch_size)
     continuous = ContinuousBatching(
-        reference, num_blocks=_pages(many, CONTINUOUS_PAGE), max_batch_tokens=CONTINUOUS_BATCH_TOKENS
+        reference,
+        page_size=args.continuous_page_size,
+        num_blocks=_pages(many, args.continuous_page_size),
+        max_batch_tokens=args.continuous_batch_tokens,
     )
     known: dict[str, tuple[Contestant, list[Request]]] = {
         "troupellm": (troupe, many),

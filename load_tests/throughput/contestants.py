@@ -122,9 +122,9 @@ class StaticBatches:
 class ContinuousBatching:
     """`transformers`' continuous batching over a paged cache; its manager starts before the clock does."""
 
-    def __init__(self, reference: Reference, *, num_blocks: int, max_batch_tokens: int) -> None:
+    def __init__(self, reference: Reference, *, page_size: int, num_blocks: int, max_batch_tokens: int) -> None:
         self._reference = reference
-        self._settings = {"num_blocks": num_blocks, "max_batch_tokens": max_batch_tokens}
+        self._settings = {"page_size": page_size, "num_blocks": num_blocks, "max_batch_tokens": max_batch_tokens}
         self._model: Any = None
         self._manager: Any = None
 

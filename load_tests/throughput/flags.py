@@ -14,6 +14,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--one-input-len", type=int, default=128, help="prompt of the one-request case")
     parser.add_argument("--one-output-len", type=int, default=128, help="answer of the one-request case")
     parser.add_argument("--batch-size", type=int, default=32, help="static batches of transformers.generate")
+    parser.add_argument("--continuous-page-size", type=int, default=256, help="of transformers' continuous batching")
+    parser.add_argument("--continuous-batch-tokens", type=int, default=2048, help="tokens in one of its batches")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved runs whose median counts")
     parser.add_argument("--num-threads", type=int, default=None, help="torch threads of all; default: all cores")
     parser.add_argument("--seed", type=int, default=0)
