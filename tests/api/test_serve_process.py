@@ -37,13 +37,16 @@ async def served_process(model: str, *flags: str) -> AsyncIterator[tuple[anyio.a
 
 
 async def text_of(url: str, tokens: int, started: anyio.Event, answers: dict[int, str]) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
-        async with client.stream("POST", "/v1/completions", json=QUESTION | {"max_tokens": tokens}) as response:
-            assert response.status_code == 200
-            pieces = []
-            async for piece in response.aiter_text():
-                pieces.append(piece)
-                started.set()
+    request = QUESTION | {"max_tokens": tokens}
+    async with (
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=request) as response,
+    ):
+        assert response.status_code == 200
+        pieces = []
+        async for piece in response.aiter_text():
+            pieces.append(piece)
+            started.set()
     answers[tokens] = "".join(pieces)
 
 
