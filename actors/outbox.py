@@ -4,46 +4,15 @@ Pieces merge per sequence while they wait. A streaming reader who falls more tha
 own sequences; they go on when half of the budget is free again. Nothing here ever blocks the output actor.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from troupellm.actors.admission import Place
 from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.outputs import Delta, FinishReason, Timing, TokenLogprob, Usage
+from troupellm.protocol.outputs import Delta, Timing, TokenLogprob, Usage
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
-
-
-class _Pending:
-    """What one sequence's reader has not seen yet."""
-
-    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] | None = None
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-
-    def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self.stop_reason = delta.stop_reason
-
-    def merged(self, index: int) -> Delta:
-        return Delta(
-            index=index,
-            text="".join(self.texts),
-            token_ids=tuple(self.token_ids),
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
 
 
 class LocalOutbox:
@@ -71,16 +40,17 @@ class LocalOutbox:
         self.error: TroupeError | None = None
         self.terminal = False
         self.cancelled = False
+        self.started = False
         self.paused_since: float | None = None
         self.arrival = arrival
         self._place = place
         self._clock = clock
-        self._budget = budget
+        self._streaming = budget is not None
+        self._budget: float = math.inf if budget is None else budget
         self._to_scheduler = to_scheduler
         self._on_terminal = on_terminal
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, list[Delta]] = {}
         self._undelivered = 0
-        self.started = False
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
 
@@ -94,19 +64,15 @@ class LocalOutbox:
         self._wake_readers()
 
     def push(self, delta: Delta) -> None:
-        if not self.started:
-            self.started = True
-            self._place.scheduled()
-        if self.cancelled or self.terminal:
-            if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again
-                self._to_scheduler(AbortRequest(self.request))
-            return
-        pending = self._pending.get(delta.index)
-        if pending is None:
-            pending = self._pending[delta.index] = _Pending()
-        pending.add(delta)
+        pieces = self._pending.get(delta.index)
+        if pieces is None:
+            if not self._accepts(delta):
+                return
+            self._pending[delta.index] = [delta]
+        else:
+            pieces.append(delta)
         self._undelivered += len(delta.token_ids)
-        if self._budget is not None and self._undelivered > self._budget and self.paused_since is None:
+        if self._undelivered > self._budget and self.paused_since is None:
             self.paused_since = self._clock.now()
             self._to_scheduler(ReaderPaused(self.request))
 
@@ -131,7 +97,7 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        if self._budget is not None:
+        if self._streaming:
             self._wake_readers()
 
     # From the reader.
@@ -141,9 +107,10 @@ class LocalOutbox:
         if not self._pending:
             return None
         index = next(iter(self._pending))
-        delta = self._pending.pop(index).merged(index)
+        pieces = self._pending.pop(index)
+        delta = pieces[0] if len(pieces) == 1 else _merged(index, pieces)
         self._undelivered -= len(delta.token_ids)
-        if self.paused_since is not None and self._budget is not None and self._undelivered <= self._budget // 2:
+        if self.paused_since is not None and self._undelivered <= self._budget / 2:
             self.paused_since = None
             if not self.terminal:
                 self._to_scheduler(ReaderResumed(self.request))
@@ -171,6 +138,17 @@ class LocalOutbox:
         if not self.terminal:
             self._to_scheduler(AbortRequest(self.request))
 
+    def _accepts(self, delta: Delta) -> bool:
+        """Checked when nothing waits for the reader, which an abort sees to."""
+        if not self.started:
+            self.started = True
+            self._place.scheduled()
+        if not (self.cancelled or self.terminal):
+            return True
+        if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again
+            self._to_scheduler(AbortRequest(self.request))
+        return False
+
     def _end(self) -> None:
         self.terminal = True
         self._place.leave()
@@ -181,6 +159,21 @@ class LocalOutbox:
             call()
 
     def _wake_readers(self) -> None:
+        if not self._waiters:
+            return
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.wake()
+
+
+def _merged(index: int, pieces: list[Delta]) -> Delta:
+    last = pieces[-1]
+    logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
+    return Delta(
+        index=index,
+        text="".join([piece.text for piece in pieces]),
+        token_ids=tuple([token_id for piece in pieces for token_id in piece.token_ids]),
+        logprobs=tuple(logprobs) if logprobs else pieces[0].logprobs,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

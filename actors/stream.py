@@ -97,7 +97,7 @@ class Stream:
         """
         if self._left:
             raise StopAsyncIteration
-        outbox = await self._entered()
+        outbox = self._outbox or await self._entered()
         while not self._left:
             if (delta := outbox.take()) is not None:
                 if delta.finish_reason is not None:

@@ -43,7 +43,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     finished: float | None = None
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is new for one of a request's sequences since the last delta. Never cumulative."""
 
     index: int = 0

@@ -1,7 +1,7 @@
 """A worker in pure Python for the engine's tests: the right answer is a function of the row's tokens."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +148,46 @@ def model_folder(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
     (tmp_path / "config.json").write_bytes(b'{"architectures": ["Fake"], "eos_token_id": 2}')
     return tmp_path
+
+
+@pytest.fixture
+def engine_of(model_folder: Path, fake_worker: FakeWorker) -> Callable[..., Any]:
+    """Makes engines over the fake worker, or over another one."""
+
+    def make(worker: Any = None, **settings: Any) -> Any:
+        from troupellm import Engine
+
+        return Engine(model_folder, worker=lambda folder: worker or fake_worker, **settings)
+
+    return make
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Lets the engine run until something is true."""
+    import anyio
+    from anyio.lowlevel import checkpoint
+
+    async def wait(condition: Callable[[], object]) -> None:
+        with anyio.fail_after(10):
+            while not condition():
+                await checkpoint()
+
+    return wait
+
+
+@pytest.fixture
+def quiet(until: Callable[[Callable[[], object]], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """Waits until nothing runs in an engine: every result has come back and every block is free."""
+
+    async def wait(engine: Any) -> None:
+        def nothing_runs() -> bool:
+            snapshot = engine.snapshot()
+            scheduler = snapshot.scheduler
+            inside = scheduler.running + scheduler.waiting + scheduler.paused + scheduler.plans_in_flight
+            return not (inside or snapshot.open_requests)
+
+        await until(nothing_runs)
+        assert engine.snapshot().scheduler.blocks_used == 0
+
+    return wait

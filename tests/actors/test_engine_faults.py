@@ -1,0 +1,217 @@
+"""The engine when something breaks: bad requests, crashed actors, hung steps, failed starts, ends under load."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+import troupellm
+from troupellm import Engine
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [5, 6, 7]
+
+
+async def test_a_reader_that_stays_away_is_aborted(engine_of: Any, until: Any, quiet: Any) -> None:
+    async with engine_of(stream_budget_tokens=4, stall_timeout=0.02) as engine:
+        async with engine.stream(PROMPT, max_tokens=100) as stream:
+            await until(lambda: stream.finished)
+            with pytest.raises(troupellm.TroupeError) as caught:
+                async for _ in stream:
+                    pass
+            assert caught.value.code == "reader_stalled"
+        await quiet(engine)
+
+
+async def test_errors_are_typed_and_flat(engine_of: Any, quiet: Any) -> None:
+    async with engine_of() as engine:
+        with pytest.raises(troupellm.ContextLengthExceeded) as caught:
+            await engine.generate([5] * 5000)
+        assert (caught.value.limit, caught.value.got >= 5000) == (4096, True)
+        with pytest.raises(troupellm.InvalidRequest):
+            await engine.generate("x", temperature=3.0)
+        with pytest.raises(troupellm.InvalidRequest):
+            await engine.generate(5)
+        await quiet(engine)
+    with pytest.raises(troupellm.EngineStopped):
+        await engine.generate("x")
+
+
+async def test_a_sick_row_fails_alone(engine_of: Any, fake_worker: Any, expected: Any, until: Any) -> None:
+    fake_worker.sick = 666
+    async with engine_of() as engine, anyio.create_task_group() as group:
+        answers: list[Any] = []
+
+        async def healthy() -> None:
+            answers.append(await engine.generate(PROMPT, max_tokens=60))
+
+        group.start_soon(healthy)
+        with pytest.raises(troupellm.RequestFailed, match="sick"):
+            await engine.generate([666], max_tokens=5)
+        await until(lambda: answers)
+        assert list(answers[0].token_ids) == expected(PROMPT, 60)
+
+
+async def test_a_worker_crash_answers_everybody_with_the_cause(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.poison = 666
+    errors: list[troupellm.TroupeError] = []
+    async with engine_of() as engine:
+        async with anyio.create_task_group() as group:
+
+            async def victim(prompt: list[int]) -> None:
+                try:
+                    await engine.generate(prompt, max_tokens=400)
+                except troupellm.TroupeError as error:
+                    errors.append(error)
+
+            for prompt in (PROMPT, [8], [666]):
+                group.start_soon(victim, prompt)
+        assert [type(error) for error in errors] == [troupellm.WorkerCrashed] * 3
+        assert {str(error.__cause__) for error in errors} == {"poisoned"}
+        assert engine.state == "failed"
+        assert str(await engine.wait_failed()) == "poisoned"
+        assert engine.failure.__notes__ == ["actor: worker"]
+        with pytest.raises(troupellm.WorkerCrashed):
+            await engine.generate(PROMPT)
+    assert engine.state == "failed"
+
+
+async def test_a_hung_step_fails_the_engine(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.gate = threading.Event()
+    async with engine_of(step_timeout=0.02) as engine:
+        with pytest.raises(troupellm.WorkerCrashed, match="step_timeout"):
+            await engine.generate(PROMPT)
+        fake_worker.gate.set()
+
+
+async def test_an_intake_crash_restarts_it(engine_of: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any) -> None:
+    from troupellm.actors.intake import Intake
+
+    async with engine_of() as engine:
+        original = Intake._pass_on
+
+        async def broken(self: Intake, message: Any, *, in_thread: bool) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(Intake, "_pass_on", broken)
+        with pytest.raises(troupellm.RequestFailed) as caught:
+            await engine.generate(PROMPT, max_tokens=5)
+        assert repr(caught.value.__cause__) == "KeyError('a bug')"
+        monkeypatch.setattr(Intake, "_pass_on", original)
+        assert len((await engine.generate(PROMPT, max_tokens=5)).token_ids) == 5
+        assert {actor.name: actor.restarts for actor in engine.snapshot().actors}["intake"] == 1
+        await quiet(engine)
+
+
+async def test_an_output_crash_fails_what_is_open_and_goes_on(
+    engine_of: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any
+) -> None:
+    from troupellm.actors.output_core import OutputCore
+
+    async with engine_of() as engine:
+        original = OutputCore.handle
+
+        def broken(self: OutputCore, message: Any, now: float) -> None:
+            monkeypatch.setattr(OutputCore, "handle", original)
+            raise KeyError("a bug")
+
+        async with engine.stream(PROMPT, max_tokens=400) as stream:
+            await stream.opened()
+            monkeypatch.setattr(OutputCore, "handle", broken)
+            with pytest.raises(troupellm.EngineStopped) as caught:
+                async for _ in stream:
+                    pass
+        assert caught.value.code == "engine_restarting"
+        assert len((await engine.generate(PROMPT, max_tokens=5)).token_ids) == 5
+        await quiet(engine)
+
+
+async def test_draining_lets_open_requests_finish(engine_of: Any, fake_worker: Any) -> None:
+    async with engine_of() as engine:
+        async with engine.stream(PROMPT, max_tokens=20) as stream:
+            await stream.opened()
+            await engine.drain(10.0)
+            assert engine.state == "draining"
+            assert sum([len(delta.token_ids) async for delta in stream]) == 20
+        with pytest.raises(troupellm.EngineStopped):
+            await engine.generate(PROMPT)
+
+
+async def test_draining_ends_what_does_not_finish(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.gate = threading.Event()
+    async with engine_of() as engine, engine.stream(PROMPT, max_tokens=20) as stream:
+        await stream.opened()
+        await engine.drain(0.01)
+        with pytest.raises(troupellm.EngineStopped):
+            async for _ in stream:
+                pass
+        fake_worker.gate.set()
+
+
+async def test_closing_under_load_answers_the_readers(engine_of: Any) -> None:
+    errors: list[str] = []
+
+    async with anyio.create_task_group() as group, engine_of() as engine:
+
+        async def ask() -> None:
+            try:
+                await engine.generate(PROMPT, max_tokens=400)
+            except troupellm.EngineStopped as error:
+                errors.append(error.message)
+
+        for _ in range(3):
+            group.start_soon(ask)
+        await checkpoint()
+        await checkpoint()
+    assert errors == ["the engine was closed"] * 3
+
+
+async def test_the_blocks_own_exception_passes_unwrapped(engine_of: Any) -> None:
+    async def breaks() -> None:
+        async with engine_of() as engine, engine.stream(PROMPT, max_tokens=400) as stream:
+            async for _ in stream:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await breaks()
+
+
+async def test_loading_failures_are_flat(engine_of: Any, fake_worker: Any, tmp_path: Path) -> None:
+    def fails() -> None:
+        raise RuntimeError("no memory")
+
+    fake_worker.on_load = fails
+    before = threading.active_count()
+    with pytest.raises(troupellm.ModelLoadError, match="no memory") as caught:
+        async with engine_of():
+            pass
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(troupellm.ModelLoadError):
+        async with Engine(tmp_path / "nothing here"):
+            pass
+    assert threading.active_count() == before
+
+
+async def test_cancelling_the_start_stops_the_loading(engine_of: Any, fake_worker: Any) -> None:
+    gate = threading.Event()
+    fake_worker.on_load = lambda: gate.wait(10) and None
+    before = threading.active_count()
+    with anyio.move_on_after(0.05) as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_release, gate)
+            async with engine_of():
+                raise AssertionError("it cannot have started")
+    assert scope.cancelled_caught
+    assert fake_worker.closed
+    assert threading.active_count() == before
+
+
+async def _release(gate: threading.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        gate.set()
