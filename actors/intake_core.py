@@ -37,23 +37,28 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate, most_
     field = prompt_field(prompt)
     match prompt:
         case TokensPrompt(token_ids=token_ids):
+            if most_tokens is not None and len(token_ids) > most_tokens:
+                raise _too_long(field, most_tokens, len(token_ids), "has")
             return _checked_ids(token_ids)
         case TextPrompt(text=text, add_special_tokens=add_special_tokens):
             if not isinstance(text, str):
                 raise InvalidRequest("prompt must be text", param=field, code="invalid_type")
         case ChatPrompt():
             text, add_special_tokens = _render(prompt, template), False
-    check_unicode(field, text)
     if most_tokens is not None and len(text) > most_tokens * tokenizer.longest_token:
-        least = len(text) // tokenizer.longest_token
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {most_tokens} tokens. However, the prompt has at least {least}"
-            " tokens. Please reduce the length of the prompt.",
-            limit=most_tokens,
-            got=least,
-            param=field,
-        )
+        raise _too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
+    check_unicode(field, text)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, the {field} {has} {got} tokens. Please reduce"
+        f" the length of the {field}.",
+        limit=limit,
+        got=got,
+        param=field,
+    )
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -27,6 +27,7 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LONGEST_REASON = 300
 _LOOKS_LIKE_TEXT = ("{{", "{%", "{#", "\n")
 
 
@@ -113,7 +114,8 @@ class ChatTemplate:
         try:
             text = template.render(variables)
         except Exception as error:  # template code can raise anything over somebody's messages
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+            reason = str(error)[:_LONGEST_REASON]
+            raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
         return _continue(text, messages) if continue_final_message else text
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:

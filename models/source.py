@@ -5,9 +5,8 @@ can carry code (pickles, Python modules) are never fetched.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
 
 import msgspec
 
@@ -115,7 +114,8 @@ class _Hub:
         except ModelLoadError:
             raise
         except (OSError, errors.HfHubHTTPError.__mro__[1]) as error:  # the second is the HTTP library's own root
-            return self._from_cache(f"the hub cannot be reached ({type(error).__name__})", error)
+            text = getattr(error, "strerror", None) or type(error).__name__
+            return self._from_cache(f"the hub cannot be reached ({text})", error)
 
     def _download(self) -> Path:
         api = self._hub.HfApi(endpoint=self._endpoint, token=self._token)
@@ -125,8 +125,8 @@ class _Hub:
             raise ModelLoadError(f"{self._repo} has no config.json", hint="only models in Hugging Face form are served")
         small = [name for name in sizes if _is_small(name)]
         meter = _Meter(self._progress, sum(sizes[name] for name in small))
-        # By name, which records what the revision stands for; everything else by that commit.
-        folder = Path(self._fetch("config.json", self._revision, meter)).parent
+        # By the revision's name, which records what it stands for now; everything else by that commit.
+        folder = self._fetch("config.json", info.sha, meter, linked_as=self._revision)
         for name in small:
             self._fetch(name, info.sha, meter)
         if self._with_weights:
@@ -140,30 +140,32 @@ class _Hub:
                 raise ModelLoadError(f"{self._repo}: {_INDEX} names {missing}, which the repository does not have")
             meter.expect(sum(sizes[name] for name in weights))
             for name in weights:
-                fetch_blob(
-                    self._repo,
-                    name,
-                    revision=info.sha,
-                    cache=self._cache,
-                    token=self._token,
-                    endpoint=self._endpoint,
-                    bar=meter.bar(name),
-                )
                 self._fetch(name, info.sha, meter)
         return folder
 
-    def _fetch(self, name: str, revision: str, meter: "_Meter") -> str:
-        path: str = self._hub.hf_hub_download(
+    def _fetch(self, name: str, commit: str, meter: "_Meter", *, linked_as: str | None = None) -> Path:
+        """Have one file in the cache; returns the folder that it is in."""
+        path = self._hub.try_to_load_from_cache(self._repo, name, cache_dir=self._cache, revision=commit)
+        if not isinstance(path, str):
+            fetch_blob(
+                self._repo,
+                name,
+                revision=commit,
+                cache=self._cache,
+                token=self._token,
+                endpoint=self._endpoint,
+                bar=lambda initial: _Bar(meter, name, initial),
+            )
+        path = self._hub.hf_hub_download(  # links the blob that is there now
             self._repo,
             name,
-            revision=revision,
+            revision=linked_as or commit,
             cache_dir=self._cache,
             token=self._token,
             endpoint=self._endpoint,
-            tqdm_class=meter.bar(name),
         )
         meter.finished(name, os.path.getsize(path))
-        return path
+        return Path(path).parent
 
     def _from_cache(self, reason: str, cause: Exception | None) -> Path:
         """A complete snapshot from an earlier download.
@@ -216,13 +218,9 @@ class _Meter:
         done = sum(self._finished.values()) + current
         self._progress(LoadProgress(phase="download", done=done, total=max(self._total, done), detail=name))
 
-    def bar(self, name: str) -> Callable[..., "_Bar"]:
-        """What `huggingface_hub` takes for a progress bar class."""
-        return lambda *_args, **settings: _Bar(self, name, settings.get("initial") or 0)
-
 
 class _Bar:
-    """The part of tqdm's interface that `huggingface_hub` uses, for one file."""
+    """One file's part of the meter, in the shape of a tqdm bar."""
 
     def __init__(self, meter: _Meter, name: str, initial: int) -> None:
         self._meter = meter
@@ -232,20 +230,6 @@ class _Bar:
     def update(self, n: float | None = 1) -> None:
         self._current += int(n or 0)
         self._meter.report(self._name, self._current)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is drawn, so there is nothing to close."""
-
-    def refresh(self, *_args: Any, **_settings: Any) -> None:
-        """Nothing is drawn."""
-
-    set_description = set_description_str = set_postfix_str = refresh
 
 
 def _is_small(name: str) -> bool:

@@ -284,6 +284,11 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(bench, m
     assert error.got >= CONTEXT
 
 
+async def test_too_many_token_ids_are_counted_and_not_looked_at(bench):
+    error = await bench.refused(TokensPrompt(["x"] * (CONTEXT + 1)), kind=ContextLengthExceeded)
+    assert (error.limit, error.got, error.param) == (CONTEXT, CONTEXT + 1, "prompt")
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
