@@ -1,6 +1,7 @@
 """The way in: a place, an outbox, and the request on its way to the input processor."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import anyio
 import msgspec
@@ -44,8 +45,7 @@ def as_prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
         return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        ids: Sequence[int] = prompt
-        return TokensPrompt(tuple(ids))
+        return TokensPrompt(tuple(cast(Sequence[int], prompt)))
     raise InvalidRequest("prompt must be text or a sequence of token ids", param="prompt", code="invalid_type")
 
 
