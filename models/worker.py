@@ -14,6 +14,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
+from troupellm.models.threads import StepThreads
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.worker import (
@@ -53,6 +54,7 @@ class ModelWorker:
         self._folder = folder
         self._runner: ModelRunner | None = None
         self._threads_before: int | None = None
+        self._threads = StepThreads(1)
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.
@@ -83,7 +85,8 @@ class ModelWorker:
         """Execute a plan; on a CPU the ticket is ready at once."""
         if self._runner is None:
             raise RuntimeError("launch was called before load, or after close")
-        return FinishedStep(plan.step, self._runner.run(plan))
+        with self._threads.step(sum(plan.counts)):
+            return FinishedStep(plan.step, self._runner.run(plan))
 
     def collect(self, ticket: FinishedStep) -> StepResult:
         """The result of a launched plan."""
@@ -100,6 +103,7 @@ class ModelWorker:
         if wanted is not None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
+        self._threads = StepThreads(torch.get_num_threads())
 
     def _read(
         self, model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, budget: MemoryBudget,

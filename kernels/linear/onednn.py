@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+FEWEST_ROWS = 4
+"""One or two rows take longer than four: oneDNN then leaves its blocked kernels."""
+
 
 def onednn_pack(weight: Tensor) -> Tensor:
     """The weight [out, in] in oneDNN's own blocked layout (an opaque tensor)."""
@@ -20,8 +23,11 @@ def onednn_pack(weight: Tensor) -> Tensor:
 
 def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """[rows, in] times a packed weight: [rows, out]."""
+    rows = x.shape[0]
+    if rows < FEWEST_ROWS:
+        x = functional.pad(x, (0, 0, 0, FEWEST_ROWS - rows))
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return product
+    return product[:rows]
 
 
 def onednn_supports(weight: Tensor) -> bool:

@@ -213,7 +213,7 @@ def test_plans_that_contradict_what_is_known(
 def test_many_rows_at_once(worker: ModelWorker) -> None:
     expected = answer(worker, 0, 1)
     rows = range(1, 41)
-    result = step(worker, {row: (8, 2) for row in rows}, new_rows=tuple(new_row(row) for row in rows))
+    result = step(worker, dict.fromkeys(rows, (8, 2)), new_rows=tuple(new_row(row) for row in rows))
     assert result.tokens == tuple(expected * 40)
     step(worker, {}, retired=tuple(rows))
     assert len(worker._runner.rows) == 1
