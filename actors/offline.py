@@ -1,7 +1,7 @@
 """`LLM`: the engine for scripts and notebooks, with vLLM's names. Runs in a thread with an event loop of its own."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tqdm import tqdm
 
 from troupellm.actors.engine import Engine
+from troupellm.actors.ports import ExitWatch
 from troupellm.actors.submit import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
@@ -56,7 +57,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LLM:
-    """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`.
+    """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`; the
+    end of the program closes it too.
 
     Raises:
         ConfigError: an unknown setting or a wrong value.
@@ -75,6 +77,7 @@ class LLM:
         except BaseException:
             self._portal_scope.__exit__(None, None, None)
             raise
+        self._exit_watch = ExitWatch(self.close)
 
     def generate(
         self,
@@ -126,6 +129,7 @@ class LLM:
         if self._closed:
             return
         self._closed = True
+        self._exit_watch.stop()
         try:
             self._engine_scope.__exit__(None, None, None)
         finally:
@@ -148,18 +152,28 @@ class LLM:
             raise InvalidRequest(
                 f"{len(prompts)} prompts need as many sampling_params, got {len(each)}", param="sampling_params"
             )
-        with tqdm(total=len(prompts), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            outputs = self._portal.call(self._collect, list(zip(prompts, each, strict=True)), bar)
+        work = list(zip(prompts, each, strict=True))
+        if use_tqdm:
+            with _Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
+                outputs = self._portal.call(self._collect, work, bar.update)
+        else:
+            outputs = self._portal.call(self._collect, work, lambda: None)
         return [outputs[index] for index in range(len(prompts))]
 
     async def _collect(
-        self, work: Iterable[tuple[Prompt, SamplingParams | None]], bar: "tqdm[Any]"
+        self, work: Iterable[tuple[Prompt, SamplingParams | None]], on_done: Callable[[], object]
     ) -> dict[int, RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         async for index, completion in self.engine.map_each(work, concurrency=CONCURRENCY):
             outputs[index] = _request_output(completion)
-            bar.update()
+            on_done()
         return outputs
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """Without the thread that tqdm would leave running."""
+
+    monitor_interval = 0
 
 
 def _as_list(prompts: Any) -> Sequence[Any]:

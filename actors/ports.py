@@ -18,6 +18,7 @@ T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
 
 _IDLE_CHECK_SECONDS = 1.0
+_EXIT_CHECK_SECONDS = 0.2
 
 
 class Clock(Protocol):
@@ -93,6 +94,30 @@ class OwnTask:
     async def join(self) -> None:
         """Wait for its end; raises what it raised. Being cancelled leaves it running."""
         await asyncio.shield(self._task)
+
+
+class ExitWatch:
+    """Calls back, on a thread of its own, when the program's main thread ends before `stop`.
+
+    Threads that are no daemons would keep such a program from ending, and `atexit` runs only after they have ended.
+    """
+
+    def __init__(self, on_exit: Callable[[], None]) -> None:
+        self._on_exit = on_exit
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="troupellm-exit", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_EXIT_CHECK_SECONDS):
+            if not threading.main_thread().is_alive():
+                self._on_exit()
+                return
 
 
 class _Call(Generic[T]):

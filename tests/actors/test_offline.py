@@ -1,5 +1,7 @@
 """`LLM`: vLLM's names, from a script and from inside a running event loop."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +51,7 @@ def test_closing_ends_its_thread(make_llm: Any) -> None:
     before = threading.active_count()
     llm = make_llm()
     assert threading.active_count() > before
+    llm.generate(["x"], SamplingParams(max_tokens=1))
     llm.close()
     llm.close()
     assert threading.active_count() == before
@@ -67,3 +70,18 @@ def test_a_failed_start_leaves_no_thread(tmp_path: Path) -> None:
 async def test_it_works_where_a_loop_already_runs(make_llm: Any) -> None:
     with make_llm() as llm:
         assert len(llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0].token_ids) == 4
+
+
+def test_a_script_that_never_closes_it_ends(model_folder: Path) -> None:
+    script = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("fake", {str(Path(__file__).with_name("conftest.py"))!r})
+fake = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake)
+import troupellm
+llm = troupellm.LLM({str(model_folder)!r}, worker=lambda folder: fake.FakeWorker())
+print(len(llm.generate("x", troupellm.SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "3\n"
+    assert done.stderr == ""
