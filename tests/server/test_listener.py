@@ -1,0 +1,33 @@
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.listener import bind
+
+
+def test_free_port_is_taken_and_shown():
+    listener, url = bind(ServerConfig(port=0, sse_send_buffer=8192))
+    with listener:
+        assert url == f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * 8192
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def test_address_in_use_is_an_os_error():
+    listener, _ = bind(ServerConfig(port=0))
+    with listener, pytest.raises(OSError, match="in use"):
+        bind(ServerConfig(port=listener.getsockname()[1]))
+
+
+def test_unix_socket_is_private_and_replaces_a_dead_one(tmp_path: Path):
+    config = ServerConfig(uds=str(tmp_path / "s"))
+    listener, url = bind(config)
+    assert url == f"unix:{tmp_path / 's'}"
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+    with pytest.raises(OSError, match="in use"):
+        bind(config)
+    listener.close()
+    bind(config)[0].close()
