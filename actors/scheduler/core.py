@@ -17,7 +17,13 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped, RequestAborted
+from troupellm.protocol.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineStopped,
+    InvalidRequest,
+    RequestAborted,
+)
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest
@@ -201,9 +207,13 @@ class SchedulerCore:
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
         assert len(self._flights) <= self._flights.capacity, "more plans in flight than credits"
 
-    def _refusal(self, message: SubmitRequest) -> ContextLengthExceeded | None:
+    def _refusal(self, message: SubmitRequest) -> InvalidRequest | None:
         """Why a request can never run, whatever else ends."""
         num_prompt = len(message.prompt) // 4
+        if not num_prompt:
+            return InvalidRequest("the prompt has no tokens", param="prompt")
+        if message.max_tokens < 1:
+            return InvalidRequest(f"max_tokens must be at least 1, got {message.max_tokens}", param="max_tokens")
         room = self._ready.max_model_len
         if num_prompt >= room:
             return ContextLengthExceeded(

@@ -7,7 +7,7 @@ from troupellm.actors.scheduler.flight import Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, accept, align, trim_logprobs
-from troupellm.actors.scheduler.sequence import Event, Sequence
+from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence
 from troupellm.protocol.metrics import StepStats
 from troupellm.protocol.output import RowFinished, StepOutput
 from troupellm.protocol.worker import RowLogprobs, StepResult
@@ -33,7 +33,11 @@ class Updates:
         aligned = align(flight, result)
         self.num_dropped += aligned.num_unknown
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
-        gaps = [now - sequence.last_token_at for sequence in flight.samplers if sequence.last_token_at]
+        gaps = [
+            now - sequence.last_token_at
+            for sequence in flight.samplers
+            if sequence.last_token_at and sequence.epoch != NO_EPOCH
+        ]
         self._confirm(flight, aligned, now)
         if flight.clean and not aligned.errors and aligned.token_counts == flight.expected and self._valid(aligned):
             shown = self._accept_plain(flight, aligned.tokens, now)

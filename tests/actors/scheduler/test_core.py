@@ -3,7 +3,7 @@
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped
+from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped, InvalidRequest
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -26,6 +26,16 @@ def test_what_can_never_fit_is_refused_with_both_numbers(
     assert (closed.error.limit, closed.error.got) == (limit, got)
     assert str(limit) in closed.error.message
     assert closed.usage.prompt_tokens == length
+    assert not harness.step()
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens", "param"), [([], 4, "prompt"), (PROMPT, 0, "max_tokens")])
+def test_a_request_with_nothing_to_do_is_refused(prompt: list[int], max_tokens: int, param: str) -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, prompt, max_tokens=max_tokens))
+    error = harness.reader.closed[1].error
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
     assert not harness.step()
 
 
@@ -73,6 +83,16 @@ def test_an_abort_between_steps_frees_the_blocks_at_once() -> None:
     harness.abort(1)
     assert set(harness.reader.closed) == {1}
     harness.assert_idle()
+
+
+def test_an_abort_after_the_last_token_does_not_turn_a_good_end_into_an_error() -> None:
+    harness = Harness(make_core(max_plans_in_flight=2))
+    harness.submit(submission(1, PROMPT, eos_token_ids=frozenset(range(50))))
+    while not harness.reader.finished:
+        harness.step()
+    harness.abort(1)
+    harness.run()
+    assert harness.reader.closed[1].error is None
 
 
 def test_unknown_requests_and_rows_are_ignored() -> None:

@@ -182,4 +182,4 @@ def test_random_walks() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_long_random_walks() -> None:
-    run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=3000, stateful_step_count=120, **CHECKS))
+    run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=5000, stateful_step_count=100, **CHECKS))
