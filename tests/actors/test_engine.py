@@ -221,3 +221,26 @@ async def test_settings_are_checked(model_folder: Path) -> None:
         Engine(model_folder, max_seqs=3)
     base = troupellm.Engine(model_folder, max_num_seqs=3).config
     assert Engine(model_folder, config=base, block_size=8).config.scheduler.max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    ("blocks", "settings"),
+    [
+        (1024, {"max_plans_in_flight": 2}),
+        (1024, {"max_num_batched_tokens": 7, "max_num_seqs": 3}),
+        (14, {"block_size": 4, "enable_prefix_caching": False}),
+        (14, {"block_size": 4, "max_plans_in_flight": 2}),
+    ],
+)
+async def test_a_crowd_gets_the_same_answers(
+    engine_of: Any, make_worker: Any, expected: Any, quiet: Any, blocks: int, settings: dict[str, Any]
+) -> None:
+    """Chunked, preempted, with two plans in flight: each answer is what it would be alone."""
+    prompts = [[3 + number] * (1 + number % 9) for number in range(24)]
+    async with engine_of(make_worker(num_blocks=blocks, max_model_len=48), **settings) as engine:
+        answers = {number: done async for number, done in engine.map(prompts, concurrency=24, max_tokens=20)}
+        for number, prompt in enumerate(prompts):
+            assert list(answers[number].token_ids) == expected(prompt, 20)[: len(answers[number].token_ids)]
+            assert len(answers[number].token_ids) == 20
+        assert (engine.snapshot().scheduler.preemptions > 0) == (blocks == 14)
+        await quiet(engine)
