@@ -5,7 +5,7 @@ own sequences; they go on when half of the budget is free again. Nothing here ev
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from troupellm.actors.admission import Place
 from troupellm.actors.ports import Clock
@@ -116,11 +116,11 @@ class LocalOutbox:
                 self._to_scheduler(ReaderResumed(self.request))
         return delta
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None) -> Awaitable[bool]:
         """Until the next wake; False after `timeout` seconds."""
         waiter = new_waiter()
         self._waiters.append(waiter)
-        return await waiter.wait(timeout)
+        return waiter.wait(timeout)
 
     def when_terminal(self, call: Callable[[], None]) -> None:
         """Call back at the end, or now if it is over."""

@@ -7,11 +7,12 @@ loop's own thread, and losing it to a cancellation loses nothing, because it car
 
 import asyncio  # noqa: TID251 - the port itself
 import sys
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 
 class Waiter(Protocol):
-    async def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None) -> Awaitable[bool]:
         """Suspend until `wake`, or for `timeout` seconds at most; tells whether it was woken."""
 
     def wake(self) -> None:
@@ -25,17 +26,18 @@ class AsyncioWaiter:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[bool] = self._loop.create_future()
 
-    async def wait(self, timeout: float | None = None) -> bool:
-        if timeout is None:
-            return await self._future
+    def wait(self, timeout: float | None = None) -> Awaitable[bool]:
+        return self._future if timeout is None else self._wait_for(timeout)
+
+    def wake(self) -> None:
+        self._settle(True)
+
+    async def _wait_for(self, timeout: float) -> bool:
         timer = self._loop.call_later(timeout, self._settle, False)
         try:
             return await self._future
         finally:
             timer.cancel()
-
-    def wake(self) -> None:
-        self._settle(True)
 
     def _settle(self, woken: bool) -> None:
         if not self._future.done():
