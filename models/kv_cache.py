@@ -14,10 +14,10 @@ class KVCache:
     """
 
     def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """Reserve the memory; the system hands it out as it is written to."""
+        """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
-        self.storage = torch.zeros(shape, dtype=dtype)
+        self.storage = torch.empty(shape, dtype=dtype)
         self.layers: list[tuple[Tensor, Tensor]] = [(pair[0], pair[1]) for pair in self.storage]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
