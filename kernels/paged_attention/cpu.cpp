@@ -26,6 +26,21 @@ inline Floats load(const float* from) {
 
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
 
+// Halves the lanes that each sum is spread over: lane i of the result adds two lanes of `a` or of `b`.
+inline Floats fold(Floats a, Floats b, Ints first, Ints second) {
+    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
+}
+
+// The sums of 16 vectors, in order.
+inline Floats sums(const Floats* v) {
+    const Ints even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const Ints odd = even + 1;
+    Floats eight[8], four[4];
+    for (int i = 0; i < 8; ++i) eight[i] = fold(v[2 * i], v[2 * i + 1], even, odd);
+    for (int i = 0; i < 4; ++i) four[i] = fold(eight[2 * i], eight[2 * i + 1], even, odd);
+    return fold(fold(four[0], four[1], even, odd), fold(four[2], four[3], even, odd), even, odd);
+}
+
 inline float sum(Floats value) {
     Half low, high;
     std::memcpy(&low, &value, sizeof low);
@@ -85,6 +100,7 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
         }
     }
     alignas(64) float scores[heads][kLanes];
+    Floats parts[heads][kLanes] = {};
     for (int64_t position = begin; position < end;) {
         const int64_t place = position % cache.block_size;
         const int64_t left = end - position < cache.block_size - place ? end - position : cache.block_size - place;
@@ -93,14 +109,24 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
         const int64_t offset = ((block * cache.kv_heads + kv_head) * cache.block_size + place) * size;
         const float* key = cache.key + offset;
         const float* value = cache.value + offset;
+        // The next keys lie in some other block, where the processor does not look by itself.
+        const int64_t next = position + count < end ? position + count : position;
+        const int64_t next_block = table[next / cache.block_size];
+        const int64_t ahead =
+            ((next_block * cache.kv_heads + kv_head) * cache.block_size + next % cache.block_size) * size;
         for (int t = 0; t < count; ++t) {
+            for (int64_t at = ahead + t * size; at < ahead + (t + 1) * size; at += kLanes) {
+                __builtin_prefetch(cache.key + at, 0, 2);
+                __builtin_prefetch(cache.value + at, 0, 2);
+            }
             Floats part[heads] = {};
             for (int c = 0; c < chunks; ++c) {
                 const Floats k = load(key + t * size + c * kLanes);
                 for (int g = 0; g < heads; ++g) part[g] += q[c][g] * k;
             }
-            for (int g = 0; g < heads; ++g) scores[g][t] = sum(part[g]);
+            for (int g = 0; g < heads; ++g) parts[g][t] = part[g];
         }
+        for (int g = 0; g < heads; ++g) store(scores[g], sums(parts[g]));
         for (int g = 0; g < heads; ++g) {
             for (int t = count; t < kLanes; ++t) scores[g][t] = -std::numeric_limits<float>::infinity();
             float top = best[g];
