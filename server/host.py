@@ -1,6 +1,7 @@
 """The engine as the server sees it: perhaps loading, perhaps lent by a host application, perhaps draining."""
 
 import hashlib
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
+
+logger = logging.getLogger("troupellm.server")
 
 MAX_ECHO = 64
 """Most characters of a client's own text that an error repeats."""
@@ -62,6 +65,8 @@ class EngineHost:
     def report(self, progress: LoadProgress) -> None:
         """The progress sink of an engine that is being loaded."""
         self.progress = progress
+        for line in progress.detail.splitlines():
+            logger.info("%s", line)
 
     def require(self) -> Engine:
         """The engine, if requests may use it now.

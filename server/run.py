@@ -1,5 +1,6 @@
 """`serve`: bind, load behind a 503, serve, drain on SIGTERM or SIGINT, and come back with how it ended."""
 
+import gc
 import logging
 import os
 import signal
@@ -90,11 +91,14 @@ async def _run_engine(
             logger.info("ready: %s at %s", engine.model_names[0], url)
             if on_ready is not None:
                 await on_ready(engine, url)
+            # What was loaded stays: full collections need not walk it any more, which would hold up every stream.
+            gc.collect()
+            gc.freeze()
             while not shutdown.requested.is_set():
                 with anyio.move_on_after(_WATCH_SECONDS):
                     await shutdown.requested.wait()
                 if engine.state in ("failed", "stopped"):
-                    raise EngineFailed("the engine has failed")
+                    raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
             await _drain(host, engine, shutdown)
 
 
