@@ -17,9 +17,12 @@ from msgspec import inspect
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.cli.vllm_flags import ELSEWHERE
+from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE, SHORT
 
 ENV_PREFIX = "TROUPE_"
+SEVERAL = frozenset({"served_model_name"})
+"""List flags that take several words at once, as vLLM's do; the others are repeated."""
+_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -107,7 +110,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         if flag.is_bool:
             keywords["action"] = argparse.BooleanOptionalAction
         elif flag.is_list:
-            keywords.update(nargs="+", action="extend", metavar=flag.name.upper())
+            # A key never takes the word after it along: that may be the model.
+            several = {"nargs": "+", "action": "extend"} if flag.name in SEVERAL else {"action": "append"}
+            keywords.update(metavar=flag.name.upper(), **several)
         else:
             keywords["metavar"] = flag.name.upper()
             if flag.choices:
@@ -116,23 +121,36 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Accept vLLM's `--foo_bar` spelling and short habits; refuse flags that we know but do not have.
+    """Accept `--foo_bar` for `--foo-bar`."""
+    result = []
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        result.append(name.replace("_", "-") + equals + value if name.startswith("--") else argument)
+    return result
+
+
+def translate(argv: Sequence[str]) -> list[str]:
+    """Accept what vLLM's and llama.cpp's users type after `serve`; refuse flags that we know but do not have.
 
     Raises:
         ConfigError: a flag of vLLM that means nothing here; says what to use.
     """
-    known = {flag.option for flag in config_flags()}
-    result = []
-    for argument in argv:
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            name = name.replace("_", "-")
-            plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-            if name not in known and plain not in known and plain.removeprefix("--") in ELSEWHERE:
-                reason = ELSEWHERE[plain.removeprefix("--")]
+    flags = {flag.option: flag for flag in config_flags()}
+    result: list[str] = []
+    pending = list(normalise(argv))
+    while pending:
+        name, equals, value = pending.pop(0).partition("=")
+        name = SHORT.get(name, name)
+        plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+        if name in flags and flags[name].is_bool and equals:
+            result.append(name if _parse(flags[name], value) else "--no-" + name.removeprefix("--"))
+        elif name not in flags and plain not in flags and (reason := ELSEWHERE.get(plain.removeprefix("--"))):
+            given = value if equals else (pending[0] if pending else "")
+            if reason is not ONE_DEVICE or given != "1":
                 raise ConfigError(f"{name} is known from vLLM but not supported here: {reason}", param=name)
-            argument = name + equals + value
-        result.append(argument)
+            del pending[: 0 if equals else 1]
+        else:
+            result.append(name + equals + value)
     return result
 
 
@@ -152,8 +170,9 @@ def load_configs(
                 raise ConfigError(f"{arguments.config}: unknown setting {name}", param=name)
             settings[name] = _parse(flags[name], value)
     for name, flag in flags.items():
-        if (text := environment.get(ENV_PREFIX + name.upper())) is not None:
-            settings[name] = _parse(flag, text.split(",") if flag.is_list else text)
+        if text := environment.get(ENV_PREFIX + name.upper()):
+            words = [word for part in text.split(",") if (word := part.strip())]
+            settings[name] = _parse(flag, words if flag.is_list else text)
         if hasattr(arguments, f"config_{name}"):
             settings[name] = _parse(flag, getattr(arguments, f"config_{name}"))
     server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
@@ -189,7 +208,7 @@ def _parse(flag: Flag, value: Any) -> Any:
         return None
     try:
         if flag.is_bool:
-            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+            return _BOOLEANS[value.lower()]
         if flag.is_int:
             return value if value == "auto" else ("auto" if value == "-1" else human_int(value))
         if isinstance(flag.default, float) or flag.name.endswith(("_interval", "_timeout")):

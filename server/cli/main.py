@@ -42,10 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from troupellm.protocol.errors import ConfigError
-    from troupellm.server.cli.flags import normalise
+    from troupellm.server.cli.flags import normalise, translate
 
     try:
-        namespace = parser.parse_args(normalise(arguments))
+        spelt = translate(arguments) if arguments[:1] == ["serve"] else normalise(arguments)
+        namespace = parser.parse_args(spelt)
         return int(namespace.func(namespace))
     except ConfigError as error:
         print(f"troupellm: {error.message}", file=sys.stderr)

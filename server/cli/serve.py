@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
+from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.server.cli.flags import add_config_flags, load_configs
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_MODEL = 3
+_PATH = {True: "chat/completions", False: "completions"}
+"""Route by whether the model chats."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,9 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
         if hasattr(arguments, "config_model"):
             raise ConfigError("give the model once: as an argument or with --model", param="model")
         arguments.config_model = arguments.model_argument
+    elif len(getattr(arguments, "config_served_model_name", ())) > 1:
+        raise ConfigError("name the model before --served-model-name, or with --model", param="served_model_name")
     engine_config, server_config = load_configs(arguments)
+    announce = partial(_announce, server_config)
     try:
-        anyio.run(serve, engine_config, server_config, _announce, backend_options={"use_uvloop": _has_uvloop()})
+        anyio.run(serve, engine_config, server_config, announce, backend_options={"use_uvloop": _has_uvloop()})
+    except ConfigError:
+        raise
     except ModelLoadError as error:
         print(f"troupellm: {error.message}", file=sys.stderr)
         if error.hint:
@@ -42,12 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"troupellm: {error.message}", file=sys.stderr)
         return EXIT_FAILED
     except OSError as error:
-        print(f"troupellm: {error}", file=sys.stderr)
+        place = server_config.uds or f"{server_config.host}:{server_config.port}"
+        print(f"troupellm: cannot listen at {place}: {error.strerror or error}", file=sys.stderr)
+        print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
 
-async def _announce(engine: "Engine", url: str) -> None:
+async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
     """Tell a newcomer what to do next, with one answer that the model gives right now."""
     chat = engine.chat_template.available
     prompt = "What is 23 + 45?" if chat else "Once upon a time"
@@ -55,16 +66,18 @@ async def _announce(engine: "Engine", url: str) -> None:
     name = engine.model_names[0]
     messages = f'[{{"role": "user", "content": "{prompt}"}}]'
     body = f'"messages": {messages}' if chat else f'"prompt": "{prompt}", "max_tokens": 64'
-    path = "chat/completions" if chat else "completions"
-    call = f'chat.completions.create(model="{name}", messages={messages})' if chat else (
-        f'completions.create(model="{name}", prompt="{prompt}")'
-    )  # fmt: skip
+    base = f"{'http://localhost' if config.uds else url}{config.root_path}/v1"
+    key = " -H 'authorization: Bearer <key>'" if config.api_key else ""
     print(f"\nTroupe serves {name} at {url}\n\n  {prompt}\n  {answer}\n")
-    print(f"curl -N {url}/v1/{path} -H 'content-type: application/json' \\")
-    print(f'  -d \'{{"model": "{name}", "stream": true, {body}}}\'\n')
-    print("from openai import OpenAI")
-    print(f'client = OpenAI(base_url="{url}/v1", api_key="none")')
-    print(f"print(client.{call}.choices[0].{'message.content' if chat else 'text'})\n", flush=True)
+    print(f"curl -N{f' --unix-socket {config.uds}' if config.uds else ''} {base}/{_PATH[chat]}{key} \\")
+    print(f'  -H \'content-type: application/json\' -d \'{{"model": "{name}", "stream": true, {body}}}\'\n')
+    if not config.uds:
+        argument, field = (f"messages={messages}", "message.content") if chat else (f'prompt="{prompt}"', "text")
+        call = _PATH[chat].replace("/", ".")
+        print("from openai import OpenAI")
+        print(f'client = OpenAI(base_url="{base}", api_key="{"<key>" if config.api_key else "none"}")')
+        print(f'print(client.{call}.create(model="{name}", {argument}).choices[0].{field})\n')
+    sys.stdout.flush()
 
 
 async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:

@@ -1,14 +1,27 @@
 """Flags that vLLM's users know and that mean nothing here, each with the sentence that says what to use."""
 
 _LATER = "it is not there yet"
-_ONE_DEVICE = "one engine drives one device; run one server per device behind a balancer"
+ONE_DEVICE = "one engine drives one device; run one server per device behind a balancer"
+
+SHORT = {
+    "-m": "--model",
+    "-c": "--max-model-len",
+    "-np": "--max-num-seqs",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-q": "--quantization",
+    "-O": "--compilation-config",
+    "-asc": "--api-server-count",
+}
+"""Short spellings of vLLM and llama.cpp."""
 
 ELSEWHERE = {
-    "tensor-parallel-size": _ONE_DEVICE,
-    "pipeline-parallel-size": _ONE_DEVICE,
-    "data-parallel-size": _ONE_DEVICE,
-    "enable-expert-parallel": _ONE_DEVICE,
-    "distributed-executor-backend": _ONE_DEVICE,
+    "tensor-parallel-size": ONE_DEVICE,
+    "pipeline-parallel-size": ONE_DEVICE,
+    "data-parallel-size": ONE_DEVICE,
+    "enable-expert-parallel": ONE_DEVICE,
+    "distributed-executor-backend": ONE_DEVICE,
     "trust-remote-code": "remote code is never run; convert the model to a supported architecture",
     "tokenizer-mode": "the tokenizer is read from tokenizer.json; use --tokenizer to name another folder",
     "swap-space": "preempted sequences are recomputed; size the KV cache with --kv-cache-memory-bytes",
@@ -39,6 +52,25 @@ ELSEWHERE = {
     "otlp-traces-endpoint": _LATER + "; scrape /metrics",
     "api-server-count": _LATER + "; one front process serves",
     "task": "text generation is the only task",
+    "stream-interval": "use --flush-interval, in seconds",
+    "max-loras": _LATER + "; merge the adapter into the checkpoint",
+    "max-lora-rank": _LATER + "; merge the adapter into the checkpoint",
+    "chat-template-content-format": "templates are given text; leave it out",
+    "default-chat-template-kwargs": "send chat_template_kwargs with the request",
+    "response-role": "the role is always assistant; leave it out",
+    "trust-request-chat-template": "templates come from the model or --chat-template",
+    "ssl-ca-certs": "put a TLS proxy in front, or mount troupellm.asgi under hypercorn with its own certificates",
+    "allowed-methods": "put a proxy in front that sends CORS headers",
+    "allowed-headers": "put a proxy in front that sends CORS headers",
+    "max-log-len": "requests are never logged with their text",
+    "disable-log-stats": "statistics are at /metrics and never in the log; leave it out",
+    "enable-force-include-usage": "send stream_options.include_usage with the request",
+    "enable-prompt-tokens-details": "usage always has them; leave it out",
+    "enable-per-request-metrics": _LATER + "; scrape /metrics",
+    "disable-access-log-for-endpoints": "probes are never logged; use --disable-access-log for the rest",
+    "api-key-file": "use TROUPE_API_KEY, or api_key in a --config file",
+    "headless": ONE_DEVICE,
+    "grpc": "HTTP is the only protocol",
     "runner": "text generation is the only task",
     "middleware": "mount troupellm.asgi(engine) in your own ASGI app",
     "enable-sleep-mode": _LATER + "; stop and start the server",

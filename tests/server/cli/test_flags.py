@@ -7,14 +7,15 @@ import pytest
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.cli.flags import add_config_flags, config_flags, human_int, load_configs, normalise
+from troupellm.server.cli.flags import add_config_flags, config_flags, human_int, load_configs, translate
+from troupellm.server.cli.main import main
 from troupellm.server.cli.vllm_flags import ELSEWHERE
 
 
 def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[EngineConfig, ServerConfig]:
     parser = argparse.ArgumentParser()
     add_config_flags(parser)
-    return load_configs(parser.parse_args(normalise(argv)), environment or {})
+    return load_configs(parser.parse_args(translate(argv)), environment or {})
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,14 @@ def test_what_is_no_size(text: str) -> None:
 def test_flags_reach_their_sections() -> None:
     engine, server = parse(
         "--max-model-len", "8k", "--kv_cache_memory_bytes=4GiB", "--no-enable-prefix-caching", "--dtype", "bfloat16",
-        "--api-key", "a", "b", "--api-key", "c", "--port", "0", "--flush-interval", "0.5",
+        "--api-key", "a", "--api-key", "b", "--port", "0", "--flush-interval", "0.5",
     )  # fmt: skip
     assert engine.model.max_model_len == 8000
     assert engine.model.dtype == "bfloat16"
     assert engine.cache.kv_cache_memory_bytes == 4 * 2**30
     assert engine.cache.enable_prefix_caching is False
     assert engine.stream.flush_interval == 0.5
-    assert server.api_key == ("a", "b", "c")
+    assert server.api_key == ("a", "b")
     assert server.port == 0
 
 
@@ -91,7 +92,43 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_flag_of_vllm_says_what_to_use() -> None:
     with pytest.raises(ConfigError, match="known from vLLM but not supported here: .*one server per device"):
-        normalise(["--tensor_parallel_size", "2"])
+        translate(["--tensor_parallel_size", "2"])
+
+
+def test_the_one_device_that_there_is_may_be_asked_for() -> None:
+    assert translate(["-tp", "1", "--pipeline-parallel-size=1", "--port", "1"]) == ["--port", "1"]
+    with pytest.raises(ConfigError, match="one server per device"):
+        translate(["-tp", "2"])
+
+
+def test_short_habits_and_spelt_out_booleans() -> None:
+    engine, _ = parse("-c", "8k", "-np", "4", "--enable-prefix-caching=false")
+    assert (engine.model.max_model_len, engine.scheduler.max_num_seqs) == (8000, 4)
+    assert engine.cache.enable_prefix_caching is False
+
+
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_an_empty_variable_is_no_key(text: str) -> None:
+    assert parse(environment={"TROUPE_API_KEY": text})[1].api_key == ()
+
+
+def test_keys_in_the_variable_are_stripped() -> None:
+    assert parse(environment={"TROUPE_API_KEY": "a, b,"})[1].api_key == ("a", "b")
+
+
+def test_a_key_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--api-key", "k", "/no/such/model"]) == 3
+    assert "/no/such/model" in capsys.readouterr().err
+
+
+def test_served_names_before_the_model_are_ambiguous(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--served-model-name", "a", "/no/such/model"]) == 2
+    assert "name the model before --served-model-name" in capsys.readouterr().err
+
+
+def test_a_cache_without_room_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--kv-cache-memory-bytes", "1kB"]) == 2
+    assert "no room for one KV block" in capsys.readouterr().err
 
 
 def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
