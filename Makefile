@@ -1,16 +1,20 @@
 # Troupe. `make serve` and `make test` need python3 (3.11 or newer) and make, nothing else; all stays in this folder.
 #
 #   TORCH_INDEX=<address>   package index to take torch from (your own, or one with CPU builds)
+#   WHEELS=<folder>         local folder with a torch wheel
+#   ALLOW_CUDA=1            download torch for CUDA although there is no NVIDIA GPU here
 #   PYTHON=python3.12       another interpreter for the environment
 #   ARGS="..."              arguments of `troupellm serve`, or of pytest
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+WHEELS ?=
+export ALLOW_CUDA
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
-TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--find-links $(WHEELS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
@@ -39,11 +43,16 @@ wheel: $(VENV)/.tested
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-# torch first and alone: what depends on it must find it installed, or it would pull another build.
-$(VENV)/.torch: $(CONSTRAINTS)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Troupe needs Python 3.11 or newer (make PYTHON=...)")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
+	@touch $@
+
+# torch first and alone: what depends on it must find it installed, or it would pull another build. What torch itself
+# needs comes from the usual index: an index of torch builds may not have the rest.
+$(VENV)/.torch: $(VENV)/.python $(CONSTRAINTS)
 	@$(BIN)/python .ci/torch_notice.py $(CONSTRAINTS) $(TORCH_FLAGS)
-	@$(PIP) install -q $(TORCH_FLAGS) -c $(CONSTRAINTS) torch
+	@$(PIP) install -q $(TORCH_FLAGS) --no-deps -c $(CONSTRAINTS) torch
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch $(INPUTS)

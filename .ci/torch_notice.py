@@ -4,6 +4,7 @@ Run by the Makefile with the environment's Python before anything is installed: 
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,8 +31,10 @@ def main(constraints: str, *pip_arguments: str) -> int:
     elif shutil.which("nvidia-smi"):
         print("about 3 GB to download (torch with CUDA is nearly all of it)")
     else:
-        print("about 3 GB to download: this index has torch for CUDA only, and there is no NVIDIA GPU here.")
-        print("Stop with Ctrl-C and run `make TORCH_INDEX=<index with CPU builds>` to download about 250 MB instead.")
+        print("This index has torch for CUDA only (about 3 GB to download), and there is no NVIDIA GPU here.")
+        print("Give an index with CPU builds, about 250 MB: make ... TORCH_INDEX=<address>")
+        print("or a folder with a wheel: make ... WHEELS=<folder>; to take the CUDA build: make ... ALLOW_CUDA=1")
+        return 0 if os.environ.get("ALLOW_CUDA") else 1
     return 0
 
 
