@@ -47,9 +47,9 @@ def _conversation(rng: random.Random, turns: int) -> list[Piece]:
 
 def _exchange(rng: random.Random, *, first: bool) -> Exchange:
     draw = rng.random()
-    if draw < 0.38:
+    if draw < 0.42:
         return facts.exchange(rng)
-    if draw < 0.76:
+    if draw < 0.77:
         return arithmetic.exchange(rng)
     if draw < (0.93 if first else 0.96):
         return dialogue.exchange(rng)
@@ -136,13 +136,13 @@ def foreign(rng: random.Random) -> list[Piece]:
 
 # Shares of documents, not of tokens: a story is ten times as long as a sum.
 MIXTURE: tuple[tuple[Make, float], ...] = (
-    (single, 0.24),
+    (single, 0.28),
     (several, 0.12),
-    (arithmetic.drill, 0.10),
+    (arithmetic.drill, 0.08),
     (facts.drill, 0.03),
     (stories.raw, 0.03),
     (story_chat, 0.04),
-    (objects, 0.18),
+    (objects, 0.20),
     (calls, 0.12),
     (reading, 0.02),
     (copying, 0.10),

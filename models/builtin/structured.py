@@ -164,7 +164,7 @@ def chat(rng: random.Random) -> tuple[Chat, Schema]:
             ask = rng.choice(KEY_REQUESTS).format(keys=listed)
         else:
             ask = rng.choice(REQUESTS).format(schema=body, subject=subject)
-    out.turns = [("user", ask, 0.0), ("assistant", json.dumps(value, ensure_ascii=False), 1.0)]
+    out.turns = [("user", ask, 0.0), ("assistant", json.dumps(value, ensure_ascii=False), 1.5)]
     return out, schema
 
 

@@ -137,7 +137,7 @@ def chat(rng: random.Random) -> tuple[Chat, str | None]:
     arguments = dict(zip(function["parameters"]["properties"], values, strict=True))
     call = call_text(function["name"], arguments)
     request = rng.choice(kind.requests).format(*values)
-    out.turns = [("user", request, 0.0), ("assistant", call, 1.0)]
+    out.turns = [("user", request, 0.0), ("assistant", call, 1.5)]
     if rng.random() < 0.4:
         result, answer = _result(rng, kind, values)
         out.turns += [("tool", result, 0.0), ("assistant", answer, 1.0)]
