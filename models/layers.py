@@ -52,9 +52,13 @@ class Attention:
         )
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch, angles: tuple[Tensor, Tensor], cache: KVPair) -> Tensor:
-        """[tokens, hidden] to [tokens, hidden]; the tokens' keys and values are written to the cache."""
-        tokens, heads, turned = hidden.shape[0], self.num_heads, self.num_heads + self.num_kv_heads
-        qkv = linear(hidden, self.qkv).view(tokens, -1, self.head_dim)
+        """[rows, hidden] to [rows, hidden]; the tokens' keys and values are written to the cache.
+
+        There may be more rows than tokens; what the rows behind the tokens hold does not matter.
+        """
+        rows, tokens = hidden.shape[0], batch.token_ids.shape[0]
+        heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
+        qkv = linear(hidden, self.qkv).view(rows, -1, self.head_dim)
         qk = qkv[:, :turned]
         if self.norms is not None:
             query, key = (
@@ -63,9 +67,9 @@ class Attention:
             )
             qk = torch.cat((query, key), dim=1)
         qk = rope(qk, *angles)
-        kv_write(qk[:, heads:], qkv[:, turned:], *cache, batch.kv_rows)
+        kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, batch.kv_rows)
         attended = paged_attention(qk[:, :heads], *cache, batch.plans[self.window], self.scale)
-        return linear(attended.view(tokens, -1), self.out)
+        return linear(attended.view(rows, -1), self.out)
 
 
 class FeedForward:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports
+from troupellm.kernels.linear.onednn import FEWEST_ROWS, onednn_linear, onednn_pack, onednn_supports
 from troupellm.kernels.linear.reference import linear_reference
 
 
@@ -26,6 +26,11 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         bias: [out_features] or None.
     """
     return PackedLinear(weight, bias)
+
+
+def fewest_rows(packed: PackedLinear) -> int:
+    """Products of fewer rows are padded to so many; a caller with many products in a row pads once instead."""
+    return FEWEST_ROWS if packed.onednn else 1
 
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.linear.huge_pages import prefer_huge_pages
+
 FEWEST_ROWS = 4
 """One or two rows take longer than four: oneDNN then leaves its blocked kernels."""
 
@@ -18,6 +20,8 @@ FEWEST_ROWS = 4
 def onednn_pack(weight: Tensor) -> Tensor:
     """The weight [out, in] in oneDNN's own blocked layout (an opaque tensor)."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    if packed.is_mkldnn:
+        prefer_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
     return packed
 
 

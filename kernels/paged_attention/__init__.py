@@ -26,9 +26,10 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         scale: of the scores, before the softmax.
 
     Returns:
-        [tokens, heads, head_dim], contiguous, the type of `query`.
+        [tokens, heads, head_dim], contiguous, the type of `query`; 0 for tokens that the plan does not have.
     """
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    whole = query.shape[0] == plan.num_tokens
+    out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)
     for span in plan.prefills:
         out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale)
     if plan.items.shape[0] == 0:

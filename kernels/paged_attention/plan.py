@@ -47,6 +47,7 @@ class AttentionPlan:
     Attributes:
         block_tables: int32 [rows, width].
         items: int32 [items, 4]: token, row, first key position, key position past the last.
+        num_tokens: query tokens of all rows.
         prefills: the rows with many query tokens; their tokens are in no item.
     """
 
@@ -66,6 +67,7 @@ class AttentionPlan:
         self._tables = np.ascontiguousarray(block_tables)
         self.block_tables = torch.from_numpy(self._tables)
         ends = np.cumsum(counts)
+        self.num_tokens = int(ends[-1])
         dense = counts >= PREFILL_TOKENS
         self.prefills = tuple(
             self._prefill(row, slice(int(ends[row] - counts[row]), int(ends[row])), int(starts[row]))
