@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-LARGE_STEP_TOKENS = 256
+LARGE_STEP_TOKENS = 128
 """From here on the work outweighs the waiting: always all threads."""
 PROBE_STEPS = 32
 """The slower choice is tried again after so many steps, times how much slower it was."""
