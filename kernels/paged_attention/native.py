@@ -72,7 +72,12 @@ def load() -> Native | None:
 
 
 def _folders() -> tuple[Path, ...]:
-    return SOURCE.parent / "__pycache__", Path.home() / ".cache" / "troupellm"
+    """Where the library may lie; beside the source it goes where compiled Python goes."""
+    beside = SOURCE.parent / "__pycache__"
+    try:
+        return beside, Path.home() / ".cache" / "troupellm"
+    except RuntimeError:  # a user without a home
+        return (beside,)
 
 
 def _fingerprint(compiler: str) -> str:
