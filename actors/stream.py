@@ -111,6 +111,18 @@ class Stream:
             await outbox.wait()
         raise StopAsyncIteration
 
+    def take_ready(self) -> list[Delta]:
+        """The pieces that wait to be read, at most one per sequence, without waiting for more.
+
+        What ended the stream, an error too, comes with the next iteration.
+        """
+        ready: list[Delta] = []
+        while self._outbox is not None and not self._left and (delta := self._outbox.take()) is not None:
+            if delta.finish_reason is not None:
+                self.finish_reasons[delta.index] = delta.finish_reason
+            ready.append(delta)
+        return ready
+
     async def opened(self) -> None:
         """Return once the request is validated and queued.
 

@@ -58,6 +58,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: Any = None
     kv_transfer_params: Any = None
     response_format: Any = None
+    length_penalty: float | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -89,6 +90,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     functions: Any = None
     function_call: Any = None
     audio: Any = None
+    modalities: Any = None
+    echo: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -123,11 +126,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
 class UsageBody(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
 
 class ChatTopLogprob(msgspec.Struct):
@@ -165,9 +173,10 @@ class PromptLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
-class AnswerMessage(msgspec.Struct):
-    content: str
+class AnswerMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
+    content: str
+    refusal: str | None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

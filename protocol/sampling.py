@@ -192,8 +192,13 @@ def _check_integer(field: str, value: Any, least: int, most: int) -> None:
 
 
 def _shown(value: float) -> str:
-    """A number for an error text; printing a huge integer takes quadratic time, so it is not printed."""
-    return f"{value:g}" if isinstance(value, float) or abs(value) < 10**20 else "a larger number"
+    """A number for an error text; printing a huge integer takes quadratic time, so it is not printed.
+
+    Whole numbers show as such, also those that a JSON reader has made floats of for a float field.
+    """
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:g}"
+    return str(value) if abs(value) < 10**20 else "a larger number"
 
 
 def _check_strings(field: str, values: Any, most: int, longest: int) -> None:

@@ -16,14 +16,15 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from troupellm.server import chat, completions, models, probes, tokens
-from troupellm.server.auth import Gate
+from troupellm.server.auth import Gate, as_keys
 from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
-from troupellm.server.exchange import Exchange, Receive, Scope, Send
+from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.router import Route, Router
+from troupellm.server.unknown_fields import UnknownFields
 
 logger = logging.getLogger("troupellm.server")
 
@@ -35,7 +36,7 @@ def asgi(
     *,
     config: ServerConfig | None = None,
     prefix: str = "/v1",
-    auth: Sequence[str] | None = (),
+    auth: str | Sequence[str] | None = (),
     **settings: Any,
 ) -> "App":
     """An ASGI app that serves the OpenAI-compatible API.
@@ -44,8 +45,12 @@ def asgi(
         engine: an open engine that the caller owns (needs no lifespan, so it mounts anywhere), or the name of a model
             (None: the built-in one) that the app loads at lifespan.startup and closes at lifespan.shutdown.
         prefix: what stands before `/chat/completions` and its siblings.
-        auth: bearer keys beside those of `config`; None checks no keys at all, for hosts that do it themselves.
+        auth: a bearer key or several, beside those of `config`; None checks no keys at all, for hosts that do it
+            themselves.
         settings: of the engine, when the app owns it; see `EngineConfig`.
+
+    Raises:
+        ConfigError: an empty key, or a wrong setting.
     """
     config = config or ServerConfig()
     owned: Engine | None = None
@@ -54,7 +59,7 @@ def asgi(
         owned = Engine(engine, progress=host.report, **(STREAM_DEFAULTS | settings))
     else:
         host = EngineHost(config, engine)
-    return App(host, prefix=prefix, keys=None if auth is None else (*config.api_key, *auth), owned=owned)
+    return App(host, prefix=prefix, keys=None if auth is None else as_keys(config.api_key) + as_keys(auth), owned=owned)
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:
@@ -88,12 +93,18 @@ class App:
     """The callable that an ASGI server runs. Made by `asgi`, or by `serve` for an engine that is still loading."""
 
     def __init__(
-        self, host: EngineHost, *, prefix: str = "/v1", keys: Sequence[str] | None = (), owned: Engine | None = None
+        self,
+        host: EngineHost,
+        *,
+        prefix: str = "/v1",
+        keys: str | Sequence[str] | None = (),
+        owned: Engine | None = None,
     ) -> None:
         self.host = host
         self._config = host.config
         self._router = Router(routes(host, prefix))
-        self._gate = Gate(keys or (), self._router.open_paths)
+        self._gate = Gate(keys, self._router.open_paths)
+        self._unknown = UnknownFields()
         self._owned = owned
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +122,7 @@ class App:
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
+        exchange.raw_path = self._router.below(exchange.raw_path, scope.get("root_path", ""))
         probe = exchange.raw_path in self._router.open_paths
         try:
             with exchange.cancel_scope:
@@ -123,12 +135,12 @@ class App:
 
     async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
         try:
+            check_size(exchange)
             self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
             route, exchange.tail = self._router.match(exchange.method, exchange.raw_path)
             if probe:
                 await route.handler(exchange, None)
                 return
-            self.host.enter(exchange)
             await self._handle(exchange, route)
         except (Exception, BaseExceptionGroup) as error:
             await self._fail(exchange, flatten(error))
@@ -140,9 +152,10 @@ class App:
         if route.body is None:
             await route.handler(exchange, None)
             return
+        self.host.enter(exchange)
         self.host.require()
         raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
-        body = await decode_body(raw, route.body)
+        body = await decode_body(raw, route.body, self._unknown)
         failure: Exception | BaseExceptionGroup[BaseException] | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(exchange.watch, group.cancel_scope)

@@ -10,6 +10,7 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange
+from troupellm.server.unknown_fields import UnknownFields
 
 MAX_DEPTH = 64
 INLINE_BYTES = 65_536
@@ -56,18 +57,18 @@ async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
     return b"".join(chunks)
 
 
-async def decode_body(raw: bytes, kind: type[StructT]) -> StructT:
-    """Decode into `kind`; the time is linear in the size.
+async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
+    """Decode into `kind`; the time is linear in the size. What `kind` does not have is told to `unknown`.
 
     Raises:
         InvalidRequest: not strict JSON, nested deeper than 64, a repeated key, or not what the API takes.
     """
     if len(raw) > INLINE_BYTES:
-        return await anyio.to_thread.run_sync(decode_json, raw, kind)
-    return decode_json(raw, kind)
+        return await anyio.to_thread.run_sync(decode_json, raw, kind, unknown)
+    return decode_json(raw, kind, unknown)
 
 
-def decode_json(raw: bytes, kind: type[StructT]) -> StructT:
+def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
     try:
         tree = msgspec.json.decode(raw)
     except RecursionError:
@@ -79,6 +80,8 @@ def decode_json(raw: bytes, kind: type[StructT]) -> StructT:
     # JSON text has one colon outside strings per key, and a decoded object keeps one of equal keys.
     if keys != _STRING.sub(b"", raw).count(b":"):
         raise invalid_json("the request body has an object with the same key twice")
+    if unknown is not None:
+        unknown.report(tree, kind)
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -84,7 +84,7 @@ class _Answer:
             choices=[
                 ChatChoice(
                     index=choice.index,
-                    message=AnswerMessage(choice.text),
+                    message=AnswerMessage(content=choice.text),
                     logprobs=chat_logprobs(choice.logprobs),
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,

@@ -7,12 +7,15 @@ from msgspec import UNSET, Struct
 
 from troupellm.actors.engine import Engine
 from troupellm.actors.stream import Stream
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.openai import CompletionRequest, TextChoice, TextLogprobs, UsageBody
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, TokenLogprob, Usage
-from troupellm.server.logprobs import prompt_logprobs, text_length, text_logprobs
+from troupellm.protocol.sampling import SamplingParams
+from troupellm.server.logprobs import echo_logprobs, prompt_logprobs, text_logprobs
 from troupellm.server.sse import ChunkEncoder
 from troupellm.server.streaming import continuous_usage, finish_reason, include_usage, usage_body
+from troupellm.server.text_offsets import TextOffsets
 
 LONG_PROMPT = 4_096
 """Tokens; longer prompts are turned back into text on a thread."""
@@ -36,25 +39,34 @@ class PromptEcho(Struct, frozen=True):
         return cls(engine.tokenizer.decode(prompt.token_ids), engine)
 
     def logprobs(self, entries: Sequence[TokenLogprob | None] | None, ids: Sequence[int]) -> TextLogprobs | None:
-        first = self.engine.tokenizer.decode(ids[:1], skip_special_tokens=False)
-        return text_logprobs(entries, 0, first)
+        return None if entries is None else echo_logprobs(entries, ids, self.text, self.engine.tokenizer)
 
 
 class ChoiceWriter:
     """Turns completions and deltas into choices. Choice k of prompt p has the index p * n + k."""
 
     def __init__(
-        self, request: CompletionRequest, response_id: str, created: int, model: str, fingerprint: str, n: int
+        self,
+        request: CompletionRequest,
+        response_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
     ) -> None:
         self.request = request
         self.response_id = response_id
         self.scoring = bool(request.echo) and request.max_tokens == 0
         """Only the prompt's log-probabilities are wanted; the one generated token is not shown."""
         self._fingerprint = fingerprint
-        self._n = n
+        self._n = params.n
+        self._skip_special_tokens = params.skip_special_tokens
+        self._tokenizer = tokenizer
         self._continuous = continuous_usage(request)
         self._show_ids = bool(request.return_token_ids)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
+        """Of the choices that have begun."""
         self._generated = 0
         self._encoder = ChunkEncoder(
             response_id=response_id,
@@ -71,12 +83,11 @@ class ChoiceWriter:
     ) -> TextChoice:
         text = "" if self.scoring else choice.text
         entries = () if self.scoring and choice.logprobs is not None else choice.logprobs
-        logprobs = text_logprobs(entries, 0)
+        logprobs = text_logprobs(entries, self._new_offsets(echo))
         if echo is not None:
             text = echo.text + text
             if logprobs is not None:
-                before = echo.logprobs(completion.prompt_logprobs, completion.prompt_token_ids)
-                logprobs = _joined(before, text_logprobs(entries, text_length(before)))
+                logprobs = _joined(echo.logprobs(completion.prompt_logprobs, completion.prompt_token_ids), logprobs)
         shown = self.request.prompt_logprobs is not None and completion.prompt_logprobs is not None
         return TextChoice(
             index=number * self._n + choice.index,
@@ -96,7 +107,7 @@ class ChoiceWriter:
         self._generated += len(delta.token_ids)
         data = b""
         if index not in self._offsets:
-            self._offsets[index] = 0
+            self._offsets[index] = self._new_offsets(echo)
             if echo is not None:
                 data = self._echo_chunk(index, stream, echo)
         if self.scoring:
@@ -107,7 +118,6 @@ class ChoiceWriter:
         if reason is None and not delta.logprobs and not show_ids and usage is None:
             return data + self._encoder.text(index, delta.text) if delta.text else data
         logprobs = text_logprobs(delta.logprobs, self._offsets[index])
-        self._offsets[index] += text_length(logprobs)
         choice = TextChoice(
             index=index,
             text=delta.text,
@@ -125,9 +135,12 @@ class ChoiceWriter:
         if self.request.logprobs is None:
             return self._encoder.text(index, echo.text)
         logprobs = echo.logprobs(stream.prompt_logprobs, stream.prompt_token_ids)
-        self._offsets[index] = text_length(logprobs)
         choice = TextChoice(index=index, text=echo.text, logprobs=logprobs, finish_reason=None)
         return self._encoder.choice(choice, usage=self._running_usage(stream))
+
+    def _new_offsets(self, echo: PromptEcho | None) -> TextOffsets:
+        start = 0 if echo is None else len(echo.text)
+        return TextOffsets(self._tokenizer, start, skip_special_tokens=self._skip_special_tokens)
 
     def _running_usage(self, stream: Stream) -> UsageBody | None:
         if not self._continuous:

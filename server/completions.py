@@ -29,7 +29,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     prompts = completion_prompts(request, host.config.max_prompts)
     params = sampling_params(request, engine)
     response_id, created = f"cmpl-{secrets.token_hex(16)}", host.now()
-    writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params.n)
+    writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params, engine.tokenizer)
     if request.stream:
         await _stream(host, exchange, engine, prompts, params, writer)
         return

@@ -92,6 +92,19 @@ def too_large(limit: int) -> HttpError:
     return HttpError(413, message, code="request_too_large", headers=_CLOSE)
 
 
+def headers_too_large(limit: int) -> HttpError:
+    message = f"the request's target and headers are larger than {limit} bytes"
+    return HttpError(431, message, code="headers_too_large", headers=_CLOSE)
+
+
+def bad_request_head(status: int) -> HttpError:
+    """What the connection makes of bytes that are no request: 400, 431 for too much of them, 501 for odd encodings."""
+    code = {431: "headers_too_large", 501: "unsupported_transfer_encoding"}.get(status, "invalid_http")
+    texts = {431: "the request's headers are too large", 501: "the request's transfer encoding is not supported"}
+    message = texts.get(status, "this is not a valid HTTP request")
+    return HttpError(status, message, code=code, headers=_CLOSE)
+
+
 def body_timeout(seconds: float) -> HttpError:
     message = f"the request body did not arrive within {seconds:g} seconds"
     return HttpError(408, message, code="request_timeout", headers=_CLOSE, retry=True)

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from troupellm.server.errors import ClientGone, ErrorAnswer, Headers
+from troupellm.server.errors import ClientGone, ErrorAnswer, Headers, headers_too_large
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -16,6 +16,11 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+MAX_HEADER_BYTES = 16_384
+"""Names and values of all headers, their overhead, and the request target."""
+HEADER_OVERHEAD = 32
+"""What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+_SCHEMES = (b"http://", b"https://")
 
 
 class Exchange:
@@ -24,6 +29,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str, write_timeout: float) -> None:
         self.method: str = scope["method"]
         self.raw_path = _raw_path(scope)
+        """As the client spelt it; the app takes off the prefix under which it is mounted."""
+        self.query_bytes = len(scope.get("query_string") or b"")
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
@@ -100,10 +107,20 @@ class Exchange:
             raise ClientGone
 
 
+def check_size(exchange: Exchange) -> None:
+    """
+    Raises:
+        HttpError: 431, the request's head is too large, whatever the server in front let through.
+    """
+    size = len(exchange.raw_path) + exchange.query_bytes
+    size += sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in exchange.headers)
+    if size > MAX_HEADER_BYTES:
+        raise headers_too_large(MAX_HEADER_BYTES)
+
+
 def _raw_path(scope: Scope) -> bytes:
-    """The path as the client spelt it, without the prefix under which the app is mounted."""
+    """The path of the request target, still percent-encoded; an absolute-form target means its path."""
     raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
-    root = scope.get("root_path", "").rstrip("/").encode()
-    if root and (raw == root or raw.startswith(root + b"/")):
-        return raw[len(root) :]
+    if raw[:8].lower().startswith(_SCHEMES):
+        return b"/" + raw.partition(b"://")[2].partition(b"/")[2]
     return raw

@@ -6,16 +6,20 @@ not survive cancellation, and on Python 3.12.1 and later waits for stalled clien
 
 import asyncio
 import logging
+import secrets
 import socket
 
 import anyio
+import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.utils import wrap_app
 
 from troupellm.protocol.config import ServerConfig
-from troupellm.server.exchange import Asgi
+from troupellm.server.errors import answer, bad_request_head
+from troupellm.server.exchange import JSON, Asgi
 
 CLOSE_SECONDS = 2.0
 """What connections get to close by themselves; then they are cut."""
@@ -73,8 +77,30 @@ class HttpFront:
 
 class _Connection(TCPServer):  # type: ignore[misc]
     async def _read_data(self) -> None:
+        whole = self.protocol
+        whole.protocol = _Http1(
+            whole.app, whole.config, whole.context, whole.task_group, whole.state, whole.ssl, whole.client,
+            whole.server, whole.send,
+        )  # fmt: skip
         await super()._read_data()
         await self.idle_task.stop()
+
+
+class _Http1(H11Protocol):  # type: ignore[misc]
+    """Answers what is not HTTP in the shape of every other error; hypercorn's own answer has no body."""
+
+    async def _send_error_response(self, status_code: int) -> None:
+        error = answer(bad_request_head(status_code))
+        headers = [
+            (b"content-type", JSON),
+            (b"content-length", str(len(error.body)).encode()),
+            (b"x-request-id", secrets.token_hex(16).encode()),
+            *error.headers,
+        ]
+        headers += self.config.response_headers("h11")
+        await self._send_h11_event(h11.Response(status_code=error.status, headers=headers))
+        await self._send_h11_event(h11.Data(data=error.body))
+        await self._send_h11_event(h11.EndOfMessage())
 
 
 def _hypercorn_config(config: ServerConfig) -> Config:

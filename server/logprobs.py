@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.openai import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -11,6 +12,7 @@ from troupellm.protocol.openai import (
     TextLogprobs,
 )
 from troupellm.protocol.outputs import TokenLogprob
+from troupellm.server.text_offsets import TextOffsets, prompt_offsets
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
@@ -29,37 +31,51 @@ def chat_logprobs(entries: Sequence[TokenLogprob] | None) -> ChatLogprobs | None
     )
 
 
-def text_logprobs(entries: Sequence[TokenLogprob | None] | None, offset: int, first: str = "") -> TextLogprobs | None:
-    """The legacy form.
-
-    Args:
-        entries: None stands for the very first token of an echoed prompt, which has no probability.
-        offset: characters of the choice's text before the first entry.
-        first: text of the token whose entry is None.
-    """
+def text_logprobs(entries: Sequence[TokenLogprob] | None, offsets: TextOffsets) -> TextLogprobs | None:
+    """The legacy form, for tokens that continue the text that `offsets` has followed so far."""
     if entries is None:
         return None
-    tokens = [first if entry is None else entry.token for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return TextLogprobs(
-        tokens=tokens,
-        token_logprobs=[None if entry is None else entry.logprob for entry in entries],
-        top_logprobs=[None if entry is None else _alternatives(entry) for entry in entries],
-        text_offset=offsets,
+        tokens=[token_name(entry.token_id, entry.raw) for entry in entries],
+        token_logprobs=[entry.logprob for entry in entries],
+        top_logprobs=[_alternatives(entry) for entry in entries],
+        text_offset=[offsets.next(entry.token_id, entry.raw) for entry in entries],
     )
 
 
+def echo_logprobs(
+    entries: Sequence[TokenLogprob | None], token_ids: Sequence[int], text: str, tokenizer: Tokenizer
+) -> TextLogprobs:
+    """The legacy form for a prompt and its text; the very first token has no probability."""
+    ids = list(token_ids[: len(entries)])
+    return TextLogprobs(
+        tokens=[token_name(token_id, tokenizer.token_bytes(token_id)) for token_id in ids],
+        token_logprobs=[None if entry is None else entry.logprob for entry in entries],
+        top_logprobs=[None if entry is None else _alternatives(entry) for entry in entries],
+        text_offset=prompt_offsets(tokenizer, ids, text),
+    )
+
+
+def token_name(token_id: int, raw: bytes) -> str:
+    """A token's text; what has none is named by its bytes, or else its number, so that no two share a name."""
+    if not raw:
+        return f"token_id:{token_id}"
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
 def _alternatives(entry: TokenLogprob) -> dict[str, float]:
-    """The top tokens by their text, and the token itself even when it is not among them."""
-    return {entry.token: entry.logprob} | {top.token: top.logprob for top in entry.top}
+    """The top tokens by name, best first, and the token itself even when it is not among them.
 
-
-def text_length(logprobs: TextLogprobs | None) -> int:
-    """Characters that the described tokens cover."""
-    return sum(map(len, logprobs.tokens)) if logprobs is not None else 0
+    Where two tokens have one text all the same, the better one stays, but the token's own value always does.
+    """
+    table: dict[str, float] = {}
+    for top in entry.top:
+        table.setdefault(token_name(top.token_id, top.raw), top.logprob)
+    table[token_name(entry.token_id, entry.raw)] = entry.logprob
+    return table
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:

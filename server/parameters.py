@@ -26,7 +26,9 @@ _RESERVED_KWARGS = frozenset(
     | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
 )
-_HANDLED = frozenset({"response_format", "tools", "tool_choice", "chat_template"})
+_HANDLED = frozenset(
+    {"response_format", "tools", "tool_choice", "chat_template", "modalities", "truncate_prompt_tokens"}
+)
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, engine: Engine) -> SamplingParams:
@@ -79,6 +81,15 @@ def refuse_unsupported(request: msgspec.Struct) -> None:
         raise _unsupported("response_format", "only {'type': 'text'} is supported so far")
     if getattr(request, "chat_template", None) is not None:
         raise _unsupported("chat_template", "templates come from the model or from the server's own settings")
+    if getattr(request, "modalities", None) not in (None, [], ["text"]):
+        raise _unsupported("modalities", "only ['text'] is supported")
+    # Zero would be an empty prompt and not the default, unlike elsewhere.
+    if getattr(request, "truncate_prompt_tokens", None) is not None:
+        raise _unsupported("truncate_prompt_tokens")
+    if getattr(request, "length_penalty", None) not in (None, 1.0):
+        raise _unsupported("length_penalty", "it needs beam search, which is not supported")
+    if isinstance(request, ChatRequest) and request.echo:
+        raise _unsupported("echo", "it is not supported on chat completions")
     choice = getattr(request, "tool_choice", None)
     if getattr(request, "tools", None) and choice != "none":
         raise _unsupported("tools", "tools are not supported yet")
@@ -157,6 +168,8 @@ def _wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
         return 0 if request.logprobs else None
     if request.top_logprobs < 0:
         raise InvalidRequest("top_logprobs must be at least 0", param="top_logprobs", code="integer_below_min_value")
+    if not request.logprobs and request.top_logprobs == 0:
+        return None
     if not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     return request.top_logprobs

@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from troupellm.server.errors import method_not_allowed, unknown_url
+from troupellm.server.errors import HttpError, method_not_allowed, unknown_url
 from troupellm.server.exchange import Exchange
 
 Handler = Callable[[Exchange, Any], Awaitable[None]]
@@ -34,6 +34,23 @@ class Router:
         self.open_paths = frozenset(
             path for path, methods in self._exact.items() if all(route.open for route in methods.values())
         )
+
+    def below(self, raw_path: bytes, root_path: str) -> bytes:
+        """The path without the prefix under which this app is mounted, or which `--root-path` names.
+
+        Whether the prefix still stands in the path depends on who is in front: a mounting framework leaves it there, a
+        proxy has often stripped it. So it is taken off only where it is there, whole, and what remains is one of our
+        routes; `/v1/models` stays what it is below a root path of `/v1`.
+        """
+        root = root_path.rstrip("/").encode()
+        if not root or not raw_path.startswith(root + b"/"):
+            return raw_path
+        rest = raw_path[len(root) :]
+        try:
+            known = rest in self._exact or bool(self._match_tail(rest))
+        except HttpError:
+            known = False
+        return rest if known else raw_path
 
     def match(self, method: str, raw_path: bytes) -> tuple[Route, str]:
         """The route and the decoded tail of the path ("" unless the route takes one).

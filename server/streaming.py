@@ -15,10 +15,10 @@ async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], by
     Returns:
         The encoded deltas after which no sequence is left, unsent: they travel with the end of the response.
     """
-    async for delta in stream:
-        data = encode(delta)
-        if delta.finish_reason is not None:
-            sequences -= 1
+    async for first in stream:
+        deltas = [first, *stream.take_ready()]
+        data = b"".join([encode(delta) for delta in deltas])
+        sequences -= sum(delta.finish_reason is not None for delta in deltas)
         if sequences == 0:
             return data + b"".join([encode(rest) async for rest in stream])
         if data:

@@ -15,11 +15,13 @@ async def test_whole_answer_has_openai_shape(tiny_engine):
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
     choice = body["choices"][0]
-    assert choice["message"]["role"] == "assistant"
+    assert list(choice["message"]) == ["role", "content", "refusal"]
+    assert (choice["message"]["role"], choice["message"]["refusal"]) == ("assistant", None)
     assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
     assert body["usage"]["completion_tokens"] == 12
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + 12
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
     assert body["system_fingerprint"].startswith("troupe-")
 
 
@@ -133,6 +135,11 @@ async def test_max_completion_tokens_is_the_same_limit(tiny_engine):
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"continue_final_message": True}, "messages[0].role"),
+        ({"echo": True}, "echo"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"logprobs": False, "top_logprobs": 0, "modalities": ["text"], "length_penalty": 1.0}, None),
+        ({"stream_options": None, "max_tokens": None, "max_completion_tokens": 3, "stop": None, "n": None}, None),
         ({"user": "someone", "metadata": {"a": "b"}, "frobnicate": 1}, None),
     ],
 )

@@ -67,6 +67,31 @@ async def test_echo_with_legacy_logprobs_covers_prompt_and_answer(tiny_engine):
     assert offsets == logprobs["text_offset"]
 
 
+async def test_legacy_logprobs_count_characters_of_the_returned_text(tiny_engine):
+    """The tiny model makes many bytes that are no characters."""
+    wanted = {"max_tokens": 60, "temperature": 1.0, "seed": 4, "logprobs": 5, "echo": True, "prompt": "Ünce 日"}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        choice = (await post(client, **wanted))["choices"][0]
+        stream = await client.post("/v1/completions", json=PROMPT | wanted | {"stream": True})
+        ids = (await post(client, **wanted, return_token_ids=True))["choices"][0]
+        raws = [engine.tokenizer.token_bytes(i) for i in (*ids["prompt_token_ids"], *ids["token_ids"])]
+    logprobs, text = choice["logprobs"], choice["text"]
+    assert any(name.startswith("bytes:") for name in logprobs["tokens"])
+    whole = 0
+    for name, offset, raw in zip(logprobs["tokens"], logprobs["text_offset"], raws, strict=True):
+        if not name.startswith(("bytes:", "token_id:", "<|")):
+            assert text[offset:].startswith(raw.decode())
+            whole += 1
+    assert whole > 3
+    for name, value, table in list(
+        zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    )[1:]:
+        assert table[name] == value
+        assert len(table) in (5, 6)
+    streamed = [event["choices"][0]["logprobs"] for event in events_of(stream.text)]
+    assert [offset for part in streamed if part for offset in part["text_offset"]] == logprobs["text_offset"]
+
+
 async def test_scoring_gives_the_prompt_alone(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         scored = await post(client, echo=True, logprobs=0, max_tokens=0)

@@ -7,6 +7,7 @@ import pytest
 import uvicorn
 from serving import eventually, http_request, lifespan_of, running_server, server_config
 
+from troupellm.protocol.errors import ConfigError
 from troupellm.server.app import asgi
 from troupellm.server.listener import bind
 
@@ -22,7 +23,7 @@ async def test_probes_and_facts(tiny_engine):
             assert (await client.get(path)).status_code == 200, path
         assert (await client.head("/health")).content == b""
         assert "version" in (await client.get("/version")).json()
-        assert (await client.get("/load")).json() == {"server_load": 1}
+        assert (await client.get("/load")).json() == {"server_load": 0}
         metrics = await client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
     assert "troupe" in metrics.text
@@ -112,6 +113,75 @@ async def test_mounted_below_a_prefix_by_another_app(tiny_engine):
         async with running_server(engine, app=with_host(outer, inner)) as served, served.client() as client:
             assert (await client.get("/llm/models")).json()["data"][0]["id"] == "tiny"
             assert (await client.get("/llm/v1/models")).status_code == 404
+
+
+async def test_load_and_drain_count_only_what_uses_the_engine(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        connection = await served.raw(http_request("/v1/completions", LONG | {"stream": True}))
+        await connection.read_until(b"data: ")
+        assert (await client.get("/load")).json() == {"server_load": 1}
+        for path in ("/metrics", "/version", "/v1/models", "/v1/models/tiny", "/health"):
+            assert (await client.get(path)).status_code == 200
+        assert [exchange.raw_path for exchange in served.host.in_flight] == [b"/v1/completions"]
+        await connection.close()
+        await eventually(lambda: not served.host.in_flight)
+        await served.host.idle()
+
+
+async def test_one_text_given_as_keys_is_one_key(tiny_engine):
+    async with tiny_engine() as engine:
+        for app in (asgi(engine, auth="secret"), asgi(engine, config=server_config(api_key="secret"))):
+            async with running_server(engine, app=app) as served:
+                for key, status in (("s", 401), ("e", 401), (None, 401), ("secret", 200)):
+                    async with served.client(key=key) as client:
+                        assert (await client.get("/v1/models")).status_code == status, key
+        for refused in ({"auth": ""}, {"auth": ["a", ""]}, {"config": server_config(api_key=("",))}):
+            with pytest.raises(ConfigError) as caught:
+                asgi(engine, **refused)
+            assert caught.value.param == "api_key"
+        async with running_server(engine, app=asgi(engine, auth=None)) as served, served.client() as client:
+            assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("root", ["/v1", "/llm"])
+async def test_root_path_of_a_proxy_that_strips_it_or_does_not(tiny_engine, root):
+    config = server_config(root_path=root)
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        for path in ("/v1/models", f"{root}/v1/models", f"{root}/health"):
+            assert (await client.get(path)).status_code == 200, path
+        for path in (root, f"{root}/", f"{root}{root}/v1/models", f"{root}x/v1/models"):
+            assert (await client.get(path)).status_code == 404, path
+
+
+GARBAGE = {
+    b"nonsense\r\n\r\n": (400, "invalid_http"),
+    b"GET /health HTTP/1.1\r\n\r\n": (400, "invalid_http"),
+    b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n": (400, "invalid_http"),
+    b"GET /health HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n": (400, "invalid_http"),
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n": (400, "invalid_http"),
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: odd\r\n\r\n": (501, None),
+    b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 70_000 + b"\r\n\r\n": (431, "headers_too_large"),
+    b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 17_000 + b"\r\n\r\n": (431, "headers_too_large"),
+    b"GET /health?" + b"x" * 17_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n": (431, "headers_too_large"),
+    b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"X-Many: x\r\n" * 500 + b"\r\n": (431, "headers_too_large"),
+}
+
+
+async def test_what_is_no_request_gets_our_kind_of_error(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served:
+        for request, (status, code) in GARBAGE.items():
+            connection = await served.raw(request)
+            head, _, body = (await connection.read_all()).partition(b"\r\n\r\n")
+            await connection.close()
+            error = json.loads(body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert int(head.split()[1]) == status, (request[:80], head)
+            assert code in (None, error["code"])
+            assert head.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))
+            lines = head.lower().split(b"\r\n")
+            assert b"connection: close" in lines
+            assert b"content-type: application/json" in lines
+            assert sum(line.startswith(b"x-request-id: ") for line in lines) == 1
 
 
 def with_host(function, app):

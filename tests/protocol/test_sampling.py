@@ -81,3 +81,21 @@ def test_log_probabilities_are_capped(field: str) -> None:
         with pytest.raises(InvalidRequest, match=r"\[0, 5\]"):
             SamplingParams(**{field: wanted}).check_against(LIMITS)
     SamplingParams(**{field: -1}).check_against(Limits(vocab_width=100, max_model_len=9, max_logprobs=100))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("n", 10**9, "got 1000000000"),
+        ("max_tokens", 2**53 + 1, "got 9007199254740993"),
+        ("top_k", -(10**7), "got -10000000"),
+        ("temperature", 1e9, "got 1000000000"),
+        ("temperature", 2.5, "got 2.5"),
+        ("temperature", 1e300, "got 1e+300"),
+        ("n", 10**30, "got a larger number"),
+    ],
+)
+def test_numbers_are_shown_as_they_were_written(field: str, value: float, shown: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.message.endswith(shown)

@@ -1,5 +1,6 @@
 import pytest
 
+from troupellm.protocol.errors import ConfigError
 from troupellm.server.auth import Gate
 from troupellm.server.errors import HttpError
 
@@ -59,5 +60,21 @@ def test_non_ascii_keys_work():
     Gate(["schlüssel"], OPEN).check(b"/v1/models", ["Bearer schlüssel".encode()])
 
 
-def test_without_keys_everything_is_open():
-    Gate([], OPEN).check(b"/v1/models", [])
+@pytest.mark.parametrize("keys", [[], (), None])
+def test_without_keys_everything_is_open(keys):
+    Gate(keys, OPEN).check(b"/v1/models", [])
+
+
+def test_one_text_is_one_key_and_not_its_letters():
+    gate = Gate("secret", OPEN)
+    gate.check(b"/v1/models", [b"Bearer secret"])
+    for letter in b"secret":
+        with pytest.raises(HttpError):
+            gate.check(b"/v1/models", [b"Bearer " + bytes([letter])])
+
+
+@pytest.mark.parametrize("keys", ["", " ", [""], ["secret", ""], ["secret", "\t"], [None], [b"secret"]])
+def test_empty_keys_and_what_is_no_text_are_refused_at_start(keys):
+    with pytest.raises(ConfigError) as caught:
+        Gate(keys, OPEN)
+    assert caught.value.param == "api_key"

@@ -10,13 +10,14 @@ pytestmark = pytest.mark.anyio
         ({"path": "/a", "raw_path": b"/a"}, b"/a"),
         ({"path": "/a", "raw_path": b"/a?x=1"}, b"/a"),
         ({"path": "/a/ü"}, "/a/ü".encode()),
-        ({"path": "/llm/v1/models", "raw_path": b"/llm/v1/models", "root_path": "/llm"}, b"/v1/models"),
-        ({"path": "/v1/models", "raw_path": b"/v1/models", "root_path": "/llm"}, b"/v1/models"),
-        ({"path": "/llmx", "raw_path": b"/llmx", "root_path": "/llm"}, b"/llmx"),
         ({"path": "/../a", "raw_path": b"/%2e%2e/a"}, b"/%2e%2e/a"),
+        ({"path": "x", "raw_path": b"http://host:1/v1/models?x=http://y/z"}, b"/v1/models"),
+        ({"path": "x", "raw_path": b"HTTPS://host//health"}, b"//health"),
+        ({"path": "x", "raw_path": b"http://host"}, b"/"),
+        ({"path": "x", "raw_path": b"ftp://host/health"}, b"ftp://host/health"),
     ],
 )
-async def test_path_is_as_sent_without_the_mount_prefix(make_wire, make_exchange, scope, expected):
+async def test_path_is_as_sent_and_that_of_an_absolute_form(make_wire, make_exchange, scope, expected):
     assert make_exchange(make_wire(), **scope).raw_path == expected
 
 

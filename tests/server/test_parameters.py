@@ -1,10 +1,11 @@
+import msgspec
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import TextPrompt, TokensPrompt
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
-from troupellm.server.parameters import chat_prompt, completion_prompts, renames, sampling_params
+from troupellm.server.parameters import chat_prompt, completion_prompts, refuse_unsupported, renames, sampling_params
 
 USER = ChatMessage(role="user", content="Hi")
 
@@ -66,6 +67,64 @@ def test_every_sampling_field_of_a_body_arrives():
     }
     params = sampling_params(CompletionRequest(prompt="x", **values), Defaults())
     assert {name: getattr(params, name) for name in values} == values
+
+
+def test_no_logprobs_with_zero_alternatives_is_no_contradiction():
+    for given in (False, None):
+        request = ChatRequest(messages=[USER], logprobs=given, top_logprobs=0)
+        assert sampling_params(request, Defaults()).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("chat", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("chat", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("chat", {"echo": True}, "echo"),
+        ("chat", {"modalities": ["text", "audio"]}, "modalities"),
+        ("chat", {"modalities": "audio"}, "modalities"),
+        ("chat", {"length_penalty": 0.8}, "length_penalty"),
+        ("chat", {"use_beam_search": True}, "use_beam_search"),
+        ("chat", {"documents": [{"text": "x"}]}, "documents"),
+        ("text", {"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        ("text", {"length_penalty": 2.0}, "length_penalty"),
+        ("text", {"use_beam_search": True}, "use_beam_search"),
+        ("text", {"suffix": "end"}, "suffix"),
+        ("chat", {"truncate_prompt_tokens": None, "echo": False, "modalities": ["text"]}, None),
+        ("chat", {"modalities": [], "length_penalty": 1, "use_beam_search": False, "documents": []}, None),
+        ("chat", {"modalities": None, "length_penalty": None, "echo": None, "documents": None}, None),
+        ("text", {"suffix": "", "echo": True, "length_penalty": 1.0}, None),
+        ("text", {"suffix": None, "use_beam_search": None, "guided_json": {}}, None),
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused_by_name(kind, fields, param):
+    given = {"messages": [{"role": "user", "content": "Hi"}]} if kind == "chat" else {"prompt": "Hi"}
+    request = msgspec.convert(given | fields, ChatRequest if kind == "chat" else CompletionRequest)
+    if param is None:
+        refuse_unsupported(request)
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        refuse_unsupported(request)
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+def test_best_of_beyond_n_is_refused():
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_params(CompletionRequest(prompt="x", n=2, best_of=3), Defaults())
+    assert caught.value.param == "best_of"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"stream_options": None}, {"stream": True, "stream_options": {}}, {"stream": None, "max_tokens": None}]
+)
+def test_null_is_the_default_of_every_optional_field(fields):
+    for kind, given in ((ChatRequest, {"messages": []}), (CompletionRequest, {"prompt": "x"})):
+        absent = {field.name: None for field in msgspec.structs.fields(kind) if field.default is None}
+        request = msgspec.convert(absent | given | fields, kind)
+        refuse_unsupported(request)
+        assert sampling_params(request, Defaults()).n == 1
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    assert msgspec.convert({"prompt": "x", "stream": True, "stream_options": options}, CompletionRequest)
 
 
 def test_prompts_of_every_form():

@@ -70,5 +70,28 @@ def test_tail_may_hold_slashes_in_both_spellings(router, raw, tail):
     assert router.match("GET", raw)[1] == tail
 
 
+@pytest.mark.parametrize(
+    ("raw", "root", "expected"),
+    [
+        (b"/llm/v1/models", "/llm", b"/v1/models"),
+        (b"/llm/v1/models", "/llm/", b"/v1/models"),
+        (b"/llm/v1/models/a/b", "/llm", b"/v1/models/a/b"),
+        (b"/llm/livez", "/llm", b"/livez"),
+        (b"/v1/models", "/llm", b"/v1/models"),
+        (b"/v1/models", "/v1", b"/v1/models"),
+        (b"/v1/v1/models", "/v1", b"/v1/models"),
+        (b"/llmx/livez", "/llm", b"/llmx/livez"),
+        (b"/llm", "/llm", b"/llm"),
+        (b"/llm/", "/llm", b"/llm/"),
+        (b"/livez", "/livez", b"/livez"),
+        (b"/v1/models", "", b"/v1/models"),
+        (b"/v1/models", "/", b"/v1/models"),
+        (b"/llm/nowhere", "/llm", b"/llm/nowhere"),
+    ],
+)
+def test_a_root_path_is_taken_off_only_where_a_route_remains(router, raw, root, expected):
+    assert router.below(raw, root) == expected
+
+
 def test_only_open_routes_are_listed_as_open(router):
     assert router.open_paths == {b"/livez"}
