@@ -10,11 +10,11 @@ import secrets
 import socket
 
 import anyio
-import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.events import Body, EndBody, Response
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.utils import wrap_app
 
 from troupellm.protocol.config import ServerConfig
@@ -97,10 +97,9 @@ class _Http1(H11Protocol):  # type: ignore[misc]
             (b"x-request-id", secrets.token_hex(16).encode()),
             *error.headers,
         ]
-        headers += self.config.response_headers("h11")
-        await self._send_h11_event(h11.Response(status_code=error.status, headers=headers))
-        await self._send_h11_event(h11.Data(data=error.body))
-        await self._send_h11_event(h11.EndOfMessage())
+        await self.stream_send(Response(stream_id=STREAM_ID, headers=headers, status_code=error.status))
+        await self.stream_send(Body(stream_id=STREAM_ID, data=error.body))
+        await self.stream_send(EndBody(stream_id=STREAM_ID))
 
 
 def _hypercorn_config(config: ServerConfig) -> Config:

@@ -188,6 +188,26 @@ async def test_opening_in_one_task_and_closing_in_another(model_folder: Path, fa
         await Engine.open(model_folder / "nothing")
 
 
+async def test_what_is_ready_is_taken_at_once_and_nothing_twice(engine_of: Any, expected: Any) -> None:
+    async with engine_of() as engine, engine.stream(PROMPT, max_tokens=30, n=3, temperature=0.0) as stream:
+        assert stream.take_ready() == []
+        tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        first = await anext(stream)
+        tokens[first.index] += first.token_ids
+        while not stream.finished:
+            await checkpoint()
+        ready = stream.take_ready()
+        assert sorted(delta.index for delta in ready) == [0, 1, 2]
+        for delta in ready:
+            tokens[delta.index] += delta.token_ids
+        assert stream.take_ready() == []
+        assert [delta async for delta in stream] == []
+        assert tokens == {index: expected(PROMPT, 30) for index in range(3)}
+        assert stream.finish_reasons == dict.fromkeys(range(3), "length")
+        await stream.cancel()
+        assert stream.take_ready() == []
+
+
 async def test_a_dropped_stream_is_ended_with_a_warning(engine_of: Any, quiet: Any) -> None:
     async with engine_of() as engine:
         with warnings.catch_warnings(record=True) as caught:
