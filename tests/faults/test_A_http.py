@@ -1,11 +1,16 @@
 """Rows A1 to A4 and A9 of the fault table: bad HTTP."""
 
 import json
+import statistics
+import time
+from typing import Any
 
 import anyio
 import pytest
 from canary import resident_bytes, under_attack
 from serving import http_request, server_config
+
+from troupellm.server.app import asgi
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +30,49 @@ async def refusals(attacked, body: bytes, **headers: str) -> set[tuple[int, str]
         assert response.elapsed.total_seconds() < 2
         answers.add((response.status_code, error["code"]))
     return answers
+
+
+class Quiet:
+    """The app without a socket, to time it alone."""
+
+    def __init__(self, engine: Any) -> None:
+        self._app = asgi(engine, config=server_config(disable_access_log=True))
+
+    async def refusal_seconds(self, path: str, body: bytes, **headers: str) -> float:
+        """Median of five refusals of a request whose body is there at once."""
+        given = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        fields = [(name.encode(), text.encode()) for name, text in given.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": fields}
+        statuses, seconds = [], []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status"))
+
+        for _ in range(5):
+            began = time.perf_counter()
+            await self._app(scope, receive, send)
+            seconds.append(time.perf_counter() - began)
+        assert set(statuses[::2]) <= {400, 415}
+        return statistics.median(seconds)
+
+
+NESTED = (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000)
+NO_NUMBERS = (b"NaN", b"-Infinity", b"1e999", b"9" * 100_000, b'1, "x": 1', b'{"a": 1, "a": 2}')
+
+
+async def test_A1_to_A3_refusals_take_the_server_less_than_a_tenth_of_a_second(tiny_engine):
+    bodies = [b"", b"{", b"nonsense", b"[1, 2]", b'{"a":"\xff\xfe"}', b"{}{}", *NESTED]
+    bodies += [b'{"prompt": "x", "x": ' + value + b"}" for value in NO_NUMBERS]
+    async with tiny_engine() as engine:
+        quiet = Quiet(engine)
+        for path in PATHS:
+            for body in bodies:
+                assert await quiet.refusal_seconds(path, body) < 0.1, (path, body[:20])
+            for headers in ({"content_type": "text/plain"}, {"content_encoding": "gzip"}):
+                assert await quiet.refusal_seconds(path, b'{"prompt": "x"}', **headers) < 0.1, (path, headers)
 
 
 async def test_A1_bodies_that_are_not_json_are_refused(tiny_engine):
