@@ -76,7 +76,7 @@ def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
     """``count`` cases per task; 0 takes every held-out sum, difference and wording."""
     rng = random.Random(f"evaluation {seed}")
     pairs = count or len(arithmetic.held_out("+"))
-    other = count or 500
+    other = count or 200
     return {
         "sums": [_exact(*case) for case in arithmetic.evaluation(rng, "+", pairs)],
         "differences": [_exact(*case) for case in arithmetic.evaluation(rng, "-", pairs)],

@@ -162,6 +162,7 @@ def chat(rng: random.Random) -> tuple[Chat, Schema]:
             keys = list(value)
             listed = ", ".join(keys[:-1]) + (" and " if keys[1:] else "") + keys[-1]
             ask = rng.choice(KEY_REQUESTS).format(keys=listed)
+            schema = {"properties": {key: {} for key in keys}}  # nothing else was asked for
         else:
             ask = rng.choice(REQUESTS).format(schema=body, subject=subject)
     out.turns = [("user", ask, 0.0), ("assistant", json.dumps(value, ensure_ascii=False), 1.5)]
@@ -177,6 +178,7 @@ def satisfies(value: Any, schema: Schema) -> bool:
         return False
     types = {"string": str, "integer": int, "boolean": bool}
     return all(
-        type(value[key]) is types[declared["type"]] and ("enum" not in declared or value[key] in declared["enum"])
+        ("type" not in declared or type(value[key]) is types[declared["type"]])
+        and ("enum" not in declared or value[key] in declared["enum"])
         for key, declared in properties.items()
     )
