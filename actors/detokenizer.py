@@ -21,12 +21,11 @@ class Decoder(Protocol):
     def step(self, token_id: int) -> str:
         """What became certain with this token."""
 
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """What became certain with these tokens."""
+
     def flush(self) -> str:
         """What was held back; the sequence has ended."""
-
-    @property
-    def clean(self) -> bool:
-        """Nothing is held, so that a whole token's text is simply its table entry."""
 
 
 class TextTables:
@@ -88,8 +87,8 @@ def _whole(raw: bytes) -> str | None:
         return None
 
 
-class ByteLevelDecoder:
-    """A text is the UTF-8 of all tokens' bytes in a row."""
+class _TableDecoder:
+    """Several tokens at once are a join of their table entries, unless a character is cut."""
 
     __slots__ = ("_held", "_pieces", "_raw")
 
@@ -100,7 +99,26 @@ class ByteLevelDecoder:
 
     @property
     def clean(self) -> bool:
+        """Nothing is held, so that a whole token's text is simply its table entry."""
         return not self._held
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        pieces = self._pieces
+        if self.clean:
+            try:
+                return "".join([pieces[token_id] for token_id in token_ids])  # type: ignore[misc]
+            except (TypeError, IndexError):  # one is None, or a padded row of the logits
+                pass
+        return "".join([self.step(token_id) for token_id in token_ids])
+
+    def step(self, token_id: int) -> str:
+        raise NotImplementedError
+
+
+class ByteLevelDecoder(_TableDecoder):
+    """A text is the UTF-8 of all tokens' bytes in a row."""
+
+    __slots__ = ()
 
     def step(self, token_id: int) -> str:
         if token_id >= len(self._pieces):
@@ -119,19 +137,17 @@ class ByteLevelDecoder:
         return text
 
 
-class ByteFallbackDecoder:
+class ByteFallbackDecoder(_TableDecoder):
     """Tokens are text, but for byte tokens, whose unbroken runs are decoded together.
 
     A run shows a replacement character for every byte that belongs to no whole character. The library does so for all
     bytes of a run with a mistake; here whole characters before the first mistake were shown already, and stay.
     """
 
-    __slots__ = ("_broken", "_held", "_pieces", "_raw")
+    __slots__ = ("_broken",)
 
     def __init__(self, pieces: Sequence[str | None], raw: Sequence[bytes]) -> None:
-        self._pieces = pieces
-        self._raw = raw
-        self._held = b""
+        super().__init__(pieces, raw)
         self._broken = False
 
     @property
@@ -180,9 +196,8 @@ class LibraryDecoder:
         self._ids: list[int] = []
         self._shown: list[str] = []
 
-    @property
-    def clean(self) -> bool:
-        return False
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.step(token_id) for token_id in token_ids])
 
     def step(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -217,9 +232,9 @@ class SequenceText:
         self._held = ""
 
     @property
-    def clean(self) -> bool:
-        """The next token's text is its table entry."""
-        return self._stops is None and self._decoder.clean
+    def plain(self) -> bool:
+        """No stop string is looked for, so nobody needs to know at once what the tokens say."""
+        return self._stops is None
 
     def feed_one(self, token_id: int) -> tuple[str, str | None]:
         """Take one new token; returns text to show, and the stop string when one was met."""
@@ -232,6 +247,8 @@ class SequenceText:
         Returns:
             Text to show, how many of the tokens were used, and the stop string when one was met.
         """
+        if self._stops is None:
+            return self._decoder.feed(token_ids), len(token_ids), None
         texts: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
             shown, stop = self.feed_one(token_id)

@@ -21,13 +21,15 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.intake import ChatPrompt, IntakeMessage, PrepareRequest, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.output import OutputMessage
-from troupellm.protocol.sampling import Limits
+from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
 from troupellm.protocol.worker import WorkerReady
 
 INLINE_CHARACTERS = 1000
 """Texts up to this length are tokenized on the event loop (under a millisecond); a thread costs more than it saves."""
 _INLINE_MESSAGES = 16
+_INLINE_IDS = 8192
+"""Lists of token ids up to this length are checked and packed on the event loop."""
 
 
 class Intake:
@@ -54,12 +56,9 @@ class Intake:
         self._inbox = inbox
         self._output = output
         self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._most_tokens = limits.max_model_len
         self._threads = threads
         self._randomness = randomness
-        self._preparer = Preparer(tokenizer, limits, ready, rows)
+        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""
@@ -67,21 +66,21 @@ class Intake:
         async with anyio.create_task_group() as group:
             while await self._inbox.wait():
                 while (message := self._inbox.take()) is not None:
-                    if is_short(message.prompt):
-                        await self._pass_on(message, in_thread=False)
+                    seed = self._randomness.seed()  # here, so that seeds follow the order of arrival
+                    if is_short(message.prompt) and has_short_lists(message.params):
+                        await self._pass_on(message, seed, in_thread=False)
                     else:  # at most as many as admission lets in
-                        group.start_soon(self._pass_on_from_thread, message)
+                        group.start_soon(self._pass_on_from_thread, message, seed)
                     await anyio.lowlevel.checkpoint()  # after each: a burst of short texts takes long all the same
 
-    async def _pass_on_from_thread(self, message: PrepareRequest) -> None:
-        await self._pass_on(message, in_thread=True)
+    async def _pass_on_from_thread(self, message: PrepareRequest, seed: int) -> None:
+        await self._pass_on(message, seed, in_thread=True)
 
-    async def _pass_on(self, message: PrepareRequest, *, in_thread: bool) -> None:
+    async def _pass_on(self, message: PrepareRequest, seed: int, *, in_thread: bool) -> None:
         """Prepare one request and send it on, or answer it. The choke point for what a request's content raises."""
-        arguments = (message.prompt, self._tokenizer, self._chat_template, self._most_tokens)
+        prepare = self._preparer.prepare
         try:
-            token_ids = await self._threads.run(tokenize, *arguments) if in_thread else tokenize(*arguments)
-            prepared = self._preparer.prepare(message, token_ids, self._randomness.seed())
+            prepared = await self._threads.run(prepare, message, seed) if in_thread else prepare(message, seed)
         except TroupeError as error:
             _refuse(message, error)
             return
@@ -111,12 +110,18 @@ async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTempla
 def is_short(prompt: Prompt) -> bool:
     """Whether preparing it takes about a millisecond at most."""
     match prompt:
-        case TokensPrompt():
-            return True
+        case TokensPrompt(token_ids=token_ids):
+            return len(token_ids) <= _INLINE_IDS
         case TextPrompt(text=text):
             return not isinstance(text, str) or len(text) <= INLINE_CHARACTERS
         case ChatPrompt(messages=messages, tools=tools):
             return not tools and len(messages) <= _INLINE_MESSAGES and _letters(messages) <= INLINE_CHARACTERS
+
+
+def has_short_lists(params: SamplingParams) -> bool:
+    """Whether checking the parameters, and tokenizing the bad words twice each, takes about a millisecond at most."""
+    num_ids = len(params.stop_token_ids or ()) + len(params.allowed_token_ids or ())
+    return num_ids <= _INLINE_IDS and 2 * _letters(params.bad_words or ()) <= INLINE_CHARACTERS
 
 
 def _letters(value: Any) -> int:

@@ -15,6 +15,8 @@ from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
 from troupellm.protocol.worker import SamplingState, WorkerReady
 
 SEED_MASK = 2**64 - 1
+LEAST_TEMPERATURE = 0.01
+"""Smaller ones that are not greedy are raised to this: logits divided by them lose their digits."""
 _MOST_INT32 = 2**31 - 1
 
 
@@ -77,24 +79,29 @@ def check_unicode(field: str, text: str) -> None:
 class Preparer:
     """Validation and resolution of requests against one loaded model."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits, ready: WorkerReady, rows: Iterator[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, limits: Limits, ready: WorkerReady, rows: Iterator[int]
+    ) -> None:
         """
         Args:
             rows: numbers for sequences; outlives restarts of the actor, so that none is used twice.
         """
         self._tokenizer = tokenizer
+        self._template = template
         self._limits = limits
         self._pool_tokens = ready.num_blocks * ready.block_size
         self._rows = rows
 
-    def prepare(self, message: PrepareRequest, token_ids: Sequence[int], seed: int) -> Prepared:
-        """
+    def prepare(self, message: PrepareRequest, seed: int) -> Prepared:
+        """Render, tokenize, validate and resolve. Safe in any thread, slow for what is long.
+
         Args:
             seed: for a request that brings none.
 
         Raises:
             InvalidRequest: the request cannot be served; names the field.
         """
+        token_ids = tokenize(message.prompt, self._tokenizer, self._template, self._limits.max_model_len)
         params, limits = message.params, self._limits
         params.check_against(limits)
         field = prompt_field(message.prompt)
@@ -189,7 +196,7 @@ class Preparer:
     def _sampling_state(self, params: SamplingParams, seed: int) -> SamplingState:
         stops = self._eos(params) | frozenset(params.stop_token_ids or ()) if params.min_tokens else frozenset[int]()
         return SamplingState(
-            temperature=0.0 if params.greedy else float(params.temperature),
+            temperature=0.0 if params.greedy else max(float(params.temperature), LEAST_TEMPERATURE),
             top_k=max(params.top_k, 0),
             top_p=float(params.top_p),
             min_p=float(params.min_p),

@@ -1,7 +1,7 @@
 """What the output actor does with each message, without the loop around it.
 
-The hot path is one token of a sequence without log-probabilities: two look-ups and a push where nothing is held back
-and no stop string is looked for. First tokens, ends and everything else take the careful path below it.
+The hot path is a token of a sequence without stop strings and log-probabilities: its id is kept, and becomes text when
+the reader is woken. First tokens, ends and everything else take the careful path below it.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,21 +35,20 @@ class _Request:
 class _Row:
     """A sequence that has not ended."""
 
-    __slots__ = ("clean", "index", "logprobs", "pieces", "plain", "request", "show_stop_token", "started", "text")
+    __slots__ = ("ids", "index", "logprobs", "request", "show_stop_token", "started", "stepwise", "text")
 
-    def __init__(self, index: int, request: _Request, text: SequenceText | None, pieces: Sequence[str | None]) -> None:
+    def __init__(self, index: int, request: _Request, text: SequenceText | None) -> None:
         self.index = index
         self.request = request
         self.text = text
         """None when nothing is to be detokenized."""
-        self.pieces = pieces
         self.logprobs = False
         self.show_stop_token = False
         self.started = False
-        self.plain: SequenceText | None = None
-        """`text` again, once single tokens may take the hot path."""
-        self.clean = False
-        """The next token is shown as it stands in `pieces`."""
+        self.ids: list[int] = []
+        """Tokens that are text only when the reader is woken."""
+        self.stepwise: SequenceText | None = None
+        """`text` again, once single tokens are looked at for stop strings without further ado."""
 
 
 class OutputCore:
@@ -63,6 +62,8 @@ class OutputCore:
         self._flush_interval = flush_interval
         self._requests: dict[int, _Request] = {}
         self._rows: dict[int, _Row] = {}
+        self._keeping: dict[int, list[int]] = {}
+        """`ids` by row, of those that take the hot path."""
         self._dirty: list[_Request] = []
         self.next_flush: float | None = None
         """When `flush` has something to do; None while nobody has unseen pieces."""
@@ -96,7 +97,6 @@ class OutputCore:
     def _on_open(self, message: OpenRequest) -> None:
         request = self._requests[message.request] = _Request(message)
         tables, skip = self._tables, message.skip_special_tokens
-        pieces = tables.pieces(skip_special_tokens=skip)
         stops = StopStrings(message.stop_strings) if message.stop_strings else None
         for index, number in enumerate(message.rows):
             text: SequenceText | None = None
@@ -107,7 +107,7 @@ class OutputCore:
                     include_stop=message.include_stop_str_in_output,
                     min_tokens=message.min_tokens,
                 )
-            row = self._rows[number] = _Row(index, request, text, pieces)
+            row = self._rows[number] = _Row(index, request, text)
             row.logprobs = message.logprobs is not None
             row.show_stop_token = message.include_stop_str_in_output
         request.outbox.opened(tuple(memoryview(message.prompt_token_ids).cast("i")))
@@ -119,25 +119,23 @@ class OutputCore:
             self._on_prompt_logprobs(prompt_entry)
         finished = {end.row: end for end in message.finished} if message.finished else {}
         logprobs = {entry.row: entry for entry in message.logprobs} if message.logprobs else {}
-        rows, tokens, offset = self._rows, message.tokens, 0
+        rows, keeping, tokens, offset = self._rows, self._keeping, message.tokens, 0
+        for number in finished:
+            keeping.pop(number, None)
         for number, count in zip(message.rows, message.token_counts, strict=True):
+            ids = keeping.get(number)
+            if ids is not None and count == 1:
+                if not ids:
+                    self._mark(rows[number].request)
+                ids.append(tokens[offset])
+                offset += 1
+                continue
             start, offset = offset, offset + count
             row = rows.get(number)
             if row is None:
                 continue  # it has met a stop string, or failed
-            if row.plain is not None and count == 1 and number not in finished:
-                token_id = tokens[start]
-                text = row.pieces[token_id] if row.clean and token_id < len(row.pieces) else None
-                if text is None:
-                    text, stop = row.plain.feed_one(token_id)
-                    row.clean = row.plain.clean
-                    if stop is not None:
-                        self._meet_stop(row, number, text, token_id, stop, now)
-                        continue
-                request = row.request
-                request.outbox.push(Delta(index=row.index, text=text, token_ids=(token_id,)))
-                if not request.dirty:
-                    self._mark(request)
+            if row.stepwise is not None and count == 1 and number not in finished:
+                self._look_for_stop(row, number, row.stepwise, tokens[start], now)
                 continue
             self._advance(row, number, tokens[start:offset], logprobs.get(number), finished.pop(number, None), now)
         for end in finished.values():
@@ -158,6 +156,7 @@ class OutputCore:
         now: float,
     ) -> None:
         """The careful path: any number of tokens, stop strings, log-probabilities, the end of the sequence."""
+        self._settle(row)
         shown, used, reason, stop = self._show(row, token_ids, end)
         entries: tuple[TokenLogprob, ...] | None = None
         if logprobs is not None and row.logprobs:
@@ -177,26 +176,42 @@ class OutputCore:
         )
         if reason is not None:
             del self._rows[number]
+            self._keeping.pop(number, None)
             if end is None:
                 self._to_scheduler(StopStringMet(number))
             self._wake(request, now)
         elif row.started:
-            row.clean = row.plain is not None and row.plain.clean
             self._mark(request)
         else:
-            self._start(row, now)
+            self._start(row, number, now)
 
-    def _start(self, row: _Row, now: float) -> None:
+    def _start(self, row: _Row, number: int, now: float) -> None:
         """The sequence has its first token; from here on it may take the hot path."""
         row.started = True
-        if row.text is not None and not row.logprobs:
-            row.plain, row.clean = row.text, row.text.clean
+        if not row.logprobs:
+            if row.text is None or row.text.plain:
+                self._keeping[number] = row.ids
+            else:
+                row.stepwise = row.text
         self._wake(row.request, now)
 
-    def _meet_stop(self, row: _Row, number: int, text: str, token_id: int, stop: str, now: float) -> None:
-        """A stop string was met on the hot path."""
-        delta = Delta(index=row.index, text=text, token_ids=(token_id,), finish_reason="stop", stop_reason=stop)
-        row.request.outbox.push(delta)
+    def _settle(self, row: _Row) -> None:
+        """Show the tokens that were kept."""
+        ids = row.ids
+        if ids:
+            text = "" if row.text is None else row.text.feed(ids)[0]
+            row.request.outbox.push(Delta(index=row.index, text=text, token_ids=tuple(ids)))
+            ids.clear()
+
+    def _look_for_stop(self, row: _Row, number: int, text: SequenceText, token_id: int, now: float) -> None:
+        """One more token of a sequence with stop strings."""
+        shown, stop = text.feed_one(token_id)
+        push = row.request.outbox.push
+        if stop is None:
+            push(Delta(index=row.index, text=shown, token_ids=(token_id,)))
+            self._mark(row.request)
+            return
+        push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
         self._to_scheduler(StopStringMet(number))
         self._wake(row.request, now)
@@ -241,6 +256,7 @@ class OutputCore:
         if row is None:
             return
         request = row.request
+        self._settle_all(request)
         self._forget(request)
         request.outbox.fail(error)
         request.outbox.wake()
@@ -251,6 +267,7 @@ class OutputCore:
         request = self._requests.get(closed.request)
         if request is None:
             return
+        self._settle_all(request)
         self._forget(request)
         if closed.error is None:
             request.outbox.close(closed.usage, closed.scheduled, closed.first_token)
@@ -263,6 +280,13 @@ class OutputCore:
         request.dirty = False
         for number in request.rows:
             self._rows.pop(number, None)
+            self._keeping.pop(number, None)
+
+    def _settle_all(self, request: _Request) -> None:
+        for number in request.rows:
+            row = self._rows.get(number)
+            if row is not None:
+                self._settle(row)
 
     def _mark(self, request: _Request) -> None:
         """The reader has something to see, at the latest when its interval is over."""
@@ -273,6 +297,7 @@ class OutputCore:
                 self.next_flush = request.due
 
     def _wake(self, request: _Request, now: float) -> None:
+        self._settle_all(request)
         request.dirty = False
         request.due = now + self._flush_interval
         request.outbox.wake()

@@ -55,6 +55,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to generate. See `protocol/worker.py:SamplingState` for what the worker is told.
 
+    Differs from vLLM in three ways: n > 1 with a greedy temperature is accepted (clients of the OpenAI API send it; all
+    answers are equal), a logit_bias beyond [-100, 100] is refused instead of cut, and true is no number, so that
+    `logprobs=True` is refused; write 1. Temperatures in (0, 0.01) act as 0.01, as there.
+
     Raises:
         InvalidRequest: a value has the wrong type or is out of range; names the field and the range.
     """
@@ -129,11 +133,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         width = limits.vocab_width
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             ids = getattr(self, field)
-            for token_id in ids or ():
-                if not 0 <= token_id < width:
-                    raise InvalidRequest(
-                        f"{field} has token id {token_id}; ids must be in [0, {width - 1}]", param=field
-                    )
+            if ids and max(ids) >= width:  # none is negative
+                raise InvalidRequest(f"{field} has token id {max(ids)}; ids must be in [0, {width - 1}]", param=field)
         for field in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, field)
             if wanted is None:
@@ -169,8 +170,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"{field} must be a list of at most {MAX_ID_LIST} token ids", param=field)
         if not ids and not allow_empty:
             raise InvalidRequest(f"{field} must not be empty", param=field)
-        for token_id in ids:
-            _check_integer(field, token_id, 0, 2**31 - 1)
+        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
+            for token_id in ids:  # names the one at fault
+                _check_integer(field, token_id, 0, 2**31 - 1)
 
 
 def _check_number(field: str, value: Any, low: float, high: float, *, exclusive: bool) -> None:
@@ -204,8 +206,8 @@ def _shown(value: float) -> str:
 def _check_strings(field: str, values: Any, most: int, longest: int) -> None:
     if values is None:
         return
-    if not isinstance(values, Sequence) or isinstance(values, bytes) or len(values) > most:
-        raise InvalidRequest(f"{field} must have at most {most} strings", param=field)
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) > most:
+        raise InvalidRequest(f"{field} must be a list of at most {most} strings", param=field)
     for value in values:
         if not isinstance(value, str) or not value or len(value) > longest:
             raise InvalidRequest(f"{field} must hold strings of 1 to {longest} characters", param=field)

@@ -67,7 +67,7 @@ class BlockTables:
         num_full = sequence.num_confirmed // self.block_size
         if num_full <= sequence.num_labelled:
             return
-        self._hasher.extend(sequence.keys, sequence.tokens, num_full, sequence.request.extras)
+        self._name(sequence, num_full)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
             for index in range(sequence.num_labelled, num_full):
                 pool.label(table[index], sequence.keys[index])
@@ -78,11 +78,16 @@ class BlockTables:
             pool.release(table)
 
     def _find_prefix(self, sequence: Sequence) -> list[list[int]]:
-        """Blocks per group of the longest known prefix that leaves at least the last token to compute."""
+        """Blocks per group of the longest known prefix that leaves at least the last token to compute.
+
+        Names blocks only as far as they are found, so a prompt that nobody has sent before costs one hash.
+        """
         longest = (len(sequence.tokens) - 1) // self.block_size
-        self._hasher.extend(sequence.keys, sequence.tokens, longest, sequence.request.extras)
         hits: list[list[int]] = [[] for _ in self.pools]
-        for key in sequence.keys[:longest]:
+        for index in range(longest):
+            if index >= len(sequence.keys):
+                self._name(sequence, index + 1)
+            key = sequence.keys[index]
             blocks = [pool.find(key) for pool in self.pools]
             if None in blocks:
                 break
@@ -90,3 +95,11 @@ class BlockTables:
                 if block is not None:
                     found.append(block)
         return hits
+
+    def _name(self, sequence: Sequence, num_blocks: int) -> None:
+        """Compute a sequence's first keys; those of the prompt come from its first sibling, as far as that has them."""
+        request, keys = sequence.request, sequence.keys
+        elder = request.sequences[0].keys
+        if len(elder) > len(keys):
+            keys.extend(elder[len(keys) : request.num_prompt_tokens // self.block_size])
+        self._hasher.extend(keys, request.prompt, sequence.tokens, num_blocks, request.extras)

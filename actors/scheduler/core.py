@@ -4,8 +4,8 @@ Counting: `num_computed` of a sequence advances when a plan names it, its `token
 plans in flight a decode row is planned again while its last token exists on the device only.
 """
 
-import struct
-from heapq import heappop, heappush
+from array import array
+from heapq import heapify, heappop, heappush
 
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
@@ -19,16 +19,20 @@ from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
     ContextLengthExceeded,
-    EngineOverloaded,
     EngineStopped,
     InvalidRequest,
     RequestAborted,
+    TroupeError,
 )
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
+
+_EARLY_ABORTS = 1024
+"""How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
+_SPARE_DEADLINES = 64
 
 
 class SchedulerCore:
@@ -56,6 +60,8 @@ class SchedulerCore:
         self._planner = Planner(config, self._tables, self._room, self._flights, self._residents, engine_epoch)
         self._updates = Updates(self._ledger, self._residents, self._tables, ready.vocab_width)
         self._deadlines: list[tuple[float, int]] = []
+        self._early_aborts: dict[int, None] = {}
+        """Requests that were aborted before they came, oldest first."""
         self._draining = False
         self._num_submitted = 0
 
@@ -75,12 +81,17 @@ class SchedulerCore:
         if self._draining:
             self._ledger.refuse(message, EngineStopped("the engine is stopping and takes no new requests"))
             return
-        refusal = self._refusal(message)
+        refusal: TroupeError | None
+        if message.request in self._early_aborts:
+            del self._early_aborts[message.request]
+            refusal = _aborted()
+        else:
+            refusal = self._refusal(message)
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
         request = Request(message, request_extras(cache_salt=message.cache_salt))
-        tokens = struct.unpack(f"<{request.num_prompt_tokens}i", message.prompt)
+        tokens = array("i", message.prompt).tolist()
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
         self._num_submitted += 1
         request.sequences = tuple(
@@ -88,7 +99,7 @@ class SchedulerCore:
                 request,
                 spec.row,
                 spec.sampling,
-                list(tokens),
+                tokens.copy(),
                 message,
                 limit=limit,
                 num_groups=len(self._ready.groups),
@@ -99,13 +110,21 @@ class SchedulerCore:
         request.prompt_computed = not self._tables.caching
         self._ledger.open(request)
         if message.deadline is not None:
-            heappush(self._deadlines, (message.deadline, message.request))
+            self._remember_deadline(message.deadline, message.request)
 
     def abort(self, request: int) -> None:
-        """End a request for its owner. Idempotent; closes it when no plan in flight names it any more."""
+        """End a request for its owner. Idempotent; closes it when no plan in flight names it any more.
+
+        One that is not here is closed too: the output actor may have opened it. It may still be on its way in.
+        """
         found = self._ledger.requests.get(request)
         if found is not None:
-            self._ledger.end_request(found, RequestAborted("the request was aborted"))
+            self._ledger.end_request(found, _aborted())
+            return
+        self._ledger.close_unknown(request, _aborted())
+        self._early_aborts[request] = None
+        if len(self._early_aborts) > _EARLY_ABORTS:
+            del self._early_aborts[next(iter(self._early_aborts))]
 
     def stop_string_met(self, row: int) -> None:
         """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
@@ -122,8 +141,7 @@ class SchedulerCore:
         found.paused = True
         for sequence in found.sequences:
             if sequence.state in (State.WAITING, State.PREEMPTED):
-                self._room.remove(sequence)
-                sequence.handle(Event.PAUSE)
+                self._residents.hold(sequence)
             elif sequence.state is State.RUNNING:
                 self._residents.pause(sequence)
 
@@ -136,7 +154,7 @@ class SchedulerCore:
             if sequence.state is State.PAUSED:
                 self._residents.resume(sequence)
             elif sequence.state is State.HELD:
-                sequence.handle(Event.RESUME)
+                self._residents.let_go(sequence)
                 if found.prompt_computed or sequence is found.sequences[0]:
                     self._room.add(sequence)
 
@@ -178,7 +196,7 @@ class SchedulerCore:
     def snapshot(self) -> SchedulerSnapshot:
         pools = self._tables.pools
         residents = self._residents
-        running, paused = len(residents.running), len(residents.paused)
+        running, paused = len(residents.running), len(residents.paused) + len(residents.held)
         return SchedulerSnapshot(
             waiting=len(self._ledger.sequences) - running - paused - len(residents.ending),
             running=running,
@@ -243,4 +261,16 @@ class SchedulerCore:
         while self._deadlines and self._deadlines[0][0] <= now:
             request = self._ledger.requests.get(heappop(self._deadlines)[1])
             if request is not None and request.scheduled is None:
-                self._ledger.end_request(request, EngineOverloaded("the request waited until its deadline"))
+                self._ledger.end_request(
+                    request, RequestAborted("the deadline passed before the request began", code="deadline_exceeded")
+                )
+
+    def _remember_deadline(self, deadline: float, request: int) -> None:
+        heappush(self._deadlines, (deadline, request))
+        if len(self._deadlines) > 2 * len(self._ledger.requests) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._ledger.requests]
+            heapify(self._deadlines)
+
+
+def _aborted() -> RequestAborted:
+    return RequestAborted("the request was aborted")

@@ -45,10 +45,12 @@ class Ledger:
 
     def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
         """Close a request that was never opened."""
-        usage = Usage(prompt_tokens=len(message.prompt) // 4, completion_tokens=0)
-        self.closed.append(
-            RequestClosed(request=message.request, usage=usage, scheduled=None, first_token=None, error=error)
-        )
+        self.close_unknown(message.request, error, prompt_tokens=len(message.prompt) // 4)
+
+    def close_unknown(self, request: int, error: TroupeError, *, prompt_tokens: int = 0) -> None:
+        """Close a request that is not here: it was refused, has ended, or was aborted on its way in."""
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
+        self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
     def end(self, sequence: Sequence, event: Event) -> None:
         if self._residents.end(sequence, event):

@@ -31,11 +31,19 @@ class PrefixHasher:
         self._block_size = block_size
         self._packer = struct.Struct(f"<{block_size}i")
 
-    def extend(self, keys: list[bytes], tokens: Sequence[int], num_blocks: int, extras: bytes) -> None:
-        """Append keys to `keys` (those of the blocks before) until it names the first `num_blocks` full blocks."""
-        size = self._block_size
+    def extend(self, keys: list[bytes], prompt: bytes, tokens: Sequence[int], num_blocks: int, extras: bytes) -> None:
+        """Append keys to `keys` (those of the blocks before) until it names the first `num_blocks` full blocks.
+
+        Args:
+            prompt: the first tokens once more, as int32: blocks in it need no packing.
+        """
+        size, width = self._block_size, self._packer.size
+        packed = len(prompt) // width
         parent = keys[-1] if keys else _ROOT
         for index in range(len(keys), num_blocks):
-            content = self._packer.pack(*tokens[index * size : (index + 1) * size])
+            if index < packed:
+                content = prompt[index * width : (index + 1) * width]
+            else:
+                content = self._packer.pack(*tokens[index * size : (index + 1) * size])
             parent = sha256(self._secret + parent + content + extras).digest()
             keys.append(parent)

@@ -18,6 +18,8 @@ class Residents:
         self._flights = flights
         self.running: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
+        self.held: set[int] = set()
+        """Rows that have a reader who does not read, and no blocks."""
         self.ending: dict[int, Sequence] = {}
         self.retired: list[int] = []
         """Rows that the worker should forget with the next plan."""
@@ -46,6 +48,17 @@ class Residents:
         sequence.handle(Event.RESUME)
         self.running[sequence.row] = self.paused.pop(sequence.row)
 
+    def hold(self, sequence: Sequence) -> None:
+        """From the waiting room to those who wait for their reader first."""
+        self._room.remove(sequence)
+        sequence.handle(Event.PAUSE)
+        self.held.add(sequence.row)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Its reader reads again; it is not back in the waiting room yet."""
+        sequence.handle(Event.RESUME)
+        self.held.remove(sequence.row)
+
     def victim(self) -> Sequence | None:
         """Who gives up blocks next: readers that do not read before those that do, the latest served first."""
         candidates = self.paused or self.running
@@ -59,6 +72,8 @@ class Residents:
         sequence.forget_computation()
         if sequence.state is State.PREEMPTED:
             self._room.add(sequence)
+        else:
+            self.held.add(sequence.row)
         self.num_preemptions += 1
 
     def end(self, sequence: Sequence, event: Event) -> bool:
@@ -96,6 +111,7 @@ class Residents:
     def _leave(self, sequence: Sequence) -> None:
         self.running.pop(sequence.row, None)
         self.paused.pop(sequence.row, None)
+        self.held.discard(sequence.row)
         if sequence.known_to_worker:
             sequence.known_to_worker = False
             self.retired.append(sequence.row)

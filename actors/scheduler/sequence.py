@@ -96,11 +96,13 @@ class Request:
         "number",
         "paused",
         "priority",
+        "prompt",
         "prompt_computed",
         "reason",
         "request_id",
         "scheduled",
         "sequences",
+        "stop_or_eos",
     )
 
     def __init__(self, message: SubmitRequest, extras: bytes) -> None:
@@ -110,7 +112,10 @@ class Request:
         self.deadline = message.deadline
         self.priority = message.priority
         self.max_tokens = message.max_tokens
+        self.prompt = message.prompt
+        """int32 [prompt_tokens]."""
         self.num_prompt_tokens = len(message.prompt) // 4
+        self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
         self.extras = extras
         self.sequences: tuple[Sequence, ...] = ()
         self.num_live = 0
@@ -182,7 +187,7 @@ class Sequence:
         """The sequence ends when it has so many tokens, prompt included."""
         self.min_tokens = message.min_tokens
         self.eos_token_ids = message.eos_token_ids
-        self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
+        self.stop_or_eos = request.stop_or_eos
         self.num_computed = 0
         """Positions whose KV is computed or will be by a plan in flight."""
         self.num_confirmed_prefill = 0

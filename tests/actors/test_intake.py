@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import text_models
 
-from troupellm.actors.intake import INLINE_CHARACTERS, Intake, is_short, render
+from troupellm.actors.intake import INLINE_CHARACTERS, Intake, has_short_lists, is_short, render
 from troupellm.actors.mailbox import Mailbox
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
@@ -332,6 +332,34 @@ async def test_a_long_prompt_is_overtaken_by_short_ones(bench):
     assert isinstance(other.error, ContextLengthExceeded)
 
 
+async def test_long_lists_in_the_parameters_are_prepared_in_a_thread(bench):
+    params = SamplingParams(bad_words=["fox " * 100] * 10)
+    bench.threads.gate.set()
+    await bench.prepare(TextPrompt("a"), params)
+    assert bench.threads.calls == 1
+
+
+async def test_seeds_follow_the_order_of_arrival(bench, monkeypatch):
+    seeds = itertools.count(1)
+    monkeypatch.setattr(FixedSeeds, "seed", lambda _: next(seeds))
+    async with anyio.create_task_group() as group:
+        await group.start(bench.intake.run)
+        await bench.put(TextPrompt("a"), SamplingParams(bad_words=["fox " * 100] * 10))
+        await bench.put(TextPrompt("a"))
+        await anyio.wait_all_tasks_blocked()
+        assert bench.scheduler.take().sequences[0].sampling.seed == 2, "it has overtaken the long one"
+        bench.threads.gate.set()
+        await anyio.wait_all_tasks_blocked()
+        assert bench.scheduler.take().sequences[0].sampling.seed == 1
+        bench.inbox.close()
+
+
+@pytest.mark.parametrize(("given", "used"), [(1e-6, 0.0), (0.001, 0.01), (0.01, 0.01), (0.5, 0.5)])
+async def test_tiny_temperatures_are_raised(bench, given, used):
+    _, submitted = await bench.prepare(TextPrompt("a"), SamplingParams(temperature=given))
+    assert submitted.sequences[0].sampling.temperature == used
+
+
 async def test_neighbours_that_have_closed_mean_that_the_engine_stops(bench):
     bench.scheduler.close()
     slot = await bench.put(TextPrompt("a"))
@@ -365,7 +393,8 @@ async def test_render_gives_the_tokens_alone(bench):
 @pytest.mark.parametrize(
     ("prompt", "short"),
     [
-        (TokensPrompt([1] * 10_000), True),
+        (TokensPrompt([1] * 8192), True),
+        (TokensPrompt([1] * 8193), False),
         (TextPrompt("a" * 1000), True),
         (TextPrompt("a" * 1001), False),
         (ChatPrompt(messages=[{"content": [{"type": "text", "text": "a" * 1001}]}]), False),
@@ -375,3 +404,16 @@ async def test_render_gives_the_tokens_alone(bench):
 )
 async def test_what_is_prepared_on_the_loop(prompt, short):
     assert is_short(prompt) is short
+
+
+@pytest.mark.parametrize(
+    ("params", "short"),
+    [
+        ({}, True),
+        ({"bad_words": ["a" * 400]}, True),
+        ({"bad_words": ["a" * 400] * 2}, False),
+        ({"stop_token_ids": [1] * 4096, "allowed_token_ids": [1] * 4097}, False),
+    ],
+)
+async def test_which_parameters_are_prepared_on_the_loop(params, short):
+    assert has_short_lists(SamplingParams(**params)) is short

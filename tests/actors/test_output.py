@@ -305,6 +305,7 @@ def test_a_failed_sequence_fails_its_request_alone(core, sent):
     assert slot.error.message == failure.message
     assert sent == [AbortRequest(1)]
     core.handle(step({11: ids("b"), 12: ids("b")}, closed=(closed(error=slot.error),)), 0.0)
+    core.flush(0.0)
     assert slot.closed is None
     assert other.text() == "ab"
 
@@ -348,6 +349,36 @@ def test_readers_are_woken_by_time_but_at_once_for_firsts_and_ends(sent):
     assert core.next_flush is None
     core.handle(step({10: ids("a")}, finished=(RowFinished(10, "length"),)), 1.021)
     assert slot.wakes == 3
+
+
+def test_tokens_become_text_when_the_reader_is_woken(sent):
+    """In between they are kept, whole characters or not, and an end brings what was kept of all sequences."""
+    core, slot = OutputCore(TABLES, sent.append, 0.02), Slot()
+    core.handle(opened(slot, rows=(10, 11)), 0.0)
+    core.handle(step({10: ids("a"), 11: ids("x")}), 0.0)
+    cut = [next(i for i, raw in enumerate(TABLES.raw) if raw == bytes([byte])) for byte in "é".encode()]
+    for token in (cut[0], cut[1], *ids("b")):
+        core.handle(step({10: [token], 11: ids("y")}), 0.001)
+    assert (slot.text(0), slot.text(1), len(slot.deltas)) == ("a", "x", 2)
+    core.flush(0.02)
+    assert (slot.text(0), slot.text(1), len(slot.deltas)) == ("aéb", "xyyy", 4)
+    core.handle(step({10: [cut[0]], 11: ids("y")}), 0.021)
+    core.flush(0.021)
+    assert len(slot.deltas) == 4
+    core.handle(step({10: [END]}, finished=(RowFinished(10, "stop", None, True),)), 0.022)
+    assert slot.tokens(0) == (*ids("a"), *cut, *ids("b"), cut[0], END)
+    assert slot.text(0) == "aéb\ufffd"
+    assert slot.text(1) == "xyyyy"
+
+
+def test_an_error_comes_after_what_was_kept(sent):
+    core, slot = OutputCore(TABLES, sent.append, 0.02), Slot()
+    core.handle(opened(slot), 0.0)
+    core.handle(step({10: ids("a")}), 0.0)
+    core.handle(step({10: ids("b")}), 0.001)
+    core.handle(StepOutput(step=3, closed=(closed(error=EngineStopped("over")),)), 0.002)
+    assert slot.text() == "ab"
+    assert isinstance(slot.error, EngineStopped)
 
 
 def test_each_reader_has_its_own_time(sent):

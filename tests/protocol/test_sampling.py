@@ -23,6 +23,7 @@ LIMITS = Limits(vocab_width=100, max_model_len=512, max_logprobs=5)
         ("priority", 2**31), ("stop", ""), ("stop", [""]), ("stop", ["a"] * 17), ("stop", "a" * 513),
         ("stop", 5), ("stop", [5]), ("stop_token_ids", [-1]), ("stop_token_ids", "12"), ("stop_token_ids", [1.0]),
         ("allowed_token_ids", []), ("allowed_token_ids", [True]), ("bad_words", [""]), ("bad_words", ["a"] * 129),
+        ("bad_words", "word"), ("allowed_token_ids", [1, 2**31]), ("stop_token_ids", [1, None]),
         ("logit_bias", {-1: 1.0}), ("logit_bias", {1: 101.0}), ("logit_bias", {1: math.nan}), ("logit_bias", [1]),
         ("logit_bias", {"1": 1.0}), ("ignore_eos", 1), ("detokenize", None),
     ],
@@ -41,6 +42,7 @@ def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
         ("temperature", 0), ("temperature", -0.0), ("temperature", 1e-320), ("temperature", 2.0), ("top_p", 1e-9),
         ("top_k", -1), ("seed", -(2**63)), ("seed", 2**63 - 1), ("max_tokens", None), ("logprobs", 0),
         ("stop", "x"), ("stop", ["x", "y"]), ("stop", []), ("logit_bias", {}), ("stop_token_ids", []),
+        ("stop_token_ids", [0, 2**31 - 1]), ("n", 64),
     ],
 )  # fmt: skip
 def test_the_edges_of_the_ranges_are_accepted(field: str, value: object) -> None:

@@ -272,8 +272,13 @@ class Harness:
         self._drain()
 
     def abort(self, request: int) -> None:
+        over = request in self.reader.closed
         self.core.abort(request)
         self.core.assert_invariants()
+        if over:  # the output actor ignores it
+            output = self.core.take_output()
+            assert output is not None
+            assert [closed.request for closed in output.closed] == [request], "a late abort says something else"
         self._drain()
 
     def _drain(self) -> None:

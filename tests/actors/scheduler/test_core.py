@@ -3,7 +3,7 @@
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, EngineStopped, InvalidRequest
+from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, RequestAborted
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -97,12 +97,39 @@ def test_an_abort_after_the_last_token_does_not_turn_a_good_end_into_an_error() 
 
 def test_unknown_requests_and_rows_are_ignored() -> None:
     core = make_core()
-    core.abort(1)
     core.pause(1)
     core.resume(1)
     core.stop_string_met(100)
     core.assert_invariants()
     assert core.take_output() is None
+
+
+def test_an_abort_that_overtakes_its_request_is_remembered() -> None:
+    """Once: what it names is closed for the output actor now, and again when it comes."""
+    harness = Harness(make_core())
+    harness.core.abort(1)
+    early = harness.core.take_output()
+    assert early is not None
+    assert [(end.request, type(end.error)) for end in early.closed] == [(1, RequestAborted)]
+    harness.submit(submission(1, PROMPT))
+    assert isinstance(harness.reader.closed[1].error, RequestAborted)
+    assert not harness.step(), "nobody reads what would be computed"
+
+
+def test_no_more_early_aborts_are_remembered_than_can_be_on_their_way() -> None:
+    core = make_core()
+    for request in range(2000):
+        core.abort(request)
+    assert len(core._early_aborts) == 1024
+    assert 1999 in core._early_aborts
+
+
+def test_deadlines_of_requests_that_have_ended_are_let_go() -> None:
+    harness = Harness(make_core())
+    for request in range(1, 300):
+        harness.submit(submission(request, PROMPT, max_tokens=1, deadline=1e6 + request))
+        harness.run()
+    assert len(harness.core._deadlines) < 100
 
 
 def test_resume_without_pause_changes_nothing() -> None:
@@ -157,7 +184,9 @@ def test_a_request_that_waits_beyond_its_deadline_is_dropped() -> None:
     assert harness.core.next_deadline == 2.0
     harness.run()
     assert harness.reader.closed[1].error is None, "it ran before its deadline"
-    assert isinstance(harness.reader.closed[2].error, EngineOverloaded)
+    error = harness.reader.closed[2].error
+    assert isinstance(error, RequestAborted)
+    assert error.code == "deadline_exceeded"
     assert harness.core.next_deadline is None
     harness.assert_idle()
 
@@ -169,3 +198,22 @@ def test_the_snapshot_counts() -> None:
     snapshot = harness.core.snapshot()
     assert (snapshot.steps, snapshot.tokens_generated, snapshot.prefix_queries, snapshot.prefix_hits) == (3, 3, 5, 0)
     assert (snapshot.blocks_total, snapshot.blocks_cached, snapshot.blocks_free) == (64, 1, 63)
+
+
+def test_the_snapshot_counts_a_paused_reader_once_and_never_as_waiting() -> None:
+    settings = ready(num_blocks=5, block_size=4, max_model_len=20)
+    harness = Harness(make_core(settings), settings)
+    harness.submit(submission(1, PROMPT, max_tokens=12))
+    harness.submit(submission(2, [9] * 5))
+    harness.step()
+    harness.core.pause(2)
+    for _ in range(9):  # then its blocks have gone to the one that is read
+        harness.step()
+    assert harness.core.snapshot().preemptions == 1
+    snapshot = harness.core.snapshot()
+    assert (snapshot.running, snapshot.paused, snapshot.waiting) == (1, 1, 0)
+    harness.core.resume(2)
+    snapshot = harness.core.snapshot()
+    assert (snapshot.running, snapshot.paused, snapshot.waiting) == (1, 0, 1)
+    harness.run()
+    harness.assert_idle()

@@ -79,6 +79,29 @@ def test_without_chunking_a_preempted_sequence_longer_than_a_step_comes_back() -
         assert harness.reader.streams[100 * request] == expected
 
 
+def test_nobody_is_admitted_while_a_running_sequence_lacks_budget() -> None:
+    """Without chunking the rest of a long sequence needs more than decodes leave; a small newcomer must not take it."""
+    settings = ready(num_blocks=16, block_size=4, max_model_len=32)
+    core = make_core(settings, max_num_batched_tokens=8, enable_chunked_prefill=False, caching=False)
+    harness = Harness(core, settings)
+    harness.submit(submission(1, prompt(7), max_tokens=20))
+    for _ in range(7):
+        harness.step()
+    core._residents.preempt(core._ledger.sequences[100])  # 14 tokens: two steps, 8 and 6
+    harness.step()
+    for request in (2, 3, 4):
+        harness.submit(submission(request, prompt(1, 10 * request), max_tokens=20))
+    core.pause(1)
+    harness.step()
+    core.resume(1)
+    harness.submit(submission(5, prompt(4, 40)))
+    harness.step()
+    assert harness.plans[-1].rows == (200, 300, 400)
+    core.abort(2)
+    harness.step()
+    assert (harness.plans[-1].rows, harness.plans[-1].counts) == ((300, 400, 100), (1, 1, 6))
+
+
 def test_no_more_rows_and_tokens_than_configured() -> None:
     harness = Harness(make_core(max_num_seqs=3, max_num_batched_tokens=10))
     for request in range(1, 8):
@@ -201,7 +224,7 @@ def test_a_paused_reader_gives_way_when_blocks_are_short() -> None:
     harness.submit(submission(2, prompt(6, 20), max_tokens=4))
     harness.run()
     assert set(harness.reader.closed) == {2}
-    assert harness.core.snapshot().paused == 0
+    assert (harness.core.snapshot().paused, harness.core.snapshot().blocks_used) == (1, 0)
     assert harness.core.snapshot().waiting == 1
     harness.core.resume(1)
     harness.run()

@@ -11,7 +11,7 @@ PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 
 def keys(tokens: list[int], *, secret: bytes = b"s", extras: bytes = b"") -> list[bytes]:
     named: list[bytes] = []
-    PrefixHasher(secret, 4).extend(named, tokens, len(tokens) // 4, extras)
+    PrefixHasher(secret, 4).extend(named, b"", tokens, len(tokens) // 4, extras)
     return named
 
 
@@ -26,7 +26,7 @@ def test_keys_are_extended_without_a_change_of_the_earlier_ones() -> None:
     named: list[bytes] = []
     hasher = PrefixHasher(b"s", 4)
     for blocks in (1, 1, 3):
-        hasher.extend(named, PROMPT, blocks, b"")
+        hasher.extend(named, b"", PROMPT, blocks, b"")
         assert len(named) == blocks
     assert named == keys(PROMPT)
 
