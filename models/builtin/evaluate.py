@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from troupellm.models.builtin import arithmetic, facts, structured, tool_calls
+from troupellm.models.builtin import arithmetic, facts, fresh_wordings, structured, tool_calls
 from troupellm.models.builtin.batches import token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END, TURN_START, Chat, Exchange
 from troupellm.models.builtin.network import Network, Shape
@@ -84,6 +84,7 @@ def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
         "json valid": [_object(rng) for _ in range(other)],
         "json extraction": [_extraction(rng) for _ in range(other)],
         "tool calls": [_call(rng) for _ in range(other)],
+        "fresh wordings": [_exact(*case) for case in fresh_wordings.evaluation(rng, count)],
     }
 
 
