@@ -8,16 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine as Engine
-    from troupellm.actors.offline import LLM as LLM
+    from troupellm.actors.offline import (
+        LLM as LLM,
+        CompletionOutput as CompletionOutput,
+        RequestOutput as RequestOutput,
+    )
+    from troupellm.protocol.config import EngineConfig as EngineConfig, ServerConfig as ServerConfig
     from troupellm.protocol.errors import (
+        ConfigError as ConfigError,
         ContextLengthExceeded as ContextLengthExceeded,
         EngineOverloaded as EngineOverloaded,
         EngineStopped as EngineStopped,
         InvalidRequest as InvalidRequest,
         ModelLoadError as ModelLoadError,
+        ModelNotFound as ModelNotFound,
+        RequestAborted as RequestAborted,
         RequestFailed as RequestFailed,
         TroupeError as TroupeError,
         WorkerCrashed as WorkerCrashed,
+    )
+    from troupellm.protocol.intake import (
+        ChatPrompt as ChatPrompt,
+        TextPrompt as TextPrompt,
+        TokensPrompt as TokensPrompt,
     )
     from troupellm.protocol.outputs import (
         Completion as Completion,
@@ -25,12 +38,21 @@ if TYPE_CHECKING:
         Delta as Delta,
     )
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
+    from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
     from troupellm.server.app import asgi as asgi
     from troupellm.server.lifespan import lifespan as lifespan
 
 _HOMES = {
     "Engine": "actors.engine",
     "LLM": "actors.offline",
+    "RequestOutput": "actors.offline",
+    "CompletionOutput": "actors.offline",
+    "EngineConfig": "protocol.config",
+    "ServerConfig": "protocol.config",
+    "TextPrompt": "protocol.intake",
+    "TokensPrompt": "protocol.intake",
+    "ChatPrompt": "protocol.intake",
+    "EngineSnapshot": "protocol.snapshot",
     "SamplingParams": "protocol.sampling",
     "Completion": "protocol.outputs",
     "CompletionChoice": "protocol.outputs",
@@ -43,6 +65,9 @@ _HOMES = {
     "RequestFailed": "protocol.errors",
     "ModelLoadError": "protocol.errors",
     "WorkerCrashed": "protocol.errors",
+    "RequestAborted": "protocol.errors",
+    "ConfigError": "protocol.errors",
+    "ModelNotFound": "protocol.errors",
     "asgi": "server.app",
     "lifespan": "server.lifespan",
 }

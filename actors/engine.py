@@ -66,12 +66,12 @@ class Engine(EngineLife):
         return self._require().loaded.defaults
 
     def sampling(self, **overrides: Any) -> SamplingParams:
-        """The model's own defaults with `overrides`; None leaves a default as it is.
+        """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
 
         Raises:
             InvalidRequest: a value is out of range.
         """
-        given = {name: value for name, value in overrides.items() if value is not None}
+        given = {name: value for name, value in overrides.items() if value is not None or name == "max_tokens"}
         return SamplingParams(**{**self.defaults, **given})
 
     # Requests.
@@ -158,7 +158,7 @@ class Engine(EngineLife):
         self, work: Iterable[tuple[PromptLike, SamplingParams | None]], *, concurrency: int = 64, **options: Any
     ) -> AsyncIterator[tuple[int, Completion]]:
         """The same for prompts that bring parameters of their own."""
-        options = {"streaming": False, **options}
+        options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
         makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
         return map_streams(makers, concurrency)
 

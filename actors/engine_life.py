@@ -91,6 +91,7 @@ class EngineLife:
         try:
             await opened.wait()
         except BaseException:
+            engine._owner.cancel()
             await engine.aclose()
             raise
         if failed:

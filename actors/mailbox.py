@@ -21,10 +21,6 @@ class MailboxClosed(Exception):
     """The consumer takes no more data messages."""
 
 
-class MailboxFull(Exception):
-    """The control lane overflowed, which no correct sender can cause."""
-
-
 class _Producer(Generic[DataT]):
     """A message whose sender waits for room."""
 
@@ -99,14 +95,11 @@ class Mailbox(Generic[DataT, ControlT]):
     def control(self, message: ControlT) -> None:
         """Queue a message ahead of all data. Accepted after `close` too: the consumer may still be draining.
 
-        Raises:
-            MailboxFull: more than `control_capacity` wait, although the mailbox is open.
+        What more than `control_capacity` would wait is dropped and counted: it must not raise at whoever sends it.
         """
         if len(self._control) >= self.control_capacity:
             self._dropped += 1
-            if self.closed:
-                return
-            raise MailboxFull(self.name)
+            return
         self._control.append(message)
         self._accepted += 1
         self._wake_consumer()

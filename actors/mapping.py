@@ -51,4 +51,6 @@ async def map_streams(
             yield index, await active.pop(index).collect()
     finally:
         for stream in active.values():
+            stream.abort()
+        for stream in active.values():
             await stream.cancel()

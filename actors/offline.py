@@ -1,6 +1,7 @@
 """`LLM`: the engine for scripts and notebooks, with vLLM's names. Runs in a thread with an event loop of its own."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -14,7 +15,7 @@ from troupellm.actors.engine import Engine
 from troupellm.actors.ports import ExitWatch
 from troupellm.actors.submit import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Completion, CompletionChoice, Timing, TokenLogprob
 from troupellm.protocol.sampling import SamplingParams
@@ -23,6 +24,7 @@ CONCURRENCY = 1024
 """Requests handed to the engine at once; it schedules them as it can."""
 
 Message = Mapping[str, Any]
+_Work = Iterable[tuple[Prompt, SamplingParams | None]]
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -56,9 +58,35 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Timing
 
 
+class _Home:
+    """An engine with its thread and event loop. Nothing in here knows the `LLM`, so that it can be collected."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._closed = False
+        self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self.portal = self._portal_scope.__enter__()
+        try:
+            self._engine_scope: AbstractContextManager[Engine] = self.portal.wrap_async_context_manager(engine)
+            self._engine_scope.__enter__()
+        except BaseException:
+            self._portal_scope.__exit__(None, None, None)
+            raise
+        self.watch = ExitWatch(self.close)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.watch.stop()
+        try:
+            self._engine_scope.__exit__(None, None, None)
+        finally:
+            self._portal_scope.__exit__(None, None, None)
+
+
 class LLM:
-    """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`; the
-    end of the program closes it too.
+    """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`; dropping
+    the last reference and the end of the program close it too.
 
     Raises:
         ConfigError: an unknown setting or a wrong value.
@@ -66,18 +94,10 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        self._closed = False
-        self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
-        self._portal = self._portal_scope.__enter__()
-        try:
-            self._engine_scope: AbstractContextManager[Engine] = self._portal.wrap_async_context_manager(
-                Engine(model, **settings)
-            )
-            self.engine = self._engine_scope.__enter__()
-        except BaseException:
-            self._portal_scope.__exit__(None, None, None)
-            raise
-        self._exit_watch = ExitWatch(self.close)
+        self.engine = Engine(model, **settings)
+        self._home = _Home(self.engine)
+        self._finalizer = weakref.finalize(self, self._home.watch.fire)
+        self._finalizer.atexit = False  # too late: threads are joined before
 
     def generate(
         self,
@@ -126,14 +146,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and end the thread. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._exit_watch.stop()
-        try:
-            self._engine_scope.__exit__(None, None, None)
-        finally:
-            self._portal_scope.__exit__(None, None, None)
+        self._finalizer.detach()
+        self._home.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +160,8 @@ class LLM:
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
+        if not self._finalizer.alive:
+            raise EngineStopped("the LLM was closed", code="stopped")
         each: Sequence[SamplingParams | None]
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(prompts):
@@ -155,14 +171,20 @@ class LLM:
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
             with _Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
-                outputs = self._portal.call(self._collect, work, bar.update)
+                outputs = self._await(work, bar.update)
         else:
-            outputs = self._portal.call(self._collect, work, lambda: None)
+            outputs = self._await(work, lambda: None)
         return [outputs[index] for index in range(len(prompts))]
 
-    async def _collect(
-        self, work: Iterable[tuple[Prompt, SamplingParams | None]], on_done: Callable[[], object]
-    ) -> dict[int, RequestOutput]:
+    def _await(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
+        future = self._home.portal.start_task_soon(self._collect, work, on_done)
+        try:
+            return future.result()
+        except BaseException:  # an interrupt, too, ends the work
+            future.cancel()
+            raise
+
+    async def _collect(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         async for index, completion in self.engine.map_each(work, concurrency=CONCURRENCY):
             outputs[index] = _request_output(completion)

@@ -5,7 +5,7 @@ own sequences; they go on when half of the budget is free again. Nothing here ev
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from troupellm.actors.admission import Place
 from troupellm.actors.ports import Clock
@@ -116,11 +116,15 @@ class LocalOutbox:
                 self._to_scheduler(ReaderResumed(self.request))
         return delta
 
-    def wait(self, timeout: float | None = None) -> Awaitable[bool]:
+    async def wait(self, timeout: float | None = None) -> bool:
         """Until the next wake; False after `timeout` seconds."""
         waiter = new_waiter()
         self._waiters.append(waiter)
-        return waiter.wait(timeout)
+        try:
+            return await waiter.wait(timeout)
+        finally:
+            if waiter in self._waiters:  # it was not woken
+                self._waiters.remove(waiter)
 
     def when_terminal(self, call: Callable[[], None]) -> None:
         """Call back at the end, or now if it is over."""

@@ -91,19 +91,25 @@ class OwnTask:
     def __init__(self, main: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(main)
 
+    def cancel(self) -> None:
+        self._task.cancel()
+
     async def join(self) -> None:
-        """Wait for its end; raises what it raised. Being cancelled leaves it running."""
-        await asyncio.shield(self._task)
+        """Wait for its end; raises what it raised, unless it was cancelled. Being cancelled leaves it running."""
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
 
 
 class ExitWatch:
-    """Calls back, on a thread of its own, when the program's main thread ends before `stop`.
+    """Calls back, on a thread of its own, when the program's main thread ends before `stop`, or after `fire`.
 
     Threads that are no daemons would keep such a program from ending, and `atexit` runs only after they have ended.
     """
 
     def __init__(self, on_exit: Callable[[], None]) -> None:
         self._on_exit = on_exit
+        self._fired = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="troupellm-exit", daemon=True)
         self._thread.start()
@@ -113,11 +119,20 @@ class ExitWatch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def fire(self) -> None:
+        """Call back now. Fit for finalisers: only the main thread, which is none of ours, waits for the call's end."""
+        self._fired = True
+        self._stopped.set()
+        if threading.current_thread() is threading.main_thread():
+            self._thread.join()
+
     def _watch(self) -> None:
         while not self._stopped.wait(_EXIT_CHECK_SECONDS):
             if not threading.main_thread().is_alive():
                 self._on_exit()
                 return
+        if self._fired:
+            self._on_exit()
 
 
 class _Call(Generic[T]):
@@ -142,7 +157,8 @@ class _Call(Generic[T]):
 class ThreadPool:
     """Up to `size` threads behind one queue, started by the first calls. Implements `Threads`.
 
-    The threads are no daemons: `close` joins them, and an idle one ends on its own with its event loop or the program.
+    `close` joins the threads, and an idle one ends on its own with its event loop. They are daemons, so that a call
+    that never ends does not keep the program from ending.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -180,7 +196,7 @@ class ThreadPool:
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         name = f"{self._name}-{len(self._threads)}" if self._size > 1 else self._name
-        thread = threading.Thread(target=self._work, args=(loop,), name=name)
+        thread = threading.Thread(target=self._work, args=(loop,), name=name, daemon=True)
         self._threads.append(thread)
         self._alive += 1
         thread.start()
@@ -190,7 +206,7 @@ class ThreadPool:
             try:
                 call = self._queue.get(timeout=_IDLE_CHECK_SECONDS)
             except Empty:
-                if loop.is_closed() or not threading.main_thread().is_alive():
+                if loop.is_closed():
                     return
                 continue
             if call is None:

@@ -47,6 +47,8 @@ class Stream:
         self._start = start
         self._post = post
         self._outbox: LocalOutbox | None = None
+        self._entry = anyio.Lock(fast_acquire=True)
+        self._entering: anyio.CancelScope | None = None
         self._left = False
 
     @property
@@ -135,15 +137,27 @@ class Stream:
         if outbox.error is not None:
             raise outbox.error
 
+    def abort(self) -> None:
+        """End the request without waiting for the engine to let go of it. Idempotent."""
+        self._left = True
+        if self._entering is not None:
+            self._entering.cancel()
+        if self._outbox is not None and not (self._outbox.terminal and self._outbox.cancelled):
+            self._outbox.abort()
+
     async def cancel(self) -> None:
-        """End the request; returns when the engine has let go of it. Idempotent."""
-        outbox, self._left = self._outbox, True
-        if outbox is None or (outbox.terminal and outbox.cancelled):
-            return
-        outbox.abort()
+        """End the request, also while it is being handed over. Idempotent.
+
+        Returns when the engine has let go of it, or after `ABORT_DEADLINE_SECONDS`; being cancelled does not cut that
+        short. Pieces that were not read are dropped.
+        """
+        self.abort()
         pause = _FIRST_REPEAT_SECONDS
         with anyio.CancelScope(shield=True), anyio.move_on_after(ABORT_DEADLINE_SECONDS):
-            while not outbox.terminal:
+            if self._entry.locked():
+                async with self._entry:
+                    pass
+            while (outbox := self._outbox) is not None and not outbox.terminal:
                 # Repeated: an abort that overtakes its own request on the way to the scheduler is lost.
                 if not await outbox.wait(pause):
                     outbox.abort()
@@ -175,11 +189,18 @@ class Stream:
         )
 
     async def _entered(self) -> LocalOutbox:
-        if self._outbox is None:
-            if self._left:
+        """The outbox of the request, which the first to come hands over."""
+        if self._outbox is not None:
+            return self._outbox
+        async with self._entry:
+            if self._outbox is None and not self._left:
+                with anyio.CancelScope() as self._entering:
+                    self._outbox = await self._start()
+                self._entering = None
+            if self._outbox is None or self._left:
+                self.abort()  # it may have been handed over all the same
                 raise RequestAborted("the request was ended before it began")
-            self._outbox = await self._start()
-        return self._outbox
+            return self._outbox
 
     def __del__(self) -> None:
         outbox: LocalOutbox | None = getattr(self, "_outbox", None)

@@ -30,7 +30,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.intake import IntakeMessage, PrepareRequest
 from troupellm.protocol.metrics import MetricsMessage
-from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.output import OpenRequest, OutputMessage
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
 from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
@@ -38,6 +38,9 @@ from troupellm.protocol.worker import StepPlan, Worker, WorkerReady
 
 STAGE_SECONDS = 2.0
 """How long each actor gets to drain at the end before it is cancelled."""
+CONTROLS_PER_SEQUENCE = 8
+"""Control messages that may wait per sequence inside: its end, a pause, a resumption, and repeats of them."""
+CONTROL_SLACK = 4096
 
 Overflow = Literal["wait", "credit", "drop"]
 
@@ -99,7 +102,11 @@ class System:
         for edge in edges(config):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
         self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
-        self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox("scheduler", capacity["scheduler"])
+        self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
+            "scheduler",
+            capacity["scheduler"],
+            control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_SLACK,
+        )
         self.worker: Mailbox[StepPlan, Never] = Mailbox("worker", capacity["worker"])
         self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
         self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
@@ -123,21 +130,29 @@ class System:
         except Exception as error:  # the end of the line: from here the failure travels as an answer
             self.failure = error
         finally:
-            self._answer_everyone()
-            self.ended.set()
+            try:
+                for mailbox in self._stages:  # nobody takes from them any more: who waits for room must hear of it
+                    mailbox.close()
+                self._answer_everyone()
+            finally:
+                self.ended.set()
 
     async def stop(self) -> None:
         """End the open requests, then stop stage by stage from the door inwards; what does not drain is cancelled."""
-        self._answer_everyone()
-        stages: Sequence[Mailbox[Any, Any]] = (
-            self.intake, self.scheduler, self.worker, self.output, self.stalls, self.metrics,
-        )  # fmt: skip
-        for mailbox in stages:
-            mailbox.close()
-            with anyio.move_on_after(STAGE_SECONDS):
-                await self._supervisor.returned(mailbox.name)
-        self._scope.cancel()
-        await self.ended.wait()
+        try:
+            self._answer_everyone()
+            for mailbox in self._stages:
+                mailbox.close()
+                with anyio.move_on_after(STAGE_SECONDS):
+                    await self._supervisor.returned(mailbox.name)
+        finally:
+            self._scope.cancel()
+            await self.ended.wait()
+
+    @property
+    def _stages(self) -> Sequence[Mailbox[Any, Any]]:
+        """From the door inwards."""
+        return self.intake, self.scheduler, self.worker, self.output, self.stalls, self.metrics
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
         mailboxes = (self.intake, self.scheduler, self.worker, self.output, self.metrics)
@@ -248,8 +263,11 @@ class System:
         return Output(self.output, company.tables, self.scheduler.control, company.clock, flush_interval=interval)
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
-        """Whoever has begun has lost the text that was held back; who is still on the way in goes on."""
-        self.requests.end_all(lambda: _restarting("the output processor crashed", cause))
+        """Who was opened has lost the text that was held back; who is still on the way in goes on."""
+        lost = {message.request for message in owed if isinstance(message, OpenRequest)}
+        for outbox in self.requests:
+            if outbox.prompt_token_ids is not None or outbox.request in lost:
+                self.requests.end(outbox, _restarting("the output processor crashed", cause))
 
     def _on_intake_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
         """The message in hand is at fault; everything else that has not begun may be sent again."""

@@ -10,6 +10,7 @@ from anyio.lowlevel import checkpoint
 
 import troupellm
 from troupellm import Engine
+from troupellm.protocol.worker import LoadProgress
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +95,7 @@ async def test_an_intake_crash_restarts_it(engine_of: Any, monkeypatch: pytest.M
     async with engine_of() as engine:
         original = Intake._pass_on
 
-        async def broken(self: Intake, message: Any, *, in_thread: bool) -> None:
+        async def broken(self: Intake, *arguments: Any, **options: Any) -> None:
             raise KeyError("a bug")
 
         monkeypatch.setattr(Intake, "_pass_on", broken)
@@ -215,3 +216,93 @@ async def _release(gate: threading.Event) -> None:
         await anyio.sleep_forever()
     finally:
         gate.set()
+
+
+async def test_a_worker_crash_answers_those_who_wait_at_the_intake(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.poison = 299
+    fake_worker.gate = threading.Event()
+    errors: list[str] = []
+    with anyio.fail_after(10):
+        async with engine_of() as engine, anyio.create_task_group() as group:
+
+            async def ask(prompt: list[int]) -> None:
+                try:
+                    await engine.generate(prompt, max_tokens=4)
+                except troupellm.WorkerCrashed as error:
+                    errors.append(error.code)
+
+            group.start_soon(ask, [299, 5])
+            await checkpoint()
+            for number in range(300):
+                group.start_soon(ask, [3 + number % 50, 5])
+            await checkpoint()
+            fake_worker.gate.set()
+    assert errors == ["engine_failed"] * 301
+
+
+async def test_closing_with_a_full_control_lane(engine_of: Any, fake_worker: Any, until: Any) -> None:
+    fake_worker.gate = threading.Event()
+    errors: list[Exception] = []
+
+    async def ask(engine: Engine) -> None:
+        try:
+            await engine.generate(PROMPT, max_tokens=4)
+        except troupellm.EngineStopped as error:
+            errors.append(error)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group, engine_of(max_num_queued_reqs=64) as engine:
+            engine._running.system.scheduler.control_capacity = 8
+            for _ in range(32):
+                group.start_soon(ask, engine)
+            await until(lambda: engine.snapshot().open_requests == 32)
+            fake_worker.gate.set()
+    assert len(errors) == 32
+
+
+async def test_the_control_lane_has_room_for_every_request(engine_of: Any) -> None:
+    async with engine_of(max_num_queued_reqs=10_000) as engine:
+        assert engine._running.system.scheduler.control_capacity > 4 * 10_000
+
+
+async def test_cancelling_open_stops_the_loading(model_folder: Path, make_worker: Any) -> None:
+    class Endless(make_worker):  # type: ignore[misc]
+        def load(self, config: Any, progress: Any) -> Any:
+            never = threading.Event()
+            for _ in range(1000):
+                never.wait(0.005)
+                progress(LoadProgress(phase="weights", done=0, total=1))
+            raise AssertionError("it was not stopped")
+
+    before = threading.active_count()
+    with anyio.move_on_after(0.05) as scope, pytest.raises(BaseException) as caught:  # noqa: PT011
+        await Engine.open(model_folder, worker=lambda folder: Endless())
+    assert scope.cancel_called
+    assert not isinstance(caught.value, AssertionError | troupellm.TroupeError)
+    assert threading.active_count() == before
+
+
+async def test_an_output_crash_spares_who_is_on_the_way_in(
+    engine_of: Any, fake_worker: Any, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    from troupellm.actors.output_core import OutputCore
+
+    original = OutputCore.handle
+
+    def broken(self: OutputCore, message: Any, now: float) -> None:
+        monkeypatch.setattr(OutputCore, "handle", original)
+        raise KeyError("a bug")
+
+    async with engine_of() as engine, anyio.create_task_group() as group:
+        outbox = engine._running.system.requests.add(engine._running.system.admission.enter(1, 1), 0.0, None)
+        monkeypatch.setattr(OutputCore, "handle", broken)
+
+        async def ask() -> None:
+            with pytest.raises(troupellm.EngineStopped):
+                await engine.generate(PROMPT, max_tokens=5)
+
+        group.start_soon(ask)
+        await until(lambda: engine.snapshot().actors[-1].restarts or len(engine._running.system.requests) == 1)
+        await checkpoint()
+        assert not outbox.terminal
+        outbox.fail(troupellm.RequestAborted("the test is over"))

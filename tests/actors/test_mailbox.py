@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.actors.mailbox import Mailbox, MailboxClosed, MailboxFull
+from troupellm.actors.mailbox import Mailbox, MailboxClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -41,13 +41,11 @@ async def test_offer_refuses_when_full_and_counts() -> None:
     assert (snapshot.name, snapshot.depth, snapshot.capacity, snapshot.messages, snapshot.dropped) == ("m", 2, 2, 2, 2)
 
 
-async def test_a_full_control_lane_is_an_error_until_closed() -> None:
+async def test_a_full_control_lane_drops_and_counts() -> None:
     mailbox: Mailbox[int, str] = Mailbox("m", 1, control_capacity=1)
     mailbox.control("a")
-    with pytest.raises(MailboxFull):
-        mailbox.control("b")
-    mailbox.close()
-    mailbox.control("c")
+    mailbox.control("b")
+    assert mailbox.snapshot().dropped == 1
     assert drain(mailbox) == ["a"]
 
 

@@ -1,5 +1,7 @@
 """`LLM`: vLLM's names, from a script and from inside a running event loop."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,6 +57,34 @@ def test_closing_ends_its_thread(make_llm: Any) -> None:
     llm.close()
     llm.close()
     assert threading.active_count() == before
+
+
+def test_dropping_it_frees_the_engine(make_llm: Any, fake_worker: Any) -> None:
+    before = threading.active_count()
+    llm = make_llm()
+    llm.generate("x", SamplingParams(max_tokens=1), use_tqdm=False)
+    del llm
+    assert fake_worker.closed
+    assert threading.active_count() == before
+
+
+def test_a_closed_one_says_so_before_it_shows_progress(make_llm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    llm = make_llm()
+    llm.close()
+    with pytest.raises(troupellm.EngineStopped):
+        llm.generate("x")
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_ends_the_work(make_llm: Any, fake_worker: Any) -> None:
+    fake_worker.gate = threading.Event()
+    with make_llm() as llm:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6]] * 3, SamplingParams(max_tokens=400), use_tqdm=False)
+        fake_worker.gate.set()
+        assert len(llm.generate([[5]], SamplingParams(max_tokens=2), use_tqdm=False)) == 1
+        assert llm.engine.snapshot().open_requests == 0
 
 
 def test_a_failed_start_leaves_no_thread(tmp_path: Path) -> None:

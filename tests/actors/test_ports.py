@@ -59,8 +59,9 @@ async def test_closing_gives_up_on_a_call_that_hangs() -> None:
     with anyio.move_on_after(0.01):
         await thread.run(gate.wait)
     assert not await thread.close(0.01)
-    gate.set()
     threads = [other for other in threading.enumerate() if other.name == "step"]
+    assert all(other.daemon for other in threads)  # left behind, it does not keep the program from ending
+    gate.set()
     for other in threads:
         other.join(5)
 
