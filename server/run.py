@@ -47,20 +47,22 @@ async def serve(
         on_ready: awaited with the open engine and the URL once requests are answered.
 
     Raises:
+        ConfigError: an empty API key.
         ModelLoadError: the model cannot be served.
         EngineFailed: the engine failed for good.
         OSError: the address cannot be bound.
     """
     config = server_config or ServerConfig()
     logs.configure(config.log_format)
-    listener, url = bind(config)
     host = EngineHost(config)
+    app = App(host, keys=config.api_key)
+    listener, url = bind(config)
     shutdown = _Shutdown(host)
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
             await group.start(shutdown.watch)
-            front = HttpFront(App(host, keys=config.api_key), config, listener)
+            front = HttpFront(app, config, listener)
             group.start_soon(front.run)
             try:
                 await _run_engine(host, shutdown, engine_config, url, on_ready)

@@ -8,12 +8,13 @@ import pytest
 from canary import resident_bytes, under_attack
 from serving import eventually, http_request, server_config
 
-from troupellm.actors.intake_core import tokenize
+from troupellm.models.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
 
 ENDLESS = {"model": "tiny", "prompt": "Once", "max_tokens": 3900, "temperature": 0, "ignore_eos": True}
 MEBIBYTE = 2**20
+ENCODE = Tokenizer.encode
 
 
 async def stalled_reader(port: int, *, wordy: bool) -> socket.socket:
@@ -120,18 +121,20 @@ class Gate:
         self.go = threading.Semaphore(0)
         self.waiting = 0
 
-    def tokenize(self, prompt, *arguments):
-        if getattr(prompt, "text", "").startswith("x"):
+    def encode(self, tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+        if text.startswith("x"):
             self.waiting += 1
             assert self.go.acquire(timeout=30)
             self.waiting -= 1
-        return tokenize(prompt, *arguments)
+        return ENCODE(tokenizer, text, **options)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_D3_leaving_while_tokenizing(tiny_engine, monkeypatch, stream):
     gate = Gate()
-    monkeypatch.setattr("troupellm.actors.intake.tokenize", gate.tokenize)
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda tokenizer, *given, **options: gate.encode(tokenizer, *given, **options)
+    )
     body = ENDLESS | {"prompt": "x" * 3000, "stream": stream}
     async with tiny_engine() as engine, under_attack(engine, canary_tokens=40) as attacked:
         for _ in range(3):

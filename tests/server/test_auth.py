@@ -1,8 +1,11 @@
+import anyio
 import pytest
 
+from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.auth import Gate
 from troupellm.server.errors import HttpError
+from troupellm.server.run import serve
 
 OPEN = frozenset({b"/livez"})
 
@@ -78,3 +81,9 @@ def test_empty_keys_and_what_is_no_text_are_refused_at_start(keys):
     with pytest.raises(ConfigError) as caught:
         Gate(keys, OPEN)
     assert caught.value.param == "api_key"
+
+
+@pytest.mark.parametrize("keys", ["", ("",), ("secret", " ")])
+def test_keys_are_checked_before_anything_is_bound_or_loaded(keys):
+    with pytest.raises(ConfigError):
+        anyio.run(serve, EngineConfig(), ServerConfig(port=0, api_key=keys))
