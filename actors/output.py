@@ -50,6 +50,8 @@ class Output:
         timeout: float | None = None
         while await inbox.wait(timeout) or not inbox.closed:
             while (message := inbox.take()) is not None:
+                for _ in core.read_prompt(message):
+                    await anyio.lowlevel.checkpoint()
                 core.handle(message, clock.now())
             core.flush(clock.now())
             timeout = None if core.next_flush is None else max(0.001, core.next_flush - clock.now())

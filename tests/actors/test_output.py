@@ -280,13 +280,24 @@ def test_prompt_log_probabilities_are_collected_over_chunks(core):
     prompt = ids("abcde")
     core.handle(opened(slot, rows=(10, 11), prompt_logprobs=0, prompt_token_ids=array("i", prompt).tobytes()), 0.0)
     chunk = row_logprobs(10, 1, [[prompt[1]], [prompt[2]]])
-    core.handle(step({}, prompt_logprobs=(chunk,)), 0.0)
+    list(core.read_prompt(step({}, prompt_logprobs=(chunk,))))
     assert slot.prompt_entries is None
     again = row_logprobs(10, 1, [[i] for i in prompt[1:]])  # after a preemption the prompt is computed again
     other = row_logprobs(11, 1, [[0] for _ in prompt[1:]])
-    core.handle(step({}, prompt_logprobs=(other, again)), 0.0)
+    list(core.read_prompt(step({}, prompt_logprobs=(other, again))))
     assert slot.prompt_entries[0] is None
     assert [entry.token_id for entry in slot.prompt_entries[1:]] == prompt[1:]
+
+
+def test_prompt_log_probabilities_are_read_in_portions(core):
+    slot, length, width = Slot(), 1000, 21
+    prompt = array("i", [1] * length).tobytes()
+    core.handle(opened(slot, prompt_token_ids=prompt, prompt_logprobs=20), 0.0)
+    entry = row_logprobs(10, 1, [[5] * width] * (length - 1))
+    message = StepOutput(step=1, prompt_logprobs=(entry,))
+    pauses = sum(1 for _ in core.read_prompt(message))
+    assert pauses == (length - 1) // (2048 // width)
+    assert len(slot.prompt_entries) == length
 
 
 def test_a_prompt_of_one_token_has_no_log_probability(core):
