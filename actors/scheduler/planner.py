@@ -71,6 +71,8 @@ class Planner:
         self._engine_epoch = engine_epoch
         self.step = 0
         """Plans made."""
+        self._last = Flight(-1, 0.0)
+        """The newest plan, whose columns serve again while the same sequences run."""
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when nothing can be computed before something else happens."""
@@ -210,8 +212,13 @@ class Planner:
         flight = draft.flight
         sequences = draft.sequences
         flight.sequences = sequences
-        flight.rows = tuple([sequence.row for sequence in sequences])
-        flight.epochs = tuple([sequence.epoch for sequence in sequences])
+        last = self._last
+        if not draft.new_rows and sequences == last.sequences:  # nobody came or went, so nobody's epoch has changed
+            flight.rows, flight.epochs = last.rows, last.epochs
+        else:
+            flight.rows = tuple([sequence.row for sequence in sequences])
+            flight.epochs = tuple([sequence.epoch for sequence in sequences])
+        self._last = flight
         flight.expected = tuple(draft.expected)
         if 0 in draft.expected:
             flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
