@@ -48,10 +48,11 @@ class Decoder:
         angles = self.cos[positions], self.sin[positions]
         update = functional.embedding(token_ids, self.embedding)
         residual = torch.zeros_like(update)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            update = layer(update, residual, batch, angles, cache)
-        wanted = batch.logit_tokens
-        return add_rms_norm(update[wanted], residual[wanted], self.norm, self.config.rms_norm_eps)
+        for layer, cache in zip(self.layers[:-1], caches, strict=False):
+            update, residual = layer(update, residual, batch, angles, cache)
+        # After the last keys and values are written, only the tokens that logits are wanted for matter.
+        update, residual = self.layers[-1](update, residual, batch, angles, caches[-1], batch.logit_tokens)
+        return add_rms_norm(update, residual, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab]."""

@@ -51,8 +51,10 @@ class Attention:
             else None
         )
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, angles: tuple[Tensor, Tensor], cache: KVPair) -> Tensor:
-        """[rows, hidden] to [rows, hidden]; the tokens' keys and values are written to the cache.
+    def __call__(
+        self, hidden: Tensor, batch: ForwardBatch, angles: tuple[Tensor, Tensor], cache: KVPair, keep: Tensor | None
+    ) -> Tensor:
+        """[rows, hidden] to [rows, hidden], or to [kept, hidden]; all tokens' keys and values are written to the cache.
 
         There may be more rows than tokens; what the rows behind the tokens hold does not matter.
         """
@@ -69,7 +71,8 @@ class Attention:
         qk = rope(qk, *angles)
         kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, batch.kv_rows)
         attended = paged_attention(qk[:, :heads], *cache, batch.plans[self.window], self.scale)
-        return linear(attended.view(rows, -1), self.out)
+        flat = attended.view(rows, -1)
+        return linear(flat if keep is None else flat[keep], self.out)
 
 
 class FeedForward:
@@ -100,9 +103,27 @@ class DecoderLayer:
         self.feed_forward = FeedForward(config, f"{prefix}.mlp", source)
 
     def __call__(
-        self, update: Tensor, residual: Tensor, batch: ForwardBatch, angles: tuple[Tensor, Tensor], cache: KVPair
-    ) -> Tensor:
-        """Add `update` to the residual (in place), then this layer's attention; return the feed-forward's update."""
+        self,
+        update: Tensor,
+        residual: Tensor,
+        batch: ForwardBatch,
+        angles: tuple[Tensor, Tensor],
+        cache: KVPair,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One layer.
+
+        Args:
+            update: [rows, hidden], what the layer before adds to the residual.
+            residual: [rows, hidden]; changed in place.
+            keep: int64 [kept], the rows to go on with after the attention; None is all.
+
+        Returns:
+            this layer's update and the residual, [rows, hidden] or [kept, hidden].
+        """
         hidden = add_rms_norm(update, residual, self.input_norm, self.eps)
-        hidden = add_rms_norm(self.attention(hidden, batch, angles, cache), residual, self.post_norm, self.eps)
-        return self.feed_forward(hidden)
+        attended = self.attention(hidden, batch, angles, cache, keep)
+        if keep is not None:
+            residual = residual[keep]
+        hidden = add_rms_norm(attended, residual, self.post_norm, self.eps)
+        return self.feed_forward(hidden), residual

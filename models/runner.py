@@ -16,12 +16,11 @@ from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
+from troupellm.models.spans import Spans
 from troupellm.protocol.worker import RowLogprobs, StepPlan, StepResult, StepTimings
 
-PROMPT_LOGITS = 256
-"""Prompt tokens whose logits are held at a time."""
-
-Ints = NDArray[np.int64]
+PIECE_TOKENS = 256
+"""Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
 
 
 class ModelRunner:
@@ -44,20 +43,21 @@ class ModelRunner:
         self._apply(plan)
         if not plan.rows:
             return _result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
-        slots = self.rows.slots_of(plan)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
-        sampling = starts + counts == self.rows.lengths[slots]
-        described = self._described_prompts(slots, starts, counts)
-        batch = self._batch(slots, starts, counts, sampling, described)
+        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        sampling = starts + counts == self.rows.lengths[whole.slots]
+        pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
-        hidden = self.decoder.forward(batch, self.cache.layers)
-        last = int(sampling.sum())
-        logits = self.decoder.logits(hidden[:last]) if last else None
+        last_hidden, about_prompts = [], []
+        for spans, (batch, num_sampling) in pieces:
+            hidden = self.decoder.forward(batch, self.cache.layers)
+            last_hidden.append(hidden[:num_sampling])
+            about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
+        logits = self.decoder.logits(torch.cat(last_hidden)) if sampling.any() else None
         computed = perf_counter()
-        sampled = None if logits is None else self._sample(plan, slots, sampling, logits)
-        about_prompts = self._prompt_logprobs(plan, slots, starts, counts, described, hidden[last:])
+        sampled = None if logits is None else self._sample(plan, whole.slots[sampling], sampling, logits)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
-        return _result(plan, sampled, sampling, about_prompts, timings)
+        return _result(plan, sampled, sampling, tuple(about_prompts), timings)
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.loads or plan.stores:
@@ -78,21 +78,28 @@ class ModelRunner:
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
 
-    def _batch(
-        self, slots: Ints, starts: Ints, counts: Ints, sampling: NDArray[np.bool_], described: Sequence[int]
-    ) -> ForwardBatch:
-        """Flatten the spans; a handful of vector operations, whatever the number of rows."""
+    def _batch(self, spans: Spans) -> tuple[ForwardBatch, int]:
+        """Flatten spans; a handful of vector operations, whatever the number of rows.
+
+        Returns:
+            the batch, whose logits are first those to sample from, then those of described prompts; and how many of
+            the first kind there are.
+        """
+        slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
         owner = np.repeat(np.arange(slots.size), counts)
         positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
         size = self.cache.block_size
-        width = int(-(-(starts + counts).max() // size))
-        tables = self.rows.blocks[slots, :width]
+        tables = self.rows.blocks[slots, : int(-(-(starts + counts).max() // size))]
         if int(tables.max(initial=0)) >= self.cache.num_blocks:
             raise PlanError(f"block {int(tables.max())} of {self.cache.num_blocks} was named")
         cache_slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
-        wanted = [ends[sampling] - 1, *(np.arange(ends[row] - counts[row], ends[row]) for row in described)]
-        return ForwardBatch(
+        sampling = starts + counts == self.rows.lengths[slots]
+        wanted = [
+            ends[sampling] - 1,
+            *(np.arange(ends[row] - counts[row], ends[row]) for row in self._described(spans)),
+        ]
+        batch = ForwardBatch(
             token_ids=self.rows.tokens[torch.from_numpy(slots[owner]), torch.from_numpy(positions)].long(),
             positions=torch.from_numpy(positions),
             kv_rows=kv_rows(torch.from_numpy(cache_slots), self.cache.num_kv_heads, size),
@@ -104,36 +111,32 @@ class ModelRunner:
             },
             logit_tokens=torch.from_numpy(np.concatenate(wanted)),
         )
+        return batch, int(sampling.sum())
 
-    def _sample(self, plan: StepPlan, slots: Ints, sampling: NDArray[np.bool_], logits: Tensor) -> Sampled:
-        chosen = slots[sampling]
+    def _sample(self, plan: StepPlan, slots: NDArray[np.int64], sampling: NDArray[np.bool_], logits: Tensor) -> Sampled:
+        """slots: of the rows that sample, in the order of `logits` [rows, vocab]."""
         rows = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
-        lengths = self.rows.lengths[chosen].tolist()
-        sampled = self.sampler.sample(logits, rows, lengths, _Histories(self.rows.tokens, chosen.tolist(), lengths))
-        self.rows.append(chosen, sampled.tokens)
+        lengths = self.rows.lengths[slots].tolist()
+        sampled = self.sampler.sample(logits, rows, lengths, _Histories(self.rows.tokens, slots.tolist(), lengths))
+        self.rows.append(slots, sampled.tokens)
         return sampled
 
-    def _described_prompts(self, slots: Ints, starts: Ints, counts: Ints) -> list[int]:
-        """Rows of the plan that ask for prompt log-probabilities and compute prompt tokens that predict others."""
-        wants = (self.rows.prompt_logprobs[slots] >= 0) & (starts + 1 < self.rows.num_prompt_tokens[slots])
-        return [int(row) for row in np.flatnonzero(wants)]
+    def _described(self, spans: Spans) -> list[int]:
+        """Which of the rows ask for prompt log-probabilities and compute prompt tokens that predict others."""
+        wants = self.rows.prompt_logprobs[spans.slots] >= 0
+        return np.flatnonzero(wants & (spans.starts + 1 < self.rows.num_prompt_tokens[spans.slots])).tolist()
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints, described: Sequence[int], hidden: Tensor
-    ) -> tuple[RowLogprobs, ...]:
-        """hidden: the spans of the described rows, one after the other."""
+    def _prompt_logprobs(self, plan: StepPlan, spans: Spans, hidden: Tensor) -> list[RowLogprobs]:
+        """hidden: the described rows' spans, one after the other."""
         found = []
-        for row in described:
-            span, hidden = hidden[: counts[row]], hidden[counts[row] :]
-            slot, first = int(slots[row]), int(starts[row]) + 1
-            last = min(first + int(counts[row]), int(self.rows.num_prompt_tokens[slot]))
-            for begin in range(first, last, PROMPT_LOGITS):
-                end = min(begin + PROMPT_LOGITS, last)
-                logits = self.decoder.logits(span[begin - first : end - first])
-                given = self.rows.tokens[slot, begin:end]
-                width = int(self.rows.prompt_logprobs[slot])
-                found.append(prompt_logprobs(logits, plan.rows[row], begin, given, width))
-        return tuple(found)
+        for index in self._described(spans):
+            count, slot, first = int(spans.counts[index]), int(spans.slots[index]), int(spans.starts[index]) + 1
+            last = min(first + count, int(self.rows.num_prompt_tokens[slot]))
+            logits = self.decoder.logits(hidden[: last - first])
+            hidden = hidden[count:]
+            given, width = self.rows.tokens[slot, first:last], int(self.rows.prompt_logprobs[slot])
+            found.append(prompt_logprobs(logits, plan.rows[int(spans.rows[index])], first, given, width))
+        return found
 
 
 class _Histories(Sequence[Tensor]):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from troupellm.models import runner
 from troupellm.models.row_table import PlanError
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
@@ -157,12 +158,16 @@ def test_sampling_options_reach_the_sampler_and_can_change(worker: ModelWorker) 
     assert step(worker, {0: (10, 1)}, changes=(RowChange(row=0, sampling=other),)).tokens == (9,)
 
 
-def test_logprobs_of_tokens_and_prompts(folder: Path, worker: ModelWorker) -> None:
+@pytest.mark.parametrize(("piece", "positions"), [(256, [1, 5]), (3, [1, 3, 5, 7, 9])])
+def test_logprobs_of_tokens_and_prompts(
+    folder: Path, worker: ModelWorker, piece: int, positions: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PIECE_TOKENS", piece)
     state = SamplingState(temperature=0.0, logprobs=0, prompt_logprobs=0)
     given = new_row(sampling=state)
     parts = [step(worker, {0: (0, 4)}, new_rows=(given,)), step(worker, {0: (4, 6)})]
     described = [part for result in parts for part in result.prompt_logprobs]
-    assert [part.position for part in described] == [1, 5]
+    assert [part.position for part in described] == positions
     ids = np.concatenate([np.frombuffer(part.token_ids, "<i4") for part in described])
     values = np.concatenate([np.frombuffer(part.logprobs, "<f4") for part in described])
     assert ids.tolist() == list(PROMPT[1:])

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from troupellm.models import runner as runner_module
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import HEAD, Decoder
 from troupellm.models.kv_cache import KVCache
@@ -182,7 +183,9 @@ def test_chunked_prefill(pair: Pair, chunk: int) -> None:
     pair.check(prompt, driver.answer(0))
 
 
-def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair) -> None:
+@pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, 11])
+def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "PIECE_TOKENS", piece)
     lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
     driver = Driver(pair.runner())
     for row, length in lengths.items():
