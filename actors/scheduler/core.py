@@ -121,6 +121,8 @@ class SchedulerCore:
         if found is not None:
             self._ledger.end_request(found, _aborted())
             return
+        if any(closed.request == request for closed in self._ledger.closed):
+            return  # its end is about to be told
         self._ledger.close_unknown(request, _aborted())
         self._early_aborts[request] = None
         if len(self._early_aborts) > _EARLY_ABORTS:

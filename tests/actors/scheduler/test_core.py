@@ -116,6 +116,17 @@ def test_an_abort_that_overtakes_its_request_is_remembered() -> None:
     assert not harness.step(), "nobody reads what would be computed"
 
 
+def test_an_abort_right_after_the_end_says_nothing_more() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.step()
+    harness.core.stop_string_met(100)
+    harness.core.abort(1)
+    output = harness.core.take_output()
+    assert output is not None
+    assert [(closed.request, closed.error) for closed in output.closed] == [(1, None)]
+
+
 def test_no_more_early_aborts_are_remembered_than_can_be_on_their_way() -> None:
     core = make_core()
     for request in range(2000):
