@@ -1,10 +1,7 @@
-import tempfile
-from array import array
-from pathlib import Path
-
 import anyio
 import pytest
 import text_models
+from output_bench import END, TABLES, TOKENIZER, USAGE, Slot, closed, ids, opened, step
 
 from troupellm.actors.detokenizer import TextTables
 from troupellm.actors.mailbox import Mailbox
@@ -12,92 +9,8 @@ from troupellm.actors.output import Output
 from troupellm.actors.output_core import OutputCore
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed
-from troupellm.protocol.output import OpenRequest, RequestClosed, RowFailed, RowFinished, StepOutput
-from troupellm.protocol.outputs import Usage
+from troupellm.protocol.output import RowFailed, RowFinished, StepOutput
 from troupellm.protocol.scheduler import AbortRequest, StopStringMet
-from troupellm.protocol.worker import RowLogprobs
-
-with tempfile.TemporaryDirectory() as _folder:
-    TOKENIZER = Tokenizer.load(text_models.byte_level(Path(_folder)))
-TABLES = TextTables(TOKENIZER)
-END = 0
-USAGE = Usage(prompt_tokens=2, completion_tokens=3)
-
-
-class Slot:
-    """An outbox that remembers everything."""
-
-    def __init__(self) -> None:
-        self.prompt: tuple[int, ...] | None = None
-        self.deltas: list = []
-        self.wakes = 0
-        self.closed: tuple | None = None
-        self.error: Exception | None = None
-        self.prompt_entries: list | None = None
-        self.on_wake = lambda: None
-
-    def opened(self, prompt_token_ids):
-        self.prompt = prompt_token_ids
-
-    def push(self, delta):
-        self.deltas.append(delta)
-
-    def prompt_logprobs(self, entries):
-        self.prompt_entries = list(entries)
-
-    def close(self, usage, scheduled, first_token):
-        assert self.closed is None
-        assert self.error is None
-        self.closed = (usage, scheduled, first_token)
-
-    def fail(self, error):
-        assert self.closed is None
-        assert self.error is None
-        self.error = error
-
-    def wake(self):
-        self.wakes += 1
-        self.on_wake()
-
-    def text(self, index: int = 0) -> str:
-        return "".join(delta.text for delta in self.deltas if delta.index == index)
-
-    def tokens(self, index: int = 0) -> tuple[int, ...]:
-        return tuple(i for delta in self.deltas if delta.index == index for i in delta.token_ids)
-
-    def ends(self, index: int = 0) -> list:
-        return [(d.finish_reason, d.stop_reason) for d in self.deltas if d.index == index and d.finish_reason]
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode(text, add_special_tokens=False)
-
-
-def opened(slot: Slot, request: int = 1, rows=(10,), **changes) -> OpenRequest:
-    settings = {
-        "stop_strings": (),
-        "include_stop_str_in_output": False,
-        "skip_special_tokens": True,
-        "detokenize": True,
-        "logprobs": None,
-        "prompt_logprobs": None,
-        "prompt_token_ids": array("i", [5, 6]).tobytes(),
-    }
-    return OpenRequest(request=request, outbox=slot, rows=rows, **{**settings, **changes})
-
-
-def step(tokens: dict[int, list[int]], **more) -> StepOutput:
-    return StepOutput(
-        step=0,
-        rows=tuple(tokens),
-        token_counts=tuple(map(len, tokens.values())),
-        tokens=tuple(i for row in tokens.values() for i in row),
-        **more,
-    )
-
-
-def closed(request: int = 1, error=None) -> RequestClosed:
-    return RequestClosed(request=request, usage=USAGE, scheduled=1.0, first_token=2.0, error=error)
 
 
 @pytest.fixture
@@ -244,66 +157,6 @@ def test_without_detokenize_there_are_tokens_only(core):
     assert slot.text() == ""
     assert slot.tokens() == tuple(ids("dog"))
     assert slot.ends() == [("length", None)]
-
-
-def row_logprobs(row: int, position: int, columns: list[list[int]]) -> RowLogprobs:
-    flat = [i for one in columns for i in one]
-    return RowLogprobs(
-        row=row,
-        position=position,
-        width=len(columns[0]),
-        token_ids=array("i", flat).tobytes(),
-        logprobs=array("f", [-0.5 * n for n in range(len(flat))]).tobytes(),
-        ranks=array("i", [7] * len(columns)).tobytes(),
-    )
-
-
-def test_log_probabilities_come_with_their_tokens(core):
-    slot = Slot()
-    core.handle(opened(slot, logprobs=2, stop_strings=("\n",)), 0.0)
-    (letter,), (newline,) = ids("a"), ids("\n")
-    half = TABLES.raw.index(b"\xf0")
-    entry = row_logprobs(10, 2, [[letter, half, END], [newline, letter, 400], [letter, letter, letter]])
-    core.handle(step({10: [letter, newline, letter]}, logprobs=(entry,)), 0.0)
-    first, second = slot.deltas[0].logprobs  # the token behind the stop string is gone
-    assert (first.token_id, first.logprob, first.rank, first.token, first.raw) == (letter, 0.0, 7, "a", b"a")
-    assert [(t.token_id, t.logprob, t.rank, t.token, t.raw) for t in first.top] == [
-        (half, -0.5, 1, "\ufffd", b"\xf0"),
-        (END, -1.0, 2, "<|end|>", b"<|end|>"),
-    ]
-    assert second.token == "\n"
-    assert second.top[1].token == ""  # a padded row of the logits
-
-
-def test_prompt_log_probabilities_are_collected_over_chunks(core):
-    slot = Slot()
-    prompt = ids("abcde")
-    core.handle(opened(slot, rows=(10, 11), prompt_logprobs=0, prompt_token_ids=array("i", prompt).tobytes()), 0.0)
-    chunk = row_logprobs(10, 1, [[prompt[1]], [prompt[2]]])
-    list(core.read_prompt(step({}, prompt_logprobs=(chunk,))))
-    assert slot.prompt_entries is None
-    again = row_logprobs(10, 1, [[i] for i in prompt[1:]])  # after a preemption the prompt is computed again
-    other = row_logprobs(11, 1, [[0] for _ in prompt[1:]])
-    list(core.read_prompt(step({}, prompt_logprobs=(other, again))))
-    assert slot.prompt_entries[0] is None
-    assert [entry.token_id for entry in slot.prompt_entries[1:]] == prompt[1:]
-
-
-def test_prompt_log_probabilities_are_read_in_portions(core):
-    slot, length, width = Slot(), 1000, 21
-    prompt = array("i", [1] * length).tobytes()
-    core.handle(opened(slot, prompt_token_ids=prompt, prompt_logprobs=20), 0.0)
-    entry = row_logprobs(10, 1, [[5] * width] * (length - 1))
-    message = StepOutput(step=1, prompt_logprobs=(entry,))
-    pauses = sum(1 for _ in core.read_prompt(message))
-    assert pauses == (length - 1) // (2048 // width)
-    assert len(slot.prompt_entries) == length
-
-
-def test_a_prompt_of_one_token_has_no_log_probability(core):
-    slot = Slot()
-    core.handle(opened(slot, prompt_logprobs=1, prompt_token_ids=array("i", [5]).tobytes()), 0.0)
-    assert slot.prompt_entries == [None]
 
 
 def test_a_failed_sequence_fails_its_request_alone(core, sent):

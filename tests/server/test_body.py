@@ -43,10 +43,10 @@ def nested(depth: int) -> bytes:
 def test_body_that_is_not_strict_json_is_refused_quickly(raw):
     seconds = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         with pytest.raises(InvalidRequest) as caught:
             decode_json(raw, Anything)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.thread_time() - began)
         assert caught.value.code == "invalid_json"
     assert min(seconds) < 0.05
 
@@ -60,12 +60,12 @@ def test_body_accepts_colons_and_quotes_in_strings_and_64_levels():
 def test_decoding_takes_linear_time(unit):
     def seconds(count: int) -> float:
         raw = b'{"a":[' + unit * count + b"0]}"
-        began = time.perf_counter()
+        began = time.thread_time()  # what others do on this machine does not count
         decode_json(raw, Anything)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
-    short = min(seconds(20_000) for _ in range(3))
-    assert seconds(80_000) < 16 * short + 0.05
+    short, long = (min(seconds(count) for _ in range(5)) for count in (20_000, 80_000))
+    assert long < 12 * short + 0.05  # quadratic would be 16 times and far beyond the constant
 
 
 @pytest.mark.parametrize(
