@@ -7,43 +7,37 @@ result then follow the operands at the same few distances, which is what makes i
 import random
 from functools import cache
 
+from troupellm.models.builtin import wordings
 from troupellm.models.builtin.documents import Exchange, Piece
 
 LIMIT = 100
 HELD_OUT_SHARE = 0.05
 Problem = tuple[int, str, int]
 
-SUM_WORDINGS = (
-    "What is {a} + {b}?",
-    "{a} + {b} = ?",
-    "{a}+{b}=",
-    "{a}+{b}",
-    "Add {a} and {b}.",
-    "What is {a} plus {b}?",
-    "What's {a} + {b}?",
-    "How much is {a} + {b}?",
-    "Calculate {a} + {b}.",
-    "Compute {a} + {b}",
-    "Please add {a} and {b}.",
-    "What do you get when you add {a} and {b}?",
-    "What is the sum of {a} and {b}?",
-)
-DIFFERENCE_WORDINGS = (
-    "What is {a} - {b}?",
-    "{a} - {b} = ?",
-    "{a}-{b}=",
-    "{a}-{b}",
-    "What is {a} minus {b}?",
-    "What's {a} - {b}?",
-    "How much is {a} - {b}?",
-    "Calculate {a} - {b}.",
-    "Compute {a} - {b}",
-    "What is {a} take away {b}?",
-    "What do you get when you take {b} from {a}?",
-    "Subtract {b} from {a}.",
-    "What is the difference {a} - {b}?",
-)
-WORDINGS = {"+": SUM_WORDINGS, "-": DIFFERENCE_WORDINGS}
+SUMS = wordings.split(
+    "{a} + {b}|{a} + {b}|{a} plus {b}|{a}+{b}|{a} and {b} together|the sum of {a} and {b}|the result of {a} + {b}"
+    "|the total of {a} and {b}"
+)[0]
+DIFFERENCES = wordings.split(
+    "{a} - {b}|{a} - {b}|{a} minus {b}|{a}-{b}|{a} take away {b}|{a} less {b}|the difference {a} - {b}"
+    "|the result of {a} - {b}|the result of {a} minus {b}|{a} − {b}"
+)[0]
+FRAMES = wordings.split(
+    "What is {x}?|What is {x}?|What's {x}?|How much is {x}?|Calculate {x}.|Compute {x}|Work out {x}.|Tell me {x}."
+    "|{x}|{x} = ?|{x} =|{x}=|{x}?|{x} equals?|{x} is|Can you compute {x}?|Could you calculate {x}?|Solve {x}."
+    "|Please calculate {x}.|Do you know what {x} is?|I need {x}.|What does {x} give?|What do you get for {x}?"
+)[0]
+OTHER_SUMS = wordings.split(
+    "Add {a} and {b}.|Please add {a} and {b}.|What do you get when you add {a} and {b}?|Add {b} to {a}."
+    "|I have {a} and get {b} more. How many now?|Can you add {a} and {b}?"
+)[0]
+OTHER_DIFFERENCES = wordings.split(
+    "Subtract {b} from {a}.|What do you get when you take {b} from {a}?|Take {b} away from {a}."
+    "|Please subtract {b} from {a}.|I have {a} and give away {b}. How many are left?|Take {b} from {a}."
+    "|Can you subtract {b} from {a}?|What is left when {b} is taken from {a}?"
+)[0]
+PHRASES = {"+": (SUMS, OTHER_SUMS), "-": (DIFFERENCES, OTHER_DIFFERENCES)}
+DIFFERENCE_SHARE = 0.64  # they are harder: half of them are negative
 
 
 @cache
@@ -67,12 +61,10 @@ def solve(problem: Problem) -> str:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """A problem from the training part; differences are mostly, not always, positive."""
+    """A problem from the training part; operands are uniform, as in the evaluation."""
     while True:
-        sign = rng.choice("+-")
+        sign = "-" if rng.random() < DIFFERENCE_SHARE else "+"
         a, b = rng.randrange(LIMIT), rng.randrange(LIMIT)
-        if sign == "-" and a < b and rng.random() < 0.4:
-            a, b = b, a
         if not is_held_out((a, sign, b)):
             return a, sign, b
 
@@ -88,13 +80,18 @@ def draw_sum(rng: random.Random) -> Problem:
 def question(rng: random.Random, problem: Problem) -> str:
     """A problem put into words."""
     a, sign, b = problem
-    return rng.choice(WORDINGS[sign]).format(a=a, b=b)
+    phrases, others = PHRASES[sign]
+    wording = rng.choice(others)
+    if rng.random() < 0.75:
+        wording = rng.choice(FRAMES).replace("{x}", rng.choice(phrases))
+    text = wording.format(a=a, b=b)
+    return text[0].upper() + text[1:]
 
 
 def exchange(rng: random.Random) -> Exchange:
     """A question and its answer."""
     problem = draw_problem(rng)
-    return Exchange(question(rng, problem), f"{solve(problem)}.", 2.0)
+    return Exchange(wordings.dress(rng, question(rng, problem)), f"{solve(problem)}.", 2.0)
 
 
 def drill(rng: random.Random) -> list[Piece]:

@@ -50,14 +50,16 @@ class Packer:
     def __init__(self, tokenizer: Tokenizer, seed: str) -> None:
         self._tokenizer = tokenizer
         self._seed = seed
-        self._streams: dict[int, Iterator[list[Piece]]] = {}
+        self._streams: dict[tuple[int, int], Iterator[list[Piece]]] = {}
 
-    def batch(self, rows: int, length: int) -> Batch:
-        """The next batch of a given form."""
-        if length not in self._streams:
-            seed = f"{self._seed} {length}"
-            self._streams[length] = corpus.documents(seed) if length <= 512 else corpus.long_documents(seed, length * 3)
-        filled = [self._row(self._streams[length], length + 1) for _ in range(rows)]
+    def batch(self, rows: int, length: int, stage: int = 0) -> Batch:
+        """The next batch of a given form, from the mixture of a stage."""
+        key = (length, stage)
+        if key not in self._streams:
+            seed = f"{self._seed} {length} {stage}"
+            short = length <= 512
+            self._streams[key] = corpus.documents(seed, stage) if short else corpus.long_documents(seed, length * 3)
+        filled = [self._row(self._streams[key], length + 1) for _ in range(rows)]
         ids = torch.tensor([row[0] for row in filled])
         weights = torch.tensor([row[1] for row in filled])
         return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:])

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from troupellm.models.builtin import arithmetic, dialogue, facts, stories, structured, tool_calls, words
+from troupellm.models.builtin import arithmetic, dialogue, facts, made_up, stories, structured, tool_calls, words
 from troupellm.models.builtin.documents import Chat, Exchange, Piece
 
 Make = Callable[[random.Random], list[Piece]]
@@ -41,17 +41,21 @@ def _conversation(rng: random.Random, turns: int) -> list[Piece]:
     if rng.random() < 0.3:
         out.system = rng.choice(dialogue.SYSTEMS)
     for turn in range(turns):
-        out.ask(_exchange(rng, first=turn == 0))
+        if turns > 1 and rng.random() < 0.25:
+            for asked in facts.dialogue(rng):
+                out.ask(asked)
+        else:
+            out.ask(_exchange(rng, first=turn == 0))
     return out.pieces()
 
 
 def _exchange(rng: random.Random, *, first: bool) -> Exchange:
     draw = rng.random()
-    if draw < 0.42:
+    if draw < 0.50:
         return facts.exchange(rng)
-    if draw < 0.77:
+    if draw < 0.82:
         return arithmetic.exchange(rng)
-    if draw < (0.93 if first else 0.96):
+    if draw < (0.96 if first else 0.98):
         return dialogue.exchange(rng)
     return stories.exchange(rng, 2)
 
@@ -94,7 +98,9 @@ def objects(rng: random.Random) -> list[Piece]:
 
 
 def calls(rng: random.Random) -> list[Piece]:
-    """A conversation with tools."""
+    """A conversation with tools; half the time with tools whose names can only be copied."""
+    if rng.random() < 0.5:
+        return tool_calls.strange_chat(rng)[0].pieces()
     return tool_calls.chat(rng)[0].pieces()
 
 
@@ -104,7 +110,7 @@ def copying(rng: random.Random) -> list[Piece]:
     pool = words.WORDS + words.NAMES + words.CITIES + words.ITEMS + words.ANIMALS
     for _ in range(rng.randint(1, 4)):
         size = rng.randint(2, 8)
-        keys = [_made_up(rng) if rng.random() < 0.4 else rng.choice(pool) for _ in range(size)]
+        keys = [made_up.identifier(rng) if rng.random() < 0.5 else rng.choice(pool) for _ in range(size)]
         if rng.random() < 0.5:
             listed = rng.choice((", ", " ", "\n")).join(keys)
             out.ask(Exchange(f"{rng.choice(('Repeat', 'Copy', 'Say'))}: {listed}", listed))
@@ -124,37 +130,42 @@ def copying(rng: random.Random) -> list[Piece]:
     return out.pieces()
 
 
-def _made_up(rng: random.Random) -> str:
-    syllables = (rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
-    return "".join(syllables)
-
-
 def foreign(rng: random.Random) -> list[Piece]:
     """A few lines that need bytes outside ASCII."""
     return [Piece("\n".join(rng.sample(TEXTS, 3)), 0.2)]
 
 
-# Shares of documents, not of tokens: a story is ten times as long as a sum.
-MIXTURE: tuple[tuple[Make, float], ...] = (
-    (single, 0.28),
-    (several, 0.12),
-    (arithmetic.drill, 0.08),
-    (facts.drill, 0.03),
-    (stories.raw, 0.03),
-    (story_chat, 0.04),
-    (objects, 0.20),
-    (calls, 0.12),
-    (reading, 0.02),
-    (copying, 0.10),
-    (foreign, 0.01),
+def counting(rng: random.Random) -> list[Piece]:
+    """Counting alone: where to stop stands in the question."""
+    out = Chat()
+    for _ in range(rng.randint(1, 3)):
+        out.ask(dialogue.counting(rng))
+    return out.pieces()
+
+
+# Shares of documents, not of tokens, in the first and the second stage of a run: first the facts and
+# the forms, then more of what stays weak longest. A story is ten times as long as a sum.
+MIXTURE: tuple[tuple[Make, float, float], ...] = (
+    (single, 0.31, 0.31),
+    (several, 0.13, 0.14),
+    (arithmetic.drill, 0.10, 0.08),
+    (facts.drill, 0.04, 0.01),
+    (stories.raw, 0.02, 0.01),
+    (story_chat, 0.04, 0.03),
+    (objects, 0.16, 0.20),
+    (calls, 0.09, 0.11),
+    (reading, 0.02, 0.02),
+    (copying, 0.06, 0.05),
+    (counting, 0.02, 0.03),
+    (foreign, 0.01, 0.01),
 )
 
 
-def documents(seed: int | str) -> Iterator[list[Piece]]:
-    """The endless stream of documents of a seed; the same seed gives the same stream."""
+def documents(seed: int | str, stage: int = 0) -> Iterator[list[Piece]]:
+    """The endless stream of documents of a seed and a stage (0 or 1); the same ones give the same stream."""
     rng = random.Random(seed)
-    makers = [make for make, _ in MIXTURE]
-    shares = [share for _, share in MIXTURE]
+    makers = [make for make, *_ in MIXTURE]
+    shares = [both[stage] for _, *both in MIXTURE]
     while True:
         yield rng.choices(makers, shares)[0](rng)
 

@@ -84,18 +84,19 @@ def small_talk(rng: random.Random) -> Exchange:
 
 def counting(rng: random.Random) -> Exchange:
     """Counting up or down: long answers in which every next word is certain."""
-    first = 1 if rng.random() < 0.6 else rng.randrange(60)
-    last = first + rng.choice((4, 9, 9, 19, rng.randint(3, 45)))
-    if first == 1 and rng.random() < 0.3:
-        last = rng.choice((50, 100))
+    first = 1 if rng.random() < 0.5 else rng.randrange(60)
+    longest = rng.choice((6, 12, 12, 25, 45))
+    last = first + rng.randint(2, longest)
+    if first == 1 and rng.random() < 0.06:
+        last = 100
     numbers = list(range(first, last + 1))
     if rng.random() < 0.2:
         numbers.reverse()
     ends = numbers[0], numbers[-1]
     wordings = ["Count from {} to {}.", "Please count from {} to {}.", "Count from {} to {}"]
     if numbers[0] == 1:
-        wordings += ["Count to {1}.", "Can you count to {1}?", "Count up to {1}, please."]
-    return Exchange(rng.choice(wordings).format(*ends), ", ".join(map(str, numbers)), 0.5)
+        wordings += ["Count to {1}.", "Can you count to {1}?", "Count up to {1}, please.", "count to {1}"]
+    return Exchange(rng.choice(wordings).format(*ends), ", ".join(map(str, numbers)), 1.0)
 
 
 def repeating(rng: random.Random) -> Exchange:

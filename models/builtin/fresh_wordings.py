@@ -1,8 +1,7 @@
-"""A second set of unseen wordings, written after the training run and measured once.
+"""Wordings as people might type them, for the final measurement only.
 
-While the model was being trained, failures on the first set of held-out wordings were read and
-wordings near some of them were added to the training part. This set has no such history; it becomes
-as worn as the first as soon as somebody tunes on it.
+They were written apart from the grammar and none of its frames were made from them. The set is worn
+out as soon as somebody tunes on it: then it moves into the grammar and a new one is written.
 """
 
 import random
@@ -10,26 +9,29 @@ import random
 from troupellm.models.builtin import facts
 
 WORDINGS: dict[str, tuple[str, ...]] = {
-    "capital": ("Could you name {s}'s capital city?", "Where is the government of {s}? Name the capital."),
-    "continent": ("Could you say on which continent {s} lies?", "Name {s}'s continent."),
-    "sound": ("When a {s} makes a noise, what is it?", "Imitate a {s}."),
-    "baby": ("A baby {s} goes by which name?", "What is the proper word for a young {s}?"),
-    "legs": ("Tell me how many legs a {s} has.", "Legs of a {s}: how many?"),
-    "home": ("What is the place called where a {s} lives?", "A {s} makes its home where?"),
-    "colour": ("Could you describe the colour of {s}?", "{s} is what colour?"),
-    "opposite": ("What is the contrary of {s}?", "If something is not {s}, what is its opposite?"),
-    "plural": ("More than one {s}: what is the plural?", "Could you form the plural of {s}?"),
-    "past": ("Could you form the past tense of {s}?", "Yesterday form of the verb {s}: what is the past tense?"),
-    "symbol": ("In the periodic table, what is the symbol of {s}?", "Could you write the chemical symbol of {s}?"),
-    "day after": ("If it is {s} now, which day comes next?", "Could you name the day that comes after {s}?"),
-    "day before": ("If it is {s} now, which day came before?", "Could you name the day that comes before {s}?"),
-    "month after": ("If it is {s} now, which month comes next?", "Could you name the month that comes after {s}?"),
-    "month days": ("{s} is how many days long?", "Could you tell me how many days {s} has?"),
-    "sides": ("Could you say how many sides a {s} has?", "The number of sides on a {s} is what?"),
-    "hello": ("What do people in the {s} language say for hello?", "Could you greet me with hello in {s}?"),
-    "thanks": ("Could you translate thank you into {s}?", "In {s}, how is thank you said?"),
-    "emoji": ("I want to see the emoji of a {s}.", "Could you draw the {s} emoji?"),
-    "currency": ("Could you name {s}'s currency?", "People in {s} pay with which currency?"),
+    "capital": ("I'm planning a trip to {s}, what's the capital there?", "what's {s} capital called"),
+    "continent": ("Is {s} in Europe, Asia, or where?", "Which of the continents would I visit if I went to {s}?"),
+    "sound": ("My kid wants to hear what a {s} sounds like.", "So what kind of noise would a {s} make?"),
+    "baby": ("When a {s} has a baby, what is it called?", "is there a special word for baby {s}"),
+    "legs": ("Hey how many legs does a {s} actually have?", "If I look at a {s}, how many legs will I see?"),
+    "home": ("What do you call the thing a {s} lives in?", "where do you usually find a {s} living"),
+    "colour": ("If I paint {s}, which color should I take?", "Is there a typical color for {s}?"),
+    "opposite": ("I need a word that means the opposite of {s}", "not {s} but the opposite, what is the word"),
+    "plural": (
+        "How would I spell the plural of {s} correctly?",
+        "If there are many, do I write {s} or something else?",
+    ),
+    "past": ("I {s} today, but what is it for yesterday?", "What's the correct past tense for {s} in English?"),
+    "symbol": ("Which abbreviation is {s} on the periodic table?", "how do you abbreviate the element {s}"),
+    "day after": ("Yesterday was {s}, so what day is it today?", "When {s} is over, what day starts?"),
+    "day before": ("Tomorrow is {s}, so what day is it today?", "What was the day just before {s}?"),
+    "month after": ("Once {s} is over, what month starts?", "Last month was {s}, which one is it now?"),
+    "month days": ("Does {s} have 30 or 31 days, or something else?", "When does {s} end, after how many days?"),
+    "sides": ("If I draw a {s}, how many sides do I need?", "a {s} in geometry, how many sides is that"),
+    "hello": ("I'm meeting somebody who speaks {s}, how do I say hello?", "Teach me to say hello in {s}!"),
+    "thanks": ("A {s} friend helped me, how do I say thank you?", "Teach me to say thank you in {s}!"),
+    "emoji": ("can you send the {s} emoji pls", "I'd like a little {s} emoji here."),
+    "currency": ("I'm travelling to {s}, which currency do I need?", "If I shop in {s}, what currency do I pay in?"),
 }
 
 

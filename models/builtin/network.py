@@ -49,7 +49,8 @@ class Shape:
         }
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square normalisation, computed in float32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight
 
@@ -89,7 +90,7 @@ class Block(nn.Module):
         """Attention and feed-forward, each with its residual."""
         s = self.shape
         batch, length, _ = x.shape
-        qkv = self.qkv(_norm(x, self.input_norm, s.rms_norm_eps))
+        qkv = self.qkv(norm(x, self.input_norm, s.rms_norm_eps))
         qkv = qkv.view(batch, length, -1, s.head_dim).transpose(1, 2)
         turned = s.num_attention_heads + s.num_key_value_heads
         qk, v = qkv[:, :turned], qkv[:, turned:]
@@ -100,7 +101,7 @@ class Block(nn.Module):
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         mixed = _attention(q, k, v)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        gate, up = self.gate_up(_norm(x, self.post_norm, s.rms_norm_eps)).chunk(2, dim=-1)
+        gate, up = self.gate_up(norm(x, self.post_norm, s.rms_norm_eps)).chunk(2, dim=-1)
         out: Tensor = x + self.down(F.silu(gate) * up)
         return out
 
@@ -134,7 +135,11 @@ class Network(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, cos, sin)
-        return _norm(x, self.final_norm, self.shape.rms_norm_eps)
+        return norm(x, self.final_norm, self.shape.rms_norm_eps)
+
+    def layers(self) -> list[Block]:
+        """The decoder layers in order."""
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The tied output head."""
@@ -145,8 +150,7 @@ class Network(nn.Module):
         s = self.shape
         out = {"model.embed_tokens.weight": self.embedding.weight}
         parts = [s.num_attention_heads, s.num_key_value_heads, s.num_key_value_heads]
-        for index, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
+        for index, block in enumerate(self.layers()):
             at = f"model.layers.{index}."
             q, k, v = torch.split(block.qkv.weight, [part * s.head_dim for part in parts])
             gate, up = block.gate_up.weight.chunk(2)
@@ -169,8 +173,7 @@ class Network(nn.Module):
         with torch.no_grad():
             self.embedding.weight.copy_(tensors["model.embed_tokens.weight"])
             self.final_norm.copy_(tensors["model.norm.weight"])
-            for index, block in enumerate(self.blocks):
-                assert isinstance(block, Block)
+            for index, block in enumerate(self.layers()):
                 at = f"model.layers.{index}."
                 names = [f"{at}self_attn.{part}_proj.weight" for part in "qkv"]
                 block.qkv.weight.copy_(torch.cat([tensors[name] for name in names]))

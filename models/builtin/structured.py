@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from troupellm.models.builtin import words
+from troupellm.models.builtin import made_up, words
 from troupellm.models.builtin.documents import Chat
 
 USUAL = 0.75
@@ -63,43 +63,56 @@ def _usually(rng: random.Random, options: tuple[str, ...]) -> str:
     return options[0] if rng.random() < USUAL else rng.choice(options)
 
 
-def draw_field(rng: random.Random) -> tuple[str, Schema, Any]:
-    """A field: its name, its schema and a value that satisfies it."""
+def draw_field(rng: random.Random, foreign: float) -> tuple[str, Schema, Any]:
+    """A field: its name, its schema and a value that satisfies it; ``foreign`` is the share of made-up names."""
     kind = rng.random()
-    if kind < 0.36:
-        name = rng.choice(tuple(STRINGS))
-        return name, {"type": "string"}, _usually(rng, STRINGS[name])
-    if kind < 0.62:
-        name = rng.choice(tuple(INTEGERS))
-        usual, low, high = INTEGERS[name]
-        number = usual if rng.random() < USUAL else rng.randint(low, high)
-        return name, {"type": "integer"}, number
-    if kind < 0.76:
-        name = rng.choice(BOOLEANS)
-        return name, {"type": "boolean"}, rng.random() < 0.8
-    if kind < 0.9:
-        name = rng.choice(tuple(ENUMS))
-        options = list(ENUMS[name])
-        if rng.random() < 0.4:
-            options = rng.sample(words.WORDS, rng.randint(2, 4))
+    strange = made_up.identifier(rng) if rng.random() < foreign else None
+    if kind < 0.3:
+        name = strange or rng.choice(tuple(STRINGS))
+        return name, {"type": "string"}, _usually(rng, STRINGS.get(name, (name,)))
+    if kind < 0.54:
+        name = strange or rng.choice(tuple(INTEGERS))
+        return name, *_number(rng, name)
+    if kind < 0.72:
+        return strange or rng.choice(BOOLEANS), {"type": "boolean"}, rng.random() < 0.9
+    if kind < 0.96:
+        name = strange or rng.choice(tuple(ENUMS))
+        options = list(ENUMS.get(name, ("small", "large")))
+        if strange or rng.random() < 0.5:
+            options = [
+                made_up.word(rng) if rng.random() < 0.3 else option
+                for option in rng.sample(words.WORDS, rng.randint(2, 4))
+            ]
         rng.shuffle(options)
         return name, {"type": "string", "enum": options}, options[0]
-    name = rng.choice(words.WORDS)
-    declared, value = rng.choice((("string", name), ("integer", 1), ("boolean", True)))
-    return name, {"type": declared}, value
+    return strange or rng.choice(("price", "weight", "height", "amount")), {"type": "number"}, 1.5
 
 
-def draw_object(rng: random.Random) -> tuple[Schema, dict[str, Any]]:
-    """A flat schema and an object for it."""
-    properties: Schema = {}
+def _number(rng: random.Random, name: str) -> tuple[Schema, int]:
+    usual, low, high = INTEGERS.get(name, (1, 0, 99))
+    if rng.random() < 0.35:
+        low = rng.randint(0, 90)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randint(1, 60)}, low
+    return {"type": "integer"}, usual if rng.random() < USUAL else rng.randint(low, high)
+
+
+def draw_object(rng: random.Random, foreign: float = 0.35) -> tuple[Schema, dict[str, Any]]:
+    """A flat schema of one to six fields and an object for it."""
+    size = rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6, 6))
     value: dict[str, Any] = {}
-    for _ in range(rng.choice((1, 2, 2, 3, 3, 3, 4, 5))):
-        name, declared, content = draw_field(rng)
+    properties: Schema = {}
+    while len(properties) < size:
+        name, declared, content = draw_field(rng, foreign)
         if name not in properties:
             properties[name] = declared
             value[name] = content
+    form = rng.random()
+    if form < 0.2:  # as data class libraries write it
+        titled = {key: {"title": key.replace("_", " ").title(), **entry} for key, entry in properties.items()}
+        title = made_up.word(rng).capitalize()
+        return {"properties": titled, "required": list(properties), "title": title, "type": "object"}, value
     schema: Schema = {"type": "object", "properties": properties}
-    if rng.random() < 0.8:
+    if form < 0.85:
         schema["required"] = list(properties)
     if rng.random() < 0.3:
         schema["additionalProperties"] = False
@@ -138,11 +151,11 @@ def draw_record(rng: random.Random) -> tuple[str, Schema, dict[str, Any]]:
     return text, {"type": "object", "properties": properties, "required": keys}, value
 
 
-def chat(rng: random.Random) -> tuple[Chat, Schema]:
-    """A conversation that asks for one object, with the schema it must satisfy."""
+def chat(rng: random.Random, *, foreign: float = 0.35, made: bool = False) -> tuple[Chat, Schema]:
+    """A conversation that asks for one object, with the schema it must satisfy; ``made``: nothing to read out."""
     out = Chat()
-    kind = rng.random()
-    if kind < 0.35:
+    kind = rng.uniform(0.28, 1.0) if made else rng.random()
+    if kind < 0.28:
         text, schema, value = draw_record(rng)
         ask = rng.choice(("Extract", "Read out", "Turn this into JSON")) + f": {text}"
         body = json.dumps(schema, ensure_ascii=False)
@@ -152,7 +165,7 @@ def chat(rng: random.Random) -> tuple[Chat, Schema]:
         else:
             ask += f"\nSchema: {body}"
     else:
-        schema, value = draw_object(rng)
+        schema, value = draw_object(rng, foreign)
         body = json.dumps(schema, ensure_ascii=False)
         subject = rng.choice(SUBJECTS)
         if kind < 0.55:
@@ -176,9 +189,10 @@ def satisfies(value: Any, schema: Schema) -> bool:
     properties = schema["properties"]
     if set(value) != set(properties):
         return False
-    types = {"string": str, "integer": int, "boolean": bool}
+    types = {"string": (str,), "integer": (int,), "boolean": (bool,), "number": (int, float)}
     return all(
-        ("type" not in declared or type(value[key]) is types[declared["type"]])
+        ("type" not in declared or type(value[key]) in types[declared["type"]])
         and ("enum" not in declared or value[key] in declared["enum"])
+        and ("minimum" not in declared or declared["minimum"] <= value[key] <= declared["maximum"])
         for key, declared in properties.items()
     )

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from troupellm.models.builtin import arithmetic, facts, words
+from troupellm.models.builtin import arithmetic, facts, made_up, words
 from troupellm.models.builtin.documents import Chat, call_text
 
 Tool = dict[str, Any]
@@ -70,6 +70,15 @@ ROOMS = ("kitchen", "bedroom", "hall", "garden", "bathroom", "office", "garage",
 CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "snowy")
 
 
+VERBS = ("get", "set", "find", "make", "open", "send", "check", "read", "move", "start", "run", "show")
+STRANGE_REQUESTS = (
+    ("Call {tool} with {given}.", "{key} {value}", " and "), ("Use {tool}: {given}", "{key} = {value}", ", "),
+    ("Please run {tool} with {given}.", "{key}={value}", ", "), ("Run {tool} for {given}.", "{key} {value}", " and "),
+    ("I need {tool} with {given}.", "{key} = {value}", " and "), ("{tool}: {given}", "{key}: {value}", ", "),
+    ("Please use the tool {tool}. Set {given}.", "{key} to {value}", " and "),
+)  # fmt: skip
+
+
 def _value(rng: random.Random, source: str) -> str | int:
     if source == "number":
         return rng.randint(1, 99)
@@ -119,6 +128,40 @@ def _result(rng: random.Random, kind: Kind, arguments: list[str | int]) -> tuple
         total = int(arguments[0]) + int(arguments[1])
         return json.dumps({"result": total}), f"The result is {total}."
     return json.dumps({"status": "ok"}), "Done!"
+
+
+def _strange_tool(rng: random.Random) -> tuple[Tool, dict[str, Any]]:
+    """A tool whose names can only be copied, and arguments for it."""
+    properties: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        key = made_up.identifier(rng) if rng.random() < 0.7 else rng.choice(("name", "id", "value", "level", "path"))
+        value = _value(rng, rng.choice(("number", "word", "name", "city", "item")))
+        if rng.random() < 0.25:
+            value = made_up.word(rng)
+        arguments[key] = value
+        properties[key] = {"type": "integer" if isinstance(value, int) else "string"}
+    name = made_up.identifier(rng)
+    if rng.random() < 0.6:
+        name = f"{rng.choice(VERBS)}_{name}"
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    description = rng.choice(("A tool.", f"Does {name.replace('_', ' ')}", f"The {name} tool."))
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}, arguments
+
+
+def strange_chat(rng: random.Random) -> tuple[Chat, str]:
+    """A call of one of several tools under names that stand in no list."""
+    made = [_strange_tool(rng) for _ in range(rng.choice((1, 2, 2, 3)))]
+    tool, arguments = rng.choice(made)
+    name = tool["function"]["name"]
+    wording, pair, between = rng.choice(STRANGE_REQUESTS)
+    given = between.join(pair.format(key=key, value=value) for key, value in arguments.items())
+    call = call_text(name, arguments)
+    request = wording.format(tool=name, given=given)
+    out = Chat(tools=[entry for entry, _ in made])
+    out.turns = [("user", request, 0.0), ("assistant", call, 1.5)]
+    return out, call
 
 
 def chat(rng: random.Random) -> tuple[Chat, str | None]:

@@ -1,4 +1,4 @@
-"""Train the built-in model: ``python -m troupellm.models.builtin.train --minutes 55``.
+"""Train the built-in model: ``python -m troupellm.models.builtin.train --minutes 60``.
 
 The learning rate follows the clock: however fast the machine, the run warms up, works and decays
 within the minutes given. The state is written regularly, and ``--resume`` goes on from it.
@@ -132,7 +132,8 @@ class Trainer:
                   mininterval=10.0) as bar:  # fmt: skip
             while progress.seconds < options.minutes * 60:
                 yielding.before()
-                loss = self.learn(packer.batch(*self._form()))
+                stage = int(progress.seconds >= options.first * options.minutes * 60)
+                loss = self.learn(packer.batch(*self._form(), stage))
                 yielding.after()
                 smooth = loss if not smooth else 0.98 * smooth + 0.02 * loss
                 progress.seconds = time.monotonic() - start
@@ -161,7 +162,7 @@ class Trainer:
     def report(self, write: Callable[[str], None]) -> None:
         """Score a small sample of held-out questions."""
         result = score(self.network, self.tokenizer, self.options.sample)
-        text = ", ".join(f"{task} {share:.0%}" for task, share in result.items())
+        text = ", ".join(f"{task} {passed / max(asked, 1):.0%}" for task, (passed, asked) in result.items())
         write(f"step {self.progress.step}, {self.progress.seconds / 60:.1f} min: {text}")
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -217,8 +218,9 @@ class Trainer:
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=55.0, help="length of the whole run")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--first", type=float, default=0.65, help="share of the run in the first stage")
     parser.add_argument("--decay", type=float, default=0.4, help="share of the run that decays")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

@@ -9,12 +9,22 @@ from typing import Any
 
 import jinja2
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer
 
-from troupellm.models.builtin import arithmetic, corpus, facts, fresh_wordings, structured, tool_calls
+from troupellm.models.builtin import (
+    arithmetic,
+    corpus,
+    dialogue,
+    facts,
+    fresh_wordings,
+    structured,
+    tool_calls,
+)
+from troupellm.models.builtin.decode import greedy
 from troupellm.models.builtin.documents import Chat, Exchange
-from troupellm.models.builtin.evaluate import WEIGHTS, cases
+from troupellm.models.builtin.evaluate import WEIGHTS, cases, load
 
 DOCUMENTS = 4000
 
@@ -56,9 +66,9 @@ def test_held_out_pairs_never_appear_in_training_text(texts: list[str]) -> None:
     patterns = (
         (r"(\d+) ?\+ ?(\d+)", "+"),
         (r"(\d+) plus (\d+)", "+"),
-        (r"(?:[Aa]dd|sum of) (\d+) and (\d+)", "+"),
+        (r"(?:[Aa]dd|sum of|total of) (\d+) and (\d+)", "+"),
         (r"(\d+) ?- ?(\d+)", "-"),
-        (r"(\d+) (?:minus|take away) (\d+)", "-"),
+        (r"(\d+) (?:minus|take away|less|−) (\d+)", "-"),
     )
     seen = 0
     for text in texts:
@@ -78,18 +88,28 @@ def test_every_solved_line_of_the_training_text_is_right(texts: list[str]) -> No
 
 def test_held_out_wordings_never_appear_in_training_text(texts: list[str]) -> None:
     whole = "\n".join(texts).lower()
-    asked = [question for question, _ in facts.evaluation(random.Random(0), 0)]
-    asked += [question for question, _ in fresh_wordings.evaluation(random.Random(0), 0)]
-    assert len(asked) == len(set(asked)) > 1400
+    rng = random.Random(0)
+    asked = [q for part in ("openers", "phrases") for q, _ in facts.evaluation(rng, part, 0)]
+    asked += [question for question, _ in fresh_wordings.evaluation(rng, 0)]
+    assert len(asked) > 1400
     assert not [question for question in asked if question.lower() in whole]
 
 
-def test_the_table_has_some_hundred_facts_and_no_question_with_two_answers() -> None:
-    assert len(facts.FACTS) > 300
-    answers: dict[str, str] = {}
-    for fact in facts.FACTS:
-        for wording in (*fact.relation.wordings, *fact.relation.held_out):
-            assert answers.setdefault(fact.ask(wording), fact.sentence()) == fact.sentence()
+def test_arithmetic_answers_repeat_the_numbers_asked_for() -> None:
+    rng = random.Random(3)
+    for _ in range(2000):
+        made = arithmetic.exchange(rng)
+        left, right = re.findall(r"\d+", made.assistant)[:2]
+        assert sorted((left, right)) == sorted(re.findall(r"\d+", made.user))
+
+
+def test_counting_begins_and_ends_with_the_numbers_asked_for() -> None:
+    rng = random.Random(4)
+    for _ in range(300):
+        made = dialogue.counting(rng)
+        numbers = made.assistant.split(", ")
+        assert re.findall(r"\d+", made.user)[-1] == numbers[-1]
+        assert len(set(numbers)) == abs(int(numbers[0]) - int(numbers[-1])) + 1
 
 
 def test_generated_objects_satisfy_their_schema() -> None:
@@ -97,6 +117,27 @@ def test_generated_objects_satisfy_their_schema() -> None:
     for _ in range(1000):
         chat, schema = structured.chat(rng)
         assert structured.satisfies(json.loads(chat.turns[-1][1]), schema)
+
+
+def test_made_up_objects_have_one_to_six_fields_of_every_kind() -> None:
+    rng = random.Random(8)
+    made = [structured.draw_object(rng, 1.0) for _ in range(300)]
+    assert {len(value) for _, value in made} == {1, 2, 3, 4, 5, 6}
+    kinds = {frozenset(declared) - {"title"} for schema, _ in made for declared in schema["properties"].values()}
+    assert kinds == {frozenset(k) for k in (("type",), ("type", "enum"), ("type", "minimum", "maximum"))}
+    assert len({key for _, value in made for key in value}) > 500
+
+
+def test_calls_of_tools_with_made_up_names_say_what_was_asked_for() -> None:
+    rng = random.Random(9)
+    for _ in range(300):
+        chat, call = tool_calls.strange_chat(rng)
+        body = json.loads(call.split("\n")[1])
+        asked = chat.turns[0][1]
+        assert body["name"] in asked
+        assert all(key in asked and str(value) in asked for key, value in body["arguments"].items())
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat.tools}
+        assert set(body["arguments"]) == set(offered[body["name"]]["properties"])
 
 
 def test_generated_calls_are_valid_for_a_tool_on_offer() -> None:
@@ -116,6 +157,9 @@ def test_generated_calls_are_valid_for_a_tool_on_offer() -> None:
 def test_the_checker_rejects_what_does_not_fit() -> None:
     schema = {"properties": {"size": {"type": "string", "enum": ["small"]}, "age": {"type": "integer"}}}
     assert structured.satisfies({"size": "small", "age": 3}, schema)
+    ranged = {"properties": {"age": {"type": "integer", "minimum": 3, "maximum": 5}}}
+    assert structured.satisfies({"age": 5}, ranged)
+    assert not structured.satisfies({"age": 6}, ranged)
     for wrong in ({"size": "big", "age": 3}, {"size": "small", "age": True}, {"size": "small"}, [], "x"):
         assert not structured.satisfies(wrong, schema)
 
@@ -172,6 +216,23 @@ def test_every_digit_is_a_token_and_so_are_the_marks(tokenizer: Tokenizer) -> No
         assert len(tokenizer.encode(mark).ids) == 1
     kept = tokenizer.decode(tokenizer.encode("<tool_call>x</tool_call><|im_end|>").ids)
     assert kept == "<tool_call>x</tool_call>"
+
+
+def test_greedy_decoding_in_a_group_is_what_the_network_says_alone() -> None:
+    network, tokenizer = load(WEIGHTS)
+    prompts = [case.prompt for case in itertools.chain(*(group[:1] for group in cases(1).values()))][:4]
+    together = greedy(network, tokenizer, prompts, 12)
+    for prompt, said in zip(prompts, together, strict=True):
+        tokens = tokenizer.encode(prompt).ids
+        start = len(tokens)
+        for _ in range(12):
+            with torch.no_grad():
+                hidden = network(torch.tensor([tokens]))[0, -1]
+                tokens.append(int(network.logits(hidden).argmax()))
+            if tokens[-1] == tokenizer.token_to_id("<|im_end|>"):
+                tokens.pop()
+                break
+        assert tokenizer.decode(tokens[start:], skip_special_tokens=False) == said
 
 
 def test_evaluation_cases_are_the_same_every_time() -> None:
