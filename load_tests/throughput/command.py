@@ -112,34 +112,23 @@ async def _compete(entries: dict[str, Entry], repeats: int) -> None:
     """One warm-up round that is not timed, then the rounds: every contestant once in each."""
     from tqdm import tqdm
 
-    async with AsyncExitStack() as stack:
-        opened: list[Contestant] = []
-        for entry in entries.values():
-            if entry.contestant not in opened:
-                opened.append(entry.contestant)
-                await entry.contestant.open(stack)
-        with tqdm(total=(repeats + 1) * len(entries), unit="run") as bar:
-            for repeat in range(repeats + 1):
-                for name, entry in entries.items():
-                    bar.set_description(name)
-                    seconds = await _turn(entry)
-                    if repeat:
-                        entry.seconds.append(seconds)
-                    bar.update()
+    with tqdm(total=(repeats + 1) * len(entries), unit="run") as bar:
+        for repeat in range(repeats + 1):
+            for name, entry in entries.items():
+                bar.set_description(name)
+                seconds = await _turn(entry)
+                if repeat:
+                    entry.seconds.append(seconds)
+                bar.update()
 
 
 async def _turn(entry: Entry) -> float:
     """Seconds of one run, after checking that every answer has its wanted length."""
-    continuous = entry.contestant if isinstance(entry.contestant, ContinuousBatching) else None
-    if continuous is not None:
-        await continuous.start()
-    try:
-        start = time.perf_counter()
+    async with AsyncExitStack() as turn:
+        await entry.contestant.start(turn)
+        begin = time.perf_counter()
         entry.answers = await entry.contestant.answer(entry.requests)
-        seconds = time.perf_counter() - start
-    finally:
-        if continuous is not None:
-            await continuous.stop()
+        seconds = time.perf_counter() - begin
     short = [len(answer) for answer in entry.answers]
     if short != [request.output_len for request in entry.requests]:
         raise RuntimeError("an answer has not the wanted number of tokens, so the runs cannot be compared")
