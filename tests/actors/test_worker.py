@@ -114,3 +114,5 @@ async def test_a_scheduler_that_has_left_is_the_end(fake_worker: Any) -> None:
     await bench.plans.put(plan(1))
     await bench.actor.run()
     await bench.thread.close()
+    assert bench.actor.last_step is not None  # the step was computed, and its result had nowhere to go
+    assert bench.results.depth == 0
