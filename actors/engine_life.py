@@ -115,7 +115,7 @@ class EngineLife:
         self._draining = True
         system.admission.close()
         if not await system.requests.wait_empty(timeout):
-            system.requests.end_all(lambda: EngineStopped("the engine is shutting down"))
+            system.requests.end_all(lambda: EngineStopped("the engine is shutting down"), by="shutdown")
 
     async def wait_failed(self) -> Exception | None:
         """Wait until the engine stops running; gives the root cause, or None when it was closed."""
@@ -158,6 +158,7 @@ class EngineLife:
             scheduler=running.system.scheduler_snapshot,
             actors=running.system.actor_snapshots(),
             last_step_age_seconds=None if last is None else now - last,
+            prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
         )
 
     def _require(self) -> Running:

@@ -41,6 +41,7 @@ ALIASES = {
     "troupellm_cache_config_info": "vllm:cache_config_info",
 }
 FINISH_REASONS = ("stop", "length", "abort", "error")
+CANCELLED_BY = ("client", "stall", "shutdown")
 _ENGINE = "0"
 
 
@@ -70,6 +71,8 @@ class _EngineCollector(Collector):
         yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", base, store.prefix_hits)
         yield _counters("requests_finished", "Requests by how they ended.", base, "finished_reason", finished)
         yield _counters("rejected", "Requests refused before they were scheduled.", base, "reason", store.rejected)
+        cancelled = {by: store.cancelled[by] for by in (*CANCELLED_BY, *store.cancelled)}
+        yield _counters("cancelled", "Requests ended before their answer was complete.", base, "by", cancelled)
         yield _counters("batch_tokens", "Tokens computed.", base, "kind", store.batch_tokens)
 
     def _histograms(self, base: Mapping[str, str]) -> Iterator[Metric]:

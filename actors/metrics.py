@@ -16,7 +16,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.mailbox import Mailbox
-from troupellm.protocol.metrics import MetricsMessage, RequestRejected, RequestStats, StepStats
+from troupellm.protocol.metrics import MetricsMessage, RequestCancelled, RequestRejected, RequestStats, StepStats
 
 # vLLM's bounds, so that its dashboards read the same.
 FIRST_TOKEN_BOUNDS = (
@@ -82,6 +82,7 @@ class MetricsStore:
         self.batch_tokens = {"prefill": 0, "decode": 0}
         self.finished: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
+        self.cancelled: Counter[str] = Counter()
         self.iteration_tokens = Histogram(ITERATION_BOUNDS)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(TOKEN_BOUNDS)
@@ -105,6 +106,8 @@ class MetricsStore:
                 self._on_request(message)
             case RequestRejected(reason=reason):
                 self.rejected[reason] += 1
+            case RequestCancelled(by=by):
+                self.cancelled[by] += 1
             case _:
                 assert_never(message)
 

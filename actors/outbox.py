@@ -31,6 +31,7 @@ class LocalOutbox:
         budget: int | None,
         to_scheduler: Callable[[SchedulerControl], None],
         on_terminal: Callable[[int], None],
+        on_abort: Callable[[], None] = lambda: None,
     ) -> None:
         self.request = request
         self.prompt_token_ids: tuple[int, ...] | None = None
@@ -49,6 +50,7 @@ class LocalOutbox:
         self._budget: float = math.inf if budget is None else budget
         self._to_scheduler = to_scheduler
         self._on_terminal = on_terminal
+        self._on_abort = on_abort
         self._pending: dict[int, list[Delta]] = {}
         self._undelivered = 0
         self._waiters: list[Waiter] = []
@@ -135,6 +137,8 @@ class LocalOutbox:
 
     def abort(self) -> None:
         """The reader wants nothing more. May be repeated; the request is over when `terminal` is set."""
+        if not (self.cancelled or self.terminal):
+            self._on_abort()
         self.cancelled = True
         self._pending.clear()
         self._undelivered = 0

@@ -8,6 +8,7 @@ On crash:  restarted; nobody waits for it.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Never
 
@@ -28,9 +29,16 @@ _CHECKS_PER_TIMEOUT = 4
 class OpenRequests:
     """Every request that has a place and has not ended."""
 
-    def __init__(self, clock: Clock, to_scheduler: Callable[[SchedulerControl], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        to_scheduler: Callable[[SchedulerControl], None],
+        on_cancelled: Callable[[str], None] = lambda by: None,
+    ) -> None:
+        """`on_cancelled` hears who ended a request early: client, stall, shutdown."""
         self._clock = clock
         self._to_scheduler = to_scheduler
+        self._on_cancelled = on_cancelled
         self._numbers = count(1)
         self._open: dict[int, LocalOutbox] = {}
         self._emptied: list[Waiter] = []
@@ -51,20 +59,29 @@ class OpenRequests:
             budget=budget,
             to_scheduler=self._to_scheduler,
             on_terminal=self._remove,
+            on_abort=partial(self._on_cancelled, "client"),
         )
         self._open[outbox.request] = outbox
         return outbox
 
-    def end(self, outbox: LocalOutbox, error: TroupeError) -> None:
-        """End one request from outside the flow: its reader gets the error, the scheduler forgets it."""
+    def end(self, outbox: LocalOutbox, error: TroupeError, *, by: str | None = None) -> None:
+        """End one request from outside the flow: its reader gets the error, the scheduler forgets it.
+
+        Args:
+            by: who wanted that; None for a failure.
+        """
+        if by is not None and not (outbox.terminal or outbox.cancelled):
+            self._on_cancelled(by)
         outbox.fail(error)
         self._to_scheduler(AbortRequest(outbox.request))
 
-    def end_all(self, make_error: Callable[[], TroupeError], *, only_unopened: bool = False) -> None:
+    def end_all(
+        self, make_error: Callable[[], TroupeError], *, only_unopened: bool = False, by: str | None = None
+    ) -> None:
         """End many; each gets an error of its own, since raising one changes it."""
         for outbox in self:
             if not (only_unopened and outbox.started):
-                self.end(outbox, make_error())
+                self.end(outbox, make_error(), by=by)
 
     async def wait_empty(self, timeout: float) -> bool:
         """Until nothing is open, or False after `timeout` seconds."""
@@ -95,9 +112,8 @@ class StallWatch:
         now = self._clock.now()
         for outbox in self._requests:
             if outbox.paused_since is not None and now - outbox.paused_since >= self._timeout:
-                self._requests.end(
-                    outbox, RequestAborted(f"the reader took nothing for {self._timeout:g} s", code="reader_stalled")
-                )
+                text = f"the reader took nothing for {self._timeout:g} s"
+                self._requests.end(outbox, RequestAborted(text, code="reader_stalled"), by="stall")
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

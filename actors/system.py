@@ -29,7 +29,7 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.intake import IntakeMessage, PrepareRequest
-from troupellm.protocol.metrics import MetricsMessage
+from troupellm.protocol.metrics import MetricsMessage, RequestCancelled
 from troupellm.protocol.output import OpenRequest, OutputMessage
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
@@ -112,7 +112,7 @@ class System:
         self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
         self.stalls: Mailbox[Never, Never] = Mailbox("stalls", 1)
         self.admission = Admission(config.scheduler, company.clock)
-        self.requests = OpenRequests(company.clock, self.scheduler.control)
+        self.requests = OpenRequests(company.clock, self.scheduler.control, self._on_cancelled)
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
         self._rows = count()
@@ -283,7 +283,11 @@ class System:
     def _answer_everyone(self) -> None:
         """Nobody is let in any more, and every open request gets its last word."""
         self.admission.close()
-        self.requests.end_all(lambda: self.error("the engine was closed"))
+        by = "shutdown" if self.failure is None else None
+        self.requests.end_all(lambda: self.error("the engine was closed"), by=by)
+
+    def _on_cancelled(self, by: str) -> None:
+        self.metrics.offer(RequestCancelled(by))
 
     def error(self, stopped: str) -> TroupeError:
         """Why requests end: the root cause as `__cause__` when there is one, else `stopped`."""

@@ -155,5 +155,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_request_id_headers: Annotated[bool, _help("use a client's X-Request-Id")] = True
     disable_access_log: Annotated[bool, _help("no line per request")] = False
     log_format: Annotated[Literal["text", "json"], _help("form of log lines")] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("least severe lines to log")] = "info"
+    disable_log_stats: Annotated[bool, _help("no statistics line while there is work")] = False
+    log_stats_interval: Annotated[
+        float, Meta(gt=0.0, description="seconds between statistics lines while there is work")
+    ] = 10.0
+    loop_lag_warning: Annotated[
+        Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
+    ] = 1.0
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     backlog: Annotated[PositiveInt, _help("connections that may wait to be accepted")] = 2048

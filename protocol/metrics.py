@@ -44,4 +44,11 @@ class RequestRejected(msgspec.Struct, frozen=True):
     reason: str
 
 
-MetricsMessage = StepStats | RequestStats | RequestRejected
+class RequestCancelled(msgspec.Struct, frozen=True):
+    """Ended before its answer was complete, by somebody's will."""
+
+    by: str
+    """client (left, or the caller cancelled), stall (the reader stayed away), shutdown."""
+
+
+MetricsMessage = StepStats | RequestStats | RequestRejected | RequestCancelled

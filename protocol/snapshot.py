@@ -51,3 +51,5 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[ActorSnapshot, ...]
     last_step_age_seconds: float | None = None
     """Seconds since a step finished; None before the first."""
+    prompt_tokens_computed: int = 0
+    """Without those found in the prefix cache."""

@@ -1,5 +1,6 @@
 """One HTTP request and its response, over ASGI's two callables."""
 
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -35,6 +36,13 @@ class Exchange:
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
         self.tail = ""
+        self.key = ""
+        """Name of the API key that was given; "" without keys."""
+        self.began = time.monotonic()
+        self.prompt_tokens: int | None = None
+        """None where nothing was generated; until the end of a stream, what is known so far."""
+        self.completion_tokens: int | None = None
+        self.first_token_seconds: float | None = None
         self.status = 0
         """0 until the response has started."""
         self.streaming = False

@@ -63,7 +63,6 @@ ELSEWHERE = {
     "allowed-methods": "put a proxy in front that sends CORS headers",
     "allowed-headers": "put a proxy in front that sends CORS headers",
     "max-log-len": "requests are never logged with their text",
-    "disable-log-stats": "statistics are at /metrics and never in the log; leave it out",
     "enable-force-include-usage": "send stream_options.include_usage with the request",
     "enable-prompt-tokens-details": "usage always has them; leave it out",
     "enable-per-request-metrics": _LATER + "; scrape /metrics",

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from troupellm.actors.exposition import ALIASES, Exposition
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import Histogram, MetricsSink, MetricsStore, length_bounds
-from troupellm.protocol.metrics import RequestRejected, RequestStats, StepStats
+from troupellm.protocol.metrics import RequestCancelled, RequestRejected, RequestStats, StepStats
 from troupellm.protocol.snapshot import ActorSnapshot, EngineSnapshot, MailboxSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import StepTimings
 
@@ -54,10 +54,18 @@ def snapshot() -> EngineSnapshot:
 
 def test_steps_and_requests_are_counted(snapshot: EngineSnapshot) -> None:
     store = MetricsStore(64)
-    for message in (step(), step(), request(), request(reason="abort", queue_seconds=None), RequestRejected("full")):
+    for message in (
+        step(),
+        step(),
+        request(),
+        request(reason="abort", queue_seconds=None),
+        RequestRejected("full"),
+        RequestCancelled("stall"),
+    ):
         store.on_message(message)
     samples = exposed(store, snapshot)
     assert samples["troupellm_generation_tokens_total"][()] == 6
+    assert samples["troupellm_cancelled_total"] == {("client",): 0, ("stall",): 1, ("shutdown",): 0}
     assert samples["troupellm_prompt_tokens_total"][()] == 20
     assert samples["troupellm_requests_finished_total"] == {("stop",): 1, ("length",): 0, ("abort",): 1, ("error",): 0}
     assert samples["troupellm_rejected_total"] == {("full",): 1}

@@ -6,8 +6,9 @@ import pytest
 
 from troupellm.actors.admission import Admission
 from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.requests import OpenRequests
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.errors import EngineStopped, RequestAborted, RequestFailed
 from troupellm.protocol.outputs import Delta, Timing, Usage
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed
 
@@ -105,3 +106,19 @@ def test_watchers_hear_of_the_end_once(desk: Desk) -> None:
     desk.outbox.close(USAGE, None, None)
     desk.outbox.when_terminal(lambda: heard.append("after"))
     assert heard == ["before", "after"]
+
+
+def test_who_ends_a_request_early_is_counted_once() -> None:
+    ended: list[str] = []
+    clock = FakeClock()
+    admission = Admission(SchedulerConfig(max_num_seqs=4, max_num_queued_reqs=0), clock)
+    requests = OpenRequests(clock, lambda message: None, ended.append)
+    left, stalled, failed, complete = (requests.add(admission.enter(1, 1), 9.0, 8) for _ in range(4))
+    complete.close(USAGE, None, None)
+    for _ in range(2):
+        left.abort()
+        complete.abort()
+        requests.end(stalled, RequestAborted("stalled"), by="stall")
+    requests.end(failed, RequestFailed("failed"))
+    requests.end_all(lambda: EngineStopped("closed"), by="shutdown")
+    assert ended == ["client", "stall"]
