@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from troupellm.models.builtin import fact_tables as tables, fact_wordings as texts, wordings
+from troupellm.models.builtin import fact_tables as tables, fact_wordings as texts, loose_wordings, wordings
 from troupellm.models.builtin.documents import Exchange, Piece
 
 
@@ -83,16 +83,22 @@ def draw(rng: random.Random) -> Fact:
 def exchange(rng: random.Random) -> Exchange:
     """A fact asked in a wording of the training part."""
     fact = draw(rng)
+    return Exchange(question(rng, fact), fact.sentence(), 1.5)
+
+
+def question(rng: random.Random, fact: Fact) -> str:
+    """A fact asked for as training sees it: tidy or loose."""
     text = fact.ask(wordings.draw(rng, fact.relation.name).text)
-    return Exchange(wordings.dress(rng, text), fact.sentence(), 1.5)
+    if rng.random() < loose_wordings.SHARE:
+        text = loose_wordings.loosen(rng, fact.relation.name, text, fact.subject)
+    return wordings.dress(rng, text)
 
 
 def dialogue(rng: random.Random) -> list[Exchange]:
     """A question and follow-ups that name only another subject."""
     first = draw(rng)
     others = [fact for fact in BY_RELATION[first.relation.name] if fact is not first]
-    asked = first.ask(wordings.draw(rng, first.relation.name).text)
-    out = [Exchange(wordings.dress(rng, asked), first.sentence(), 1.5)]
+    out = [Exchange(question(rng, first), first.sentence(), 1.5)]
     for fact in rng.sample(others, rng.randint(1, 4)):
         frame = rng.choice(wordings.split(texts.FOLLOW_UPS)[0])
         out.append(Exchange(frame.replace("{x}", fact.mention()), fact.sentence(), 1.5))

@@ -2,7 +2,7 @@
 
 import random
 
-from troupellm.models.builtin import fact_wordings, facts, fresh_wordings, wordings
+from troupellm.models.builtin import fact_wordings, facts, fresh_wordings, loose_wordings, wordings
 
 
 def test_fresh_wordings_are_apart_from_the_whole_grammar() -> None:
@@ -58,3 +58,23 @@ def test_follow_ups_stay_with_the_relation() -> None:
     assert len(asked) >= 2
     answers = {fact.sentence(): fact.relation.name for fact in facts.FACTS}
     assert len({answers[exchange.assistant] for exchange in asked}) == 1
+
+
+def test_loose_questions_keep_their_telling_words_and_nothing_held_out_slips_in() -> None:
+    rng = random.Random(3)
+    changed = 0
+    for _ in range(4000):
+        fact = facts.draw(rng)
+        relation = fact.relation.name
+        tidy = fact.ask(wordings.draw(rng, relation).text)
+        loose = loose_wordings.loosen(rng, relation, tidy, fact.subject)
+        changed += loose != tidy
+        words = {word.strip("?.,!:") for word in loose.lower().split()}
+        telling = {word.strip("?.,!:") for word in tidy.lower().split()} - loose_wordings.SMALL
+        assert telling <= words
+        assert set(fact.subject.lower().split()) <= words or fact.subject.lower() in loose.lower()
+        held = [
+            p.format(s=fact.subject) for listed in fact_wordings.PHRASES[relation] for p in wordings.split(listed)[1]
+        ]
+        assert loose == tidy or not [phrase for phrase in held if facts.articles(phrase).lower() in loose.lower()]
+    assert changed > 2000
