@@ -39,6 +39,8 @@ WorkerFactory = Callable[[Path], Worker]
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
+    tokenizer_folder: Path
+    """Where tokenizer and chat template were read."""
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
@@ -61,7 +63,7 @@ class Machinery:
         """Raises ModelLoadError; being cancelled stops the loading at its next report of progress."""
         sink = self._sink(progress)
         try:
-            folder, tokenizer, template, defaults = await self.pool.run(_read, config, sink)
+            folder, tokenizer_folder, tokenizer, template, defaults = await self.pool.run(_read, config, sink)
             tables = await self.pool.run(TextTables, tokenizer)
             self._worker = await self.thread.run(factory or _model_worker, folder)
             ready = await self.thread.run(self._worker.load, config, sink)
@@ -72,6 +74,7 @@ class Machinery:
             raise ModelLoadError(f"the model could not be loaded: {text}") from error
         return Loaded(
             names=served_names(config.model),
+            tokenizer_folder=tokenizer_folder,
             tokenizer=tokenizer,
             tables=tables,
             chat_template=template,
@@ -188,7 +191,7 @@ def _cache_config(config: EngineConfig, ready: WorkerReady) -> dict[str, str]:
     }
 
 
-def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Tokenizer, ChatTemplate, dict[str, Any]]:
+def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tokenizer, ChatTemplate, dict[str, Any]]:
     """What the front half needs from the model's folder."""
     model = config.model
     folder = resolve_model(model, progress)
@@ -198,7 +201,7 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Tokenizer
         tokenizer_folder = resolve_model(elsewhere, progress)
     tokenizer = Tokenizer.load(tokenizer_folder)
     template = ChatTemplate.load(tokenizer_folder, model.chat_template)
-    return folder, tokenizer, template, load_generation_defaults(folder, model.generation_config)
+    return folder, tokenizer_folder, tokenizer, template, load_generation_defaults(folder, model.generation_config)
 
 
 def _model_worker(folder: Path) -> Worker:

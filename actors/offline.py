@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from troupellm.actors.engine import Engine
 from troupellm.actors.ports import ExitWatch
-from troupellm.actors.submit import PromptLike, as_prompt
+from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt

@@ -1,52 +1,17 @@
 """The way in: a place, an outbox, and the request on its way to the input processor."""
 
-from collections.abc import Sequence
-from typing import cast
-
 import anyio
-import msgspec
 
 from troupellm.actors.admission import Admission, Place, estimate_tokens
 from troupellm.actors.mailbox import MailboxClosed
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
+from troupellm.actors.submission import Submission
 from troupellm.actors.system import System
 from troupellm.protocol.config import StreamConfig
-from troupellm.protocol.errors import EngineOverloaded, InvalidRequest, RequestAborted, TroupeError
-from troupellm.protocol.intake import ChatPrompt, PrepareRequest, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.errors import EngineOverloaded, RequestAborted, TroupeError
+from troupellm.protocol.intake import PrepareRequest
 from troupellm.protocol.metrics import RequestRejected
-from troupellm.protocol.sampling import SamplingParams
-
-PromptLike = str | Sequence[int] | Prompt
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams
-    wait: bool = True
-    """Wait for a place instead of being refused."""
-    cache_salt: bytes = b""
-    deadline: float | None = None
-    """Seconds from now until which the request must have been scheduled."""
-    streaming: bool = True
-
-
-def as_prompt(prompt: PromptLike) -> Prompt:
-    """Text, token ids, or a prompt as it is.
-
-    Raises:
-        InvalidRequest: it is none of them.
-    """
-    if isinstance(prompt, str):
-        return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
-        return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        return TokensPrompt(tuple(cast(Sequence[int], prompt)))
-    raise InvalidRequest("prompt must be text or a sequence of token ids", param="prompt", code="invalid_type")
 
 
 async def submit(system: System, clock: Clock, config: StreamConfig, request: Submission) -> LocalOutbox:
@@ -58,7 +23,22 @@ async def submit(system: System, clock: Clock, config: StreamConfig, request: Su
         RequestAborted: the deadline passed while it waited for a place.
     """
     arrival = clock.now()
-    place = await _place(system, request)
+    tokens = estimate_tokens(request.prompt)
+    place = await take_place(system, request.params.n, tokens, wait=request.wait, deadline=request.deadline)
+    return await hand_over(system, config, place, arrival, request)
+
+
+async def hand_over(
+    system: System, config: StreamConfig, place: Place, arrival: float, request: Submission
+) -> LocalOutbox:
+    """Start a request that has a place. The place is left however this ends.
+
+    Args:
+        arrival: seconds on the engine's clock.
+
+    Raises:
+        EngineStopped: the engine takes no requests.
+    """
     outbox = system.requests.add(place, arrival, config.stream_budget_tokens if request.streaming else None)
     message = PrepareRequest(
         request=outbox.request,
@@ -82,14 +62,25 @@ async def submit(system: System, clock: Clock, config: StreamConfig, request: Su
     return outbox
 
 
-async def _place(system: System, request: Submission) -> Place:
+async def take_place(
+    system: System, sequences: int, tokens: int, *, wait: bool, deadline: float | None = None
+) -> Place:
+    """Room for a request of so many sequences and about so many prompt tokens.
+
+    Args:
+        wait: wait in line for it, `deadline` seconds at most, instead of being refused.
+
+    Raises:
+        EngineOverloaded: no place, and the request does not wait.
+        EngineStopped: the engine takes no requests.
+        RequestAborted: the deadline passed while it waited.
+    """
     admission: Admission = system.admission
-    tokens = estimate_tokens(request.prompt)
     try:
-        if not request.wait:
-            return admission.enter(request.params.n, tokens)
-        with anyio.move_on_after(request.deadline):
-            return await admission.wait(request.params.n, tokens)
+        if not wait:
+            return admission.enter(sequences, tokens)
+        with anyio.move_on_after(deadline):
+            return await admission.wait(sequences, tokens)
     except TroupeError as error:
         reason = "overloaded" if isinstance(error, EngineOverloaded) else "stopped"
         _count_rejection(system, reason)

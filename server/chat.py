@@ -5,7 +5,6 @@ import secrets
 import msgspec
 from msgspec import UNSET
 
-from troupellm.actors.engine import Engine
 from troupellm.actors.stream import Stream
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.openai import (
@@ -23,6 +22,7 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.logprobs import chat_logprobs, prompt_logprobs
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
+from troupellm.server.served import ServedEngine
 from troupellm.server.sse import ChunkEncoder, open_events
 from troupellm.server.streaming import (
     cache_salt,
@@ -53,7 +53,12 @@ async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> 
 
 
 async def _stream(
-    host: EngineHost, exchange: Exchange, engine: Engine, prompt: ChatPrompt, params: SamplingParams, answer: "_Answer"
+    host: EngineHost,
+    exchange: Exchange,
+    engine: ServedEngine,
+    prompt: ChatPrompt,
+    params: SamplingParams,
+    answer: "_Answer",
 ) -> None:
     salt = cache_salt(answer.request)
     async with engine.stream(prompt, params, wait=False, request_id=answer.id, cache_salt=salt) as stream:

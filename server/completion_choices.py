@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import anyio.to_thread
 from msgspec import UNSET, Struct
 
-from troupellm.actors.engine import Engine
 from troupellm.actors.stream import Stream
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
@@ -13,6 +12,7 @@ from troupellm.protocol.openai import CompletionRequest, TextChoice, TextLogprob
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, TokenLogprob, Usage
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.logprobs import echo_logprobs, prompt_logprobs, text_logprobs
+from troupellm.server.served import ServedEngine
 from troupellm.server.sse import ChunkEncoder
 from troupellm.server.streaming import continuous_usage, finish_reason, include_usage, usage_body
 from troupellm.server.text_offsets import TextOffsets
@@ -25,10 +25,10 @@ class PromptEcho(Struct, frozen=True):
     """The text that echo puts in front of each choice."""
 
     text: str
-    engine: Engine
+    engine: ServedEngine
 
     @classmethod
-    async def of(cls, engine: Engine, request: CompletionRequest, prompt: Prompt) -> "PromptEcho | None":
+    async def of(cls, engine: ServedEngine, request: CompletionRequest, prompt: Prompt) -> "PromptEcho | None":
         if not request.echo:
             return None
         if isinstance(prompt, TextPrompt):

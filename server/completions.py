@@ -8,7 +8,6 @@ from functools import partial
 import anyio
 import msgspec
 
-from troupellm.actors.engine import Engine
 from troupellm.actors.stream import Stream
 from troupellm.protocol.intake import Prompt
 from troupellm.protocol.openai import CompletionRequest, TextResponse
@@ -18,6 +17,7 @@ from troupellm.server.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.parameters import completion_prompts, refuse_unsupported, sampling_params
+from troupellm.server.served import ServedEngine
 from troupellm.server.sse import EventStream, open_events
 from troupellm.server.streaming import cache_salt, final_usage, include_usage, pump, usage_body
 
@@ -51,7 +51,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
 
 
 async def _generate_all(
-    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, salt: bytes
+    engine: ServedEngine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, salt: bytes
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
@@ -70,7 +70,7 @@ async def _generate_all(
 async def _stream(
     host: EngineHost,
     exchange: Exchange,
-    engine: Engine,
+    engine: ServedEngine,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     writer: ChoiceWriter,

@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
+from troupellm.server.served import ServedEngine
 
 logger = logging.getLogger("troupellm.server")
 
@@ -29,7 +29,7 @@ and a client that stops reading must not hold its blocks for ever."""
 class EngineHost:
     """Holds the engine (or why there is none yet) and the exchanges in flight."""
 
-    def __init__(self, config: ServerConfig, engine: Engine | None = None) -> None:
+    def __init__(self, config: ServerConfig, engine: ServedEngine | None = None) -> None:
         self.config = config
         self.engine = engine
         self.loading = False
@@ -68,7 +68,7 @@ class EngineHost:
         for line in progress.detail.splitlines():
             logger.info("%s", line)
 
-    def require(self) -> Engine:
+    def require(self) -> ServedEngine:
         """The engine, if requests may use it now.
 
         Raises:

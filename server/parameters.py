@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import msgspec
 
-from troupellm.actors.engine import Engine
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.server.served import ServedEngine
 
 MAX_MESSAGES = 10_000
 MAX_TEMPLATE_KWARGS = 16
@@ -31,7 +31,7 @@ _HANDLED = frozenset(
 )
 
 
-def sampling_params(request: ChatRequest | CompletionRequest, engine: Engine) -> SamplingParams:
+def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngine) -> SamplingParams:
     """The model's defaults, overridden by what the request gives, checked against the served model.
 
     Raises:

@@ -40,7 +40,7 @@ async def load(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
     """Prometheus text; gauges are read from live state now."""
-    text = host.require().metrics_text(compat=host.config.metrics_compat == "vllm")
+    text = await host.require().metrics(compat=host.config.metrics_compat == "vllm")
     await exchange.respond(200, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,0 +1,121 @@
+"""What one asks of an engine, whether it lives in this process or in another one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from troupellm.actors.mapping import map_streams
+from troupellm.actors.stream import Stream
+from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.outputs import Completion
+from troupellm.protocol.sampling import SamplingParams
+
+
+class Door(ABC):
+    """Requests, in all their spellings. Who inherits says where they go."""
+
+    @property
+    @abstractmethod
+    def defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters that the model itself asks for."""
+
+    @abstractmethod
+    def _new_request_id(self) -> str: ...
+
+    @abstractmethod
+    def _open(self, submission: Submission) -> Stream:
+        """The stream of a request that is handed over when the stream is entered."""
+
+    def sampling(self, **overrides: Any) -> SamplingParams:
+        """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        given = {name: value for name, value in overrides.items() if value is not None or name == "max_tokens"}
+        return SamplingParams(**{**self.defaults, **given})
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        *,
+        wait: bool = True,
+        request_id: str | None = None,
+        cache_salt: bytes = b"",
+        deadline: float | None = None,
+        streaming: bool = True,
+        **sampling: Any,
+    ) -> Stream:
+        """A request that starts when its block is entered, or at its first delta.
+
+        Args:
+            params: replaces the model's defaults; `sampling` overrides single fields of either.
+            wait: wait for a place instead of raising EngineOverloaded.
+            cache_salt: separates what the prefix cache may share.
+            deadline: seconds within which the request must have been scheduled.
+            streaming: False when only the whole answer matters: one wake at the end.
+        """
+        if params is None:
+            params = self.sampling(**sampling)
+        elif sampling:
+            params = msgspec.structs.replace(params, **sampling)
+        submission = Submission(
+            request_id=request_id or self._new_request_id(),
+            prompt=as_prompt(prompt),
+            params=params,
+            wait=wait,
+            cache_salt=cache_salt,
+            deadline=deadline,
+            streaming=streaming,
+        )
+        return self._open(submission)
+
+    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer. `options` are those of `stream`."""
+        async with self.stream(prompt, params, **{"streaming": False, **options}) as stream:
+            return await stream.collect()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **options: Any,
+    ) -> Stream:
+        """A request whose prompt the model's chat template writes. `options` are those of `stream`."""
+        prompt = ChatPrompt(
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return self.stream(prompt, params, **options)
+
+    def map(
+        self,
+        prompts: Iterable[PromptLike],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        **options: Any,
+    ) -> AsyncIterator[tuple[int, Completion]]:
+        """(index, completion) of every prompt as each is done, `concurrency` at a time."""
+        return self.map_each(((prompt, params) for prompt in prompts), concurrency=concurrency, **options)
+
+    def map_each(
+        self, work: Iterable[tuple[PromptLike, SamplingParams | None]], *, concurrency: int = 64, **options: Any
+    ) -> AsyncIterator[tuple[int, Completion]]:
+        """The same for prompts that bring parameters of their own."""
+        options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
+        makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
+        return map_streams(makers, concurrency)

@@ -1,0 +1,41 @@
+"""A request as it is asked for, before it has a place."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.sampling import SamplingParams
+
+PromptLike = str | Sequence[int] | Prompt
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    wait: bool = True
+    """Wait for a place instead of being refused."""
+    cache_salt: bytes = b""
+    deadline: float | None = None
+    """Seconds from now until which the request must have been scheduled."""
+    streaming: bool = True
+
+
+def as_prompt(prompt: PromptLike) -> Prompt:
+    """Text, token ids, or a prompt as it is.
+
+    Raises:
+        InvalidRequest: it is none of them.
+    """
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
+        return prompt
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        return TokensPrompt(tuple(cast(Sequence[int], prompt)))
+    raise InvalidRequest("prompt must be text or a sequence of token ids", param="prompt", code="invalid_type")

@@ -1,0 +1,63 @@
+"""What the routes use of an engine, which may live in this process or behind a socket. The one list of it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from troupellm.actors.stream import Stream
+from troupellm.actors.submission import PromptLike
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.intake import Prompt
+from troupellm.protocol.outputs import Completion
+from troupellm.protocol.sampling import Limits, SamplingParams
+from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.worker import WorkerReady
+
+
+class ServedEngine(Protocol):
+    """See `Engine`, whose methods these are."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def state(self) -> str:
+        """starting, ready, draining, failed, stopped."""
+
+    @property
+    def ready(self) -> WorkerReady: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def model_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def defaults(self) -> Mapping[str, Any]: ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """Published state; never waits for anybody."""
+
+    def sampling(self, **overrides: Any) -> SamplingParams: ...
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        *,
+        wait: bool = True,
+        request_id: str | None = None,
+        cache_salt: bytes = b"",
+    ) -> Stream: ...
+
+    async def generate(
+        self, prompt: PromptLike, params: SamplingParams | None = None, **options: Any
+    ) -> Completion: ...
+
+    async def render(self, prompt: Prompt) -> list[int]: ...
+
+    async def metrics(self, *, compat: bool) -> bytes: ...
