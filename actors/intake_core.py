@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from troupellm.actors.scheduler.prefix_cache import PrefixHasher, namespace
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
@@ -80,12 +81,20 @@ class Preparer:
     """Validation and resolution of requests against one loaded model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, limits: Limits, ready: WorkerReady, rows: Iterator[int]
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        limits: Limits,
+        ready: WorkerReady,
+        rows: Iterator[int],
+        hasher: PrefixHasher | None = None,
     ) -> None:
         """
         Args:
             rows: numbers for sequences; outlives restarts of the actor, so that none is used twice.
+            hasher: names blocks as the scheduler does; None without a prefix cache.
         """
+        self._hasher = hasher
         self._tokenizer = tokenizer
         self._template = template
         self._limits = limits
@@ -137,10 +146,16 @@ class Preparer:
             eos_token_ids=self._eos(params),
             priority=params.priority,
             cache_salt=message.cache_salt,
+            prompt_keys=self._prompt_keys(message, prompt),
             streaming=message.streaming,
             deadline=message.deadline,
         )
         return Prepared(opened, submitted)
+
+    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
+        if self._hasher is None:
+            return b""
+        return self._hasher.prompt_keys(namespace(cache_salt=message.cache_salt), prompt)
 
     def _check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         if not token_ids:

@@ -233,6 +233,7 @@ class System:
             threads=company.pool,
             randomness=company.randomness,
             rows=self._rows,
+            hash_key=company.hash_key if company.config.cache.enable_prefix_caching else None,
         )
 
     def _build_scheduler(self) -> Scheduler:

@@ -33,7 +33,10 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The model's end tokens; empty under ignore_eos."""
     priority: int = 0
     cache_salt: bytes = b""
-    """Separates prefix-cache entries of tenants."""
+    """Who sends the same one shares prefix-cache entries with each other, and with nobody else; empty is none."""
+    prompt_keys: bytes = b""
+    """Names of the prompt's full blocks in the prefix cache, 32 bytes each, after the root of their chain: made before
+    the scheduler hears of the request. Empty: the scheduler makes them."""
     streaming: bool = True
     deadline: float | None = None
     """Seconds on the engine's clock after which a request that still waits is dropped."""
@@ -67,9 +70,13 @@ class ReaderResumed(msgspec.Struct, frozen=True):
     request: int
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True):
+    """Nothing that is computed or under way now may be found by a request that comes later."""
+
+
 class Drain(msgspec.Struct, frozen=True):
     """Accept nothing new; what was accepted goes on."""
 
 
 SchedulerMessage = SubmitRequest | StepFinished
-SchedulerControl = AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | Drain
+SchedulerControl = AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | Drain

@@ -23,6 +23,7 @@ from troupellm.protocol.scheduler import (
     Drain,
     ReaderPaused,
     ReaderResumed,
+    ResetPrefixCache,
     SchedulerControl,
     SchedulerMessage,
     StepFinished,
@@ -85,6 +86,8 @@ class Scheduler:
                 self._core.pause(request)
             case ReaderResumed(request=request):
                 self._core.resume(request)
+            case ResetPrefixCache():
+                self._core.reset_prefix_cache()
             case Drain():
                 self._core.drain()
             case _:

@@ -3,15 +3,20 @@
 Every block is in exactly one of three places:
 
     used     referenced by at least one owner (a sequence's block table)
-    cached   referenced by nobody, but found again by its key until it is evicted, least recently used first
+    cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first
     free     neither
 
 so `num_free + num_used + num_cached == num_blocks` always. Cached blocks are evicted when free ones run out, which is
-why both count as available. Every operation is O(1) per block.
+why both count as available.
+
+A full block is found by its key. Its tokens stand beside the key of the prefix before them, full or not, so that a
+sequence which goes another way inside the block can still copy its first positions.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+from troupellm.actors.scheduler.branches import Branches
 
 
 class BlockPool:
@@ -23,6 +28,8 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._branch_of: list[tuple[bytes, bytes] | None] = [None] * num_blocks
+        self._branches = Branches()
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.num_evictions = 0
 
@@ -44,25 +51,56 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with one reference each, content undefined. The caller has checked `num_available`."""
-        if count > len(self._free) + len(self._cached):
+        free, references = self._free, self._references
+        if count > len(free) + len(self._cached):
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
-        taken = []
-        for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
-            self._references[block] = 1
-            taken.append(block)
+        while len(free) < count:
+            free.insert(0, self._evict())
+        taken = free[: -count - 1 : -1]
+        del free[len(free) - count :]
+        for block in taken:
+            references[block] = 1
         return taken
 
     def find(self, key: bytes) -> int | None:
         """The block that holds the content named by `key`, used or cached."""
         return self._block_of.get(key)
 
+    def find_all(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the first keys, as far as there are any without a gap."""
+        find = self._block_of.get
+        found = []
+        for key in keys:
+            block = find(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def count_unused(self, blocks: Sequence[int]) -> int:
+        """How many of them are referenced by nobody."""
+        references = self._references
+        return [references[block] for block in blocks].count(0)
+
+    def find_beginning(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
+        """The block behind the prefix `parent` that begins with as many of `tokens` (int32) as possible, and how many.
+
+        It may be in use and its further positions be written; its first ones stay what they are until it is evicted.
+        """
+        return self._branches.longest(parent, tokens)
+
+    def touch(self, block: int) -> None:
+        """A cached block was of use: others are evicted first."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
     def share(self, blocks: Iterable[int]) -> None:
         """Add one reference to each block, all of which are used or cached."""
+        references, cached = self._references, self._cached
         for block in blocks:
-            if self._references[block] == 0:
-                del self._cached[block]
-            self._references[block] += 1
+            if references[block] == 0:
+                del cached[block]
+            references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block of a table, given in table order.
@@ -75,16 +113,55 @@ class BlockPool:
             if references < 0:
                 raise ValueError(f"block {block} released more often than it was taken")
             if references == 0:
-                if self._key_of[block] is None:
+                if self._key_of[block] is None and self._branch_of[block] is None:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
 
-    def label(self, block: int, key: bytes) -> None:
-        """Make a used, full block findable. Another block with the same content keeps the name if it has it."""
-        if key not in self._block_of and self._key_of[block] is None:
-            self._block_of[key] = block
-            self._key_of[block] = key
+    def label(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
+        """Make a used, full block findable. Another block with the same content keeps the name if it has it.
+
+        Args:
+            parent: key of the prefix before the block.
+            tokens: the block's own, int32; without them it is found as a whole only.
+        """
+        if self._key_of[block] is not None:
+            return
+        if self._branch_of[block] is not None:  # it was known as not yet full
+            self._leave_branch(block)
+        if key in self._block_of:
+            return
+        self._block_of[key] = block
+        self._key_of[block] = key
+        if tokens:
+            self._branch_of[block] = (parent, tokens)
+            self._branches.add(parent, tokens, block)
+
+    def label_beginning(self, block: int, parent: bytes, tokens: bytes) -> None:
+        """Make the first positions of a used block findable; nothing happens where another block has the same."""
+        if self._key_of[block] is not None:
+            return
+        known = self._branches.longest(parent, tokens)
+        if known is not None and 4 * known[1] == len(tokens):
+            return
+        if self._branch_of[block] is not None:
+            self._leave_branch(block)
+        self._branch_of[block] = (parent, tokens)
+        self._branches.add(parent, tokens, block)
+
+    def forget(self, block: int) -> None:
+        """Let nobody find a used block any more."""
+        self._unname(block)
+
+    def forget_all(self) -> None:
+        """Let nobody find anything that is here now; what was cached is free."""
+        for block in self._cached:
+            self._free.append(block)
+        self._cached.clear()
+        self._block_of.clear()
+        self._branches.clear()
+        self._key_of = [None] * self.num_blocks
+        self._branch_of = [None] * self.num_blocks
 
     def assert_invariants(self, owners: dict[int, int] | None = None) -> None:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
@@ -95,19 +172,36 @@ class BlockPool:
         assert not free & used, "a block is free and used"
         assert not cached & used, "a block is cached and used"
         assert len(free) + len(used) + len(cached) == self.num_blocks, "a block is lost"
-        assert all(self._key_of[block] is None for block in free), "a free block has a key"
-        assert all(self._key_of[block] is not None for block in cached), "a cached block has no key"
         named = {key: block for block, key in enumerate(self._key_of) if key is not None}
         assert named == self._block_of, "keys and blocks disagree"
+        branched = {block for block, branch in enumerate(self._branch_of) if branch is not None}
+        for block in branched:
+            parent, tokens = self._branch_of[block] or (b"", b"")
+            assert self._branches.holds(parent, tokens, block), "a block is not in its branch"
+        assert len(self._branches) == len(branched), "a branch has a block too many"
+        findable = branched | set(named.values())
+        assert not free & findable, "a free block has a name"
+        assert cached <= findable, "a cached block has no name"
         if owners is not None:
             counted = {block: self._references[block] for block in used}
             assert counted == owners, f"references {counted} differ from owners {owners}"
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        self._unname(block)
+        self.num_evictions += 1
+        return block
+
+    def _unname(self, block: int) -> None:
         key = self._key_of[block]
         if key is not None:
             del self._block_of[key]
-        self._key_of[block] = None
-        self.num_evictions += 1
-        return block
+            self._key_of[block] = None
+        if self._branch_of[block] is not None:
+            self._leave_branch(block)
+
+    def _leave_branch(self, block: int) -> None:
+        branch = self._branch_of[block]
+        if branch is not None:
+            self._branches.remove(*branch, block)
+            self._branch_of[block] = None

@@ -4,9 +4,12 @@ All groups cover the same positions: a sequence's table has one list of blocks p
 sliding window are kept until the sequence ends, so a window saves computation, not blocks.
 """
 
+from array import array
+
 from troupellm.actors.scheduler.block_pool import BlockPool
 from troupellm.actors.scheduler.prefix_cache import PrefixHasher
 from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.worker import BlockCopy
 
 
 class BlockTables:
@@ -15,9 +18,13 @@ class BlockTables:
         self.num_blocks = num_blocks
         self.caching = caching
         self.pools = tuple(BlockPool(num_blocks) for _ in range(num_groups))
-        self._hasher = PrefixHasher(secret, block_size)
+        self.hasher = PrefixHasher(secret, block_size)
+        self.copies: list[BlockCopy] = []
+        """What the next plan must copy before it computes. A source may be given away or written meanwhile: plans are
+        executed in their order, and a plan's copies read before anything of it is written."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self._age = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -25,23 +32,31 @@ class BlockTables:
     def admit(self, sequence: Sequence, reserve: int) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
-        The blocks found are full and computed, so the sequence starts behind them; its last known token is never among
-        them, because the step must have something to compute logits from. `reserve` blocks stay available for others.
+        What is found is computed, so the sequence starts behind it: behind full blocks that it shares, and behind the
+        first positions of one more that are copied into its own. Its last known token is never among them, because the
+        step must have something to compute logits from. `reserve` blocks stay available for others.
         """
-        hits = self._find_prefix(sequence) if self.caching and sequence.reads_prefix_cache else [[] for _ in self.pools]
+        caching = self.caching and sequence.reads_prefix_cache
+        hits = self._find_prefix(sequence) if caching else [[] for _ in self.pools]
         num_hits = len(hits[0])
         missing = self.blocks_for(len(sequence.tokens)) - num_hits
         for pool, found in zip(self.pools, hits, strict=True):
-            revived = sum(1 for block in found if pool.references(block) == 0)
-            if pool.num_available - revived < missing + reserve:
+            if pool.num_available - pool.count_unused(found) < missing + reserve:
                 return False
+        beginnings, num_copied = self._find_beginnings(sequence, num_hits) if caching else ((), 0)
         for group, (pool, found) in enumerate(zip(self.pools, hits, strict=True)):
             pool.share(found)
-            sequence.tables[group] = found + pool.take(missing)
+            if num_copied:
+                pool.touch(beginnings[group])
+            fresh = pool.take(missing)
+            sequence.tables[group] = found + fresh
+            if num_copied and beginnings[group] != fresh[0]:
+                self.copies.append(BlockCopy(group, beginnings[group], fresh[0]))
         sequence.capacity = (num_hits + missing) * self.block_size
-        sequence.num_computed = sequence.num_confirmed_prefill = num_hits * self.block_size
+        sequence.num_computed = sequence.num_confirmed_prefill = num_hits * self.block_size + num_copied
         sequence.num_labelled = num_hits
-        if self.caching and sequence.reads_prefix_cache:
+        sequence.cache_age = self._age
+        if caching:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         return True
@@ -62,44 +77,84 @@ class BlockTables:
 
     def label(self, sequence: Sequence) -> None:
         """Let others find the blocks that are full of confirmed positions."""
-        if not self.caching:
+        if not self._may_label(sequence):
             return
-        num_full = sequence.num_confirmed // self.block_size
-        if num_full <= sequence.num_labelled:
+        first, num_full = sequence.num_labelled, sequence.num_confirmed // self.block_size
+        if num_full <= first:
             return
-        self._name(sequence, num_full)
+        keys, size = sequence.keys, self.block_size
+        self.hasher.extend(keys, sequence.tokens, num_full)
+        contents = self._contents(sequence, first * size, num_full * size)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            for index in range(sequence.num_labelled, num_full):
-                pool.label(table[index], sequence.keys[index])
+            for index in range(first, num_full):
+                begin = 4 * size * (index - first)
+                pool.label(table[index], keys[index + 1], keys[index], contents[begin : begin + 4 * size])
         sequence.num_labelled = num_full
+
+    def label_all(self, sequence: Sequence) -> None:
+        """Let others find everything that is confirmed, the beginning of a block too."""
+        self.label(sequence)
+        if not self._may_label(sequence):
+            return
+        num_full, rest = divmod(sequence.num_confirmed, self.block_size)
+        if not rest or sequence.num_labelled != num_full:
+            return
+        begin = num_full * self.block_size
+        content = self._contents(sequence, begin, begin + rest)
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            pool.label_beginning(table[num_full], sequence.keys[num_full], content)
+
+    def forget(self, sequence: Sequence) -> None:
+        """What the sequence's blocks hold is not to be trusted: nobody else finds them."""
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            for block in table:
+                pool.forget(block)
+
+    def reset(self) -> None:
+        """Nothing that is computed now is found later, not even what those who run go on to compute."""
+        self._age += 1
+        for pool in self.pools:
+            pool.forget_all()
 
     def release(self, tables: list[list[int]]) -> None:
         for pool, table in zip(self.pools, tables, strict=True):
             pool.release(table)
 
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        copies = tuple(self.copies)
+        self.copies.clear()
+        return copies
+
+    def _may_label(self, sequence: Sequence) -> bool:
+        """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
+        return self.caching and sequence.cache_age == self._age
+
     def _find_prefix(self, sequence: Sequence) -> list[list[int]]:
-        """Blocks per group of the longest known prefix that leaves at least the last token to compute.
-
-        Names blocks only as far as they are found, so a prompt that nobody has sent before costs one hash.
-        """
+        """Blocks per group of the longest known prefix that leaves at least the last token to compute."""
         longest = (len(sequence.tokens) - 1) // self.block_size
-        hits: list[list[int]] = [[] for _ in self.pools]
-        for index in range(longest):
-            if index >= len(sequence.keys):
-                self._name(sequence, index + 1)
-            key = sequence.keys[index]
-            blocks = [pool.find(key) for pool in self.pools]
-            if None in blocks:
-                break
-            for found, block in zip(hits, blocks, strict=True):
-                if block is not None:
-                    found.append(block)
-        return hits
+        keys = sequence.keys
+        if len(keys) <= longest:
+            self.hasher.extend(keys, sequence.tokens, longest)
+        found = [pool.find_all(keys[1 : longest + 1]) for pool in self.pools]
+        shortest = min(map(len, found))
+        return [blocks[:shortest] for blocks in found]
 
-    def _name(self, sequence: Sequence, num_blocks: int) -> None:
-        """Compute a sequence's first keys; those of the prompt come from its first sibling, as far as that has them."""
-        request, keys = sequence.request, sequence.keys
-        elder = request.sequences[0].keys
-        if len(elder) > len(keys):
-            keys.extend(elder[len(keys) : request.num_prompt_tokens // self.block_size])
-        self._hasher.extend(keys, request.prompt, sequence.tokens, num_blocks, request.extras)
+    def _find_beginnings(self, sequence: Sequence, num_hits: int) -> tuple[tuple[int, ...], int]:
+        """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it."""
+        begin = num_hits * self.block_size
+        end = min(begin + self.block_size, len(sequence.tokens) - 1)
+        if end <= begin:
+            return (), 0
+        wanted = self._contents(sequence, begin, end)
+        found = [pool.find_beginning(sequence.keys[num_hits], wanted) for pool in self.pools]
+        known = [beginning for beginning in found if beginning is not None]
+        if len(known) < len(found):
+            return (), 0
+        return tuple(block for block, _ in known), min(count for _, count in known)
+
+    def _contents(self, sequence: Sequence, begin: int, end: int) -> bytes:
+        """Tokens of positions begin .. end - 1, int32."""
+        request = sequence.request
+        if end <= request.num_prompt_tokens:
+            return request.prompt[4 * begin : 4 * end]
+        return array("i", sequence.tokens[begin:end]).tobytes()

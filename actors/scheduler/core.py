@@ -12,7 +12,7 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
-from troupellm.actors.scheduler.prefix_cache import request_extras
+from troupellm.actors.scheduler.prefix_cache import namespace, split_keys
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.updates import Updates
@@ -90,7 +90,7 @@ class SchedulerCore:
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
-        request = Request(message, request_extras(cache_salt=message.cache_salt))
+        request = Request(message, self._prompt_keys(message))
         tokens = array("i", message.prompt).tolist()
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
         self._num_submitted += 1
@@ -160,6 +160,10 @@ class SchedulerCore:
                 if found.prompt_computed or sequence is found.sequences[0]:
                     self._room.add(sequence)
 
+    def reset_prefix_cache(self) -> None:
+        """Nothing that is computed or under way now is found by a request that comes later."""
+        self._tables.reset()
+
     def drain(self) -> None:
         """Refuse what comes from now on; what was accepted goes on."""
         self._draining = True
@@ -226,6 +230,15 @@ class SchedulerCore:
             assert not sequence.request.paused or sequence.state not in (State.RUNNING, State.WAITING), "not paused"
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
         assert len(self._flights) <= self._flights.capacity, "more plans in flight than credits"
+
+    def _prompt_keys(self, message: SubmitRequest) -> list[bytes]:
+        """Those that the input processor made; who speaks to the scheduler directly need not make any."""
+        if not self._tables.caching:
+            return []
+        keys = message.prompt_keys
+        if not keys:
+            keys = self._tables.hasher.prompt_keys(namespace(cache_salt=message.cache_salt), message.prompt)
+        return split_keys(keys)
 
     def _refusal(self, message: SubmitRequest) -> InvalidRequest | None:
         """Why a request can never run, whatever else ends."""

@@ -236,6 +236,7 @@ class Planner:
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),
             retired=tuple(self._residents.retired),
+            copies=self._tables.take_copies() if self._tables.copies else (),
         )
         self._residents.retired.clear()
         self._flights.launch(flight)

@@ -1,49 +1,77 @@
-"""Names for the content of full KV blocks: a keyed hash chain over tokens.
+"""Names for the content of KV blocks: a keyed hash chain over tokens.
 
-    key[i] = SHA-256(secret || key[i - 1] || tokens of block i || extras),  key[-1] = 32 zero bytes
+    root   = HMAC-SHA-256(secret, namespace)
+    key[i] = SHA-256(chain secret || key[i - 1] || tokens of block i),  key[-1] = root
 
 The KV of a block depends on every token before it, which the chain covers, and on what is not a token: adapter, media,
-and by wish the tenant. Those are the `extras`: opaque here, the same for all blocks of a request. Secret, parent and
-tokens have fixed lengths, so no two inputs spell the same bytes. The secret is drawn per engine and keys never leave
-it: they cannot be predicted or searched for from outside.
+how positions are counted. Those are the namespace, and so is whose block it is: two namespaces have no key in common.
+Chain secret, parent and tokens have fixed lengths, and the root is made with another secret, so no two inputs spell the
+same bytes. The secrets follow from one that is drawn per engine, and keys never leave it: they cannot be predicted or
+searched for from outside.
 """
 
+import hmac
 import struct
+from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
-_ROOT = bytes(32)
+KEY_BYTES = 32
 
 
-def request_extras(*, adapter: int = 0, cache_salt: bytes = b"", media: Sequence[bytes] = ()) -> bytes:
-    """What separates equal token prefixes, as bytes that no other combination spells. Empty for the plain case."""
-    if not adapter and not cache_salt and not media:
-        return b""
-    parts = (struct.pack("<q", adapter), cache_salt, *media)
-    return b"".join(struct.pack("<q", len(part)) + part for part in parts)
+def namespace(
+    *, tenant: str = "", cache_salt: bytes = b"", adapter: str = "", media: Sequence[bytes] = (), positions: str = ""
+) -> bytes:
+    """What separates equal token prefixes, as bytes that no other combination spells.
+
+    Args:
+        tenant: whose request it is; tenants share nothing.
+        cache_salt: replaces the tenant: all who send the same salt share with each other, whoever they are, and with
+            nobody else. Empty is none.
+        adapter: name and version of the weights on top of the model's; not a slot, which is used again.
+        media: digests of what stands for placeholder tokens.
+        positions: how positions are counted, where it is not the model's own way.
+    """
+    owner = (b"salt", cache_salt) if cache_salt else (b"tenant", tenant.encode("utf-8", "surrogatepass"))
+    parts = (*owner, adapter.encode(), positions.encode(), *media)
+    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
 
 
 class PrefixHasher:
-    """Computes block keys of one engine."""
+    """Computes block keys of one engine. Safe in any thread."""
 
     def __init__(self, secret: bytes, block_size: int) -> None:
-        self._secret = sha256(secret).digest()
+        self._root_secret = hmac.digest(secret, b"root", "sha256")
+        self._chain_secret = hmac.digest(secret, b"chain", "sha256")
         self._block_size = block_size
-        self._packer = struct.Struct(f"<{block_size}i")
 
-    def extend(self, keys: list[bytes], prompt: bytes, tokens: Sequence[int], num_blocks: int, extras: bytes) -> None:
-        """Append keys to `keys` (those of the blocks before) until it names the first `num_blocks` full blocks.
+    def root(self, namespace: bytes) -> bytes:
+        """The key before the first block."""
+        return hmac.digest(self._root_secret, namespace, "sha256")
+
+    def prompt_keys(self, namespace: bytes, prompt: bytes) -> bytes:
+        """Root and keys of a prompt's full blocks, one after the other; 0.4 ms for 8,192 tokens in blocks of 16.
 
         Args:
-            prompt: the first tokens once more, as int32: blocks in it need no packing.
+            prompt: int32 [tokens].
         """
-        size, width = self._block_size, self._packer.size
-        packed = len(prompt) // width
-        parent = keys[-1] if keys else _ROOT
-        for index in range(len(keys), num_blocks):
-            if index < packed:
-                content = prompt[index * width : (index + 1) * width]
-            else:
-                content = self._packer.pack(*tokens[index * size : (index + 1) * size])
-            parent = sha256(self._secret + parent + content + extras).digest()
-            keys.append(parent)
+        secret, width = self._chain_secret, 4 * self._block_size
+        key = self.root(namespace)
+        keys = [key]
+        for begin in range(0, len(prompt) - width + 1, width):
+            key = sha256(secret + key + prompt[begin : begin + width]).digest()
+            keys.append(key)
+        return b"".join(keys)
+
+    def extend(self, keys: list[bytes], tokens: Sequence[int], num_blocks: int) -> None:
+        """Append keys to `keys` (the root and those of the blocks before) until it names `num_blocks` full blocks."""
+        secret, size = self._chain_secret, self._block_size
+        key = keys[-1]
+        for index in range(len(keys) - 1, num_blocks):
+            key = sha256(secret + key + array("i", tokens[index * size : (index + 1) * size]).tobytes()).digest()
+            keys.append(key)
+
+
+def split_keys(keys: bytes) -> list[bytes]:
+    """What `prompt_keys` gave, as a list."""
+    return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", keys)]

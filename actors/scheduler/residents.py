@@ -66,7 +66,7 @@ class Residents:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks away. What was computed is computed again later, from all tokens so far."""
-        self._tables.label(sequence)
+        self._tables.label_all(sequence)
         self._leave(sequence)
         sequence.handle(Event.PREEMPT)
         sequence.forget_computation()
@@ -79,11 +79,13 @@ class Residents:
     def end(self, sequence: Sequence, event: Event) -> bool:
         """A sequence ends in whatever state it is; True if nothing in flight names it, so that its blocks are free.
 
-        Full blocks stay findable, unless the sequence failed: then their content is not to be trusted.
+        What it computed stays findable, unless it failed: then that is not to be trusted.
         """
         self._room.remove(sequence)
-        if event is not Event.FAIL:
-            self._tables.label(sequence)
+        if event is Event.FAIL:
+            self._tables.forget(sequence)
+        else:
+            self._tables.label_all(sequence)
         sequence.handle(event)
         self._leave(sequence)
         sequence.epoch = NO_EPOCH

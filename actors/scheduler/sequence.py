@@ -88,7 +88,6 @@ class Request:
         "cached_tokens",
         "deadline",
         "error",
-        "extras",
         "first_token",
         "max_tokens",
         "num_live",
@@ -98,6 +97,7 @@ class Request:
         "priority",
         "prompt",
         "prompt_computed",
+        "prompt_keys",
         "reason",
         "request_id",
         "scheduled",
@@ -105,7 +105,8 @@ class Request:
         "stop_or_eos",
     )
 
-    def __init__(self, message: SubmitRequest, extras: bytes) -> None:
+    def __init__(self, message: SubmitRequest, prompt_keys: list[bytes]) -> None:
+        """prompt_keys: the root of the prefix cache's key chain, then a key per full block; none without that cache."""
         self.number = message.request
         self.request_id = message.request_id
         self.arrival = message.arrival
@@ -116,7 +117,7 @@ class Request:
         """int32 [prompt_tokens]."""
         self.num_prompt_tokens = len(message.prompt) // 4
         self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
-        self.extras = extras
+        self.prompt_keys = prompt_keys
         self.sequences: tuple[Sequence, ...] = ()
         self.num_live = 0
         """Sequences that are not FINISHED."""
@@ -136,6 +137,7 @@ class Sequence:
 
     __slots__ = (
         "arrival_key",
+        "cache_age",
         "capacity",
         "decoding",
         "eos_token_ids",
@@ -199,9 +201,12 @@ class Sequence:
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.capacity = 0
         """Positions that the block tables cover."""
-        self.keys: list[bytes] = []
-        """Prefix-cache keys of the first full blocks."""
+        self.keys = request.prompt_keys.copy()
+        """Root of the prefix cache's key chain, then the keys of the first full blocks."""
         self.num_labelled = 0
+        """Full blocks that others can find."""
+        self.cache_age = 0
+        """How often the prefix cache had been reset when the sequence was given its blocks."""
         self.num_prompt_logprobs = 0
         """Prompt positions before this one have had their log-probabilities delivered."""
         self.last_step = NO_STEP

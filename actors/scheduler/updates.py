@@ -77,8 +77,10 @@ class Updates:
                 continue
             if not sequence.decoding:
                 sequence.num_confirmed_prefill += count
-            self._tables.label(sequence)
-            if samples and not sequence.decoding:
+            if not samples or sequence.decoding:
+                self._tables.label(sequence)
+            else:
+                self._tables.label_all(sequence)
                 sequence.decoding = True
                 request = sequence.request
                 if request.first_token is None:

@@ -116,6 +116,7 @@ class Oracle:
         assert len(set(plan.rows)) == len(plan.rows), "a row is planned twice"
         for row in plan.retired:
             del self.rows[row]
+        self._copy(plan)
         new = {row.row for row in plan.new_rows}
         for new_row in plan.new_rows:
             self._add(new_row, plan.starts[plan.rows.index(new_row.row)])
@@ -160,6 +161,20 @@ class Oracle:
             for position in range(start):
                 held = self.content.get((group, self._slot(table, position)))
                 assert held == tuple(tokens[: position + 1]), "a block from the prefix cache holds something else"
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Every source is read before any target is written."""
+        size = self.block_size
+        targets = [(copy.group, copy.target) for copy in plan.copies]
+        assert len(set(targets)) == len(targets), "two copies go to one block"
+        held = [
+            [self.content.get((copy.group, copy.source * size + place)) for place in range(size)]
+            for copy in plan.copies
+        ]
+        for copy, contents in zip(plan.copies, held, strict=True):
+            for place, content in enumerate(contents):
+                if content is not None:
+                    self.content[copy.group, copy.target * size + place] = content
 
     def _slot(self, table: list[int], position: int) -> int:
         assert position // self.block_size < len(table), "the block table does not cover a position"

@@ -208,7 +208,7 @@ def test_the_snapshot_counts() -> None:
     harness.run()
     snapshot = harness.core.snapshot()
     assert (snapshot.steps, snapshot.tokens_generated, snapshot.prefix_queries, snapshot.prefix_hits) == (3, 3, 5, 0)
-    assert (snapshot.blocks_total, snapshot.blocks_cached, snapshot.blocks_free) == (64, 1, 63)
+    assert (snapshot.blocks_total, snapshot.blocks_cached, snapshot.blocks_free) == (64, 2, 62)
 
 
 def test_the_snapshot_counts_a_paused_reader_once_and_never_as_waiting() -> None:

@@ -1,18 +1,21 @@
 """What a block's key depends on, and what prefix reuse does to plans."""
 
-import pytest
+from array import array
+
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.prefix_cache import PrefixHasher, request_extras
+from troupellm.actors.scheduler.prefix_cache import PrefixHasher, namespace, split_keys
 from troupellm.protocol.worker import SamplingState
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 
 
-def keys(tokens: list[int], *, secret: bytes = b"s", extras: bytes = b"") -> list[bytes]:
-    named: list[bytes] = []
-    PrefixHasher(secret, 4).extend(named, b"", tokens, len(tokens) // 4, extras)
-    return named
+def keys(tokens: list[int], *, secret: bytes = b"s", **named: object) -> list[bytes]:
+    """Without the root."""
+    hasher = PrefixHasher(secret, 4)
+    made = [hasher.root(namespace(**named))]
+    hasher.extend(made, tokens, len(tokens) // 4)
+    return made[1:]
 
 
 def test_a_key_covers_every_token_before_it() -> None:
@@ -23,38 +26,20 @@ def test_a_key_covers_every_token_before_it() -> None:
 
 
 def test_keys_are_extended_without_a_change_of_the_earlier_ones() -> None:
-    named: list[bytes] = []
     hasher = PrefixHasher(b"s", 4)
+    named = [hasher.root(namespace())]
     for blocks in (1, 1, 3):
-        hasher.extend(named, b"", PROMPT, blocks, b"")
-        assert len(named) == blocks
-    assert named == keys(PROMPT)
+        hasher.extend(named, PROMPT, blocks)
+        assert len(named) == blocks + 1
+    assert named[1:] == keys(PROMPT)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"secret": b"t"},
-        {"extras": request_extras(cache_salt=b"tenant")},
-        {"extras": request_extras(adapter=1)},
-        {"extras": request_extras(media=(b"picture",))},
-    ],
-)
-def test_secret_salt_adapter_and_media_separate_equal_tokens(other: dict[str, bytes]) -> None:
-    assert not set(keys(PROMPT)) & set(keys(PROMPT, **other))
-
-
-def test_no_two_extras_spell_the_same_bytes() -> None:
-    spelled = {
-        request_extras(cache_salt=b"ab"),
-        request_extras(cache_salt=b"a", media=(b"b",)),
-        request_extras(media=(b"ab",)),
-        request_extras(media=(b"a", b"b")),
-        request_extras(adapter=1),
-        request_extras(cache_salt=(1).to_bytes(8, "little")),
-        request_extras(),
-    }
-    assert len(spelled) == 7
+def test_the_keys_of_a_prompt_are_those_of_its_tokens() -> None:
+    hasher, owner = PrefixHasher(b"s", 4), namespace(tenant="one")
+    for length in (0, 3, 4, 12, 13):
+        prompt = PROMPT[:length]
+        made = split_keys(hasher.prompt_keys(owner, array("i", prompt).tobytes()))
+        assert made == [hasher.root(owner), *keys(prompt, tenant="one")]
 
 
 def starts_of(harness: Harness, request: int) -> int:
@@ -78,7 +63,7 @@ def test_the_last_prompt_token_is_always_computed() -> None:
     for request in (1, 2):
         harness.submit(submission(request, PROMPT[:12]))
         harness.run()
-    assert starts_of(harness, 2) == 8
+    assert starts_of(harness, 2) == 11
 
 
 def test_answers_are_found_too() -> None:

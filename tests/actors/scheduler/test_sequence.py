@@ -11,7 +11,7 @@ from troupellm.protocol.worker import SamplingState
 
 def sequence(tokens: int = 3) -> Sequence:
     message = submission(1, list(range(tokens)))
-    request = Request(message, b"")
+    request = Request(message, [])
     return Sequence(
         request, 100, SamplingState(), list(range(tokens)), message, limit=9, num_groups=1, arrival_key=(0, 0, 0)
     )
