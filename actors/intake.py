@@ -16,7 +16,7 @@ from anyio.abc import TaskStatus
 from troupellm.actors.intake_core import Preparer, tokenize
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Randomness, Threads
-from troupellm.actors.scheduler.prefix_cache import PrefixHasher
+from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError

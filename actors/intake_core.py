@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from troupellm.actors.scheduler.prefix_cache import PrefixHasher, namespace
+from troupellm.actors.prefix_keys import PrefixHasher, namespace
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest

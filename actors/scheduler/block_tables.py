@@ -6,8 +6,8 @@ sliding window are kept until the sequence ends, so a window saves computation, 
 
 from array import array
 
+from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool
-from troupellm.actors.scheduler.prefix_cache import PrefixHasher
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.worker import BlockCopy
 

@@ -7,12 +7,12 @@ plans in flight a decode row is planned again while its last token exists on the
 from array import array
 from heapq import heapify, heappop, heappush
 
+from troupellm.actors.prefix_keys import namespace, split_keys
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
-from troupellm.actors.scheduler.prefix_cache import namespace, split_keys
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.updates import Updates

@@ -4,7 +4,7 @@ from array import array
 
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.prefix_cache import PrefixHasher, namespace, split_keys
+from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
 from troupellm.protocol.worker import SamplingState
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
