@@ -290,8 +290,8 @@ async def test_render_gives_the_tokens_alone(bench):
 @pytest.mark.parametrize(
     ("prompt", "short"),
     [
-        (TokensPrompt([1] * 8192), True),
-        (TokensPrompt([1] * 8193), False),
+        (TokensPrompt([1] * 2048), True),
+        (TokensPrompt([1] * 2049), False),
         (TextPrompt("a" * 1000), True),
         (TextPrompt("a" * 1001), False),
         (ChatPrompt(messages=[{"content": [{"type": "text", "text": "a" * 1001}]}]), False),
