@@ -2,7 +2,8 @@
 
 Children that share a `group` fall and rise together. A crash first hands every message that the unit's mailboxes still
 hold to the children's `on_crash`, which answers the requests behind them; only then is the unit built anew. A child
-whose strategy is "stop", or a unit that crashes too often, ends the supervisor with the root cause itself.
+whose strategy is "stop", or a unit that crashes too often, ends the supervisor with the root cause itself. One that
+returns, or was cancelled alone, while its mailboxes are open has crashed too: else it would be alive but deaf.
 """
 
 from collections import deque
@@ -21,6 +22,10 @@ Strategy = Literal["restart", "stop"]
 
 class Actor(Protocol):
     async def run(self, *, task_status: TaskStatus[None] = ...) -> None: ...
+
+
+class ActorLeft(RuntimeError):
+    """An actor ended although its mailboxes are open and nobody had asked it to."""
 
 
 class Intensity(msgspec.Struct, frozen=True):
@@ -52,6 +57,7 @@ class Supervisor:
         self._clock = clock
         self._intensity = intensity or Intensity()
         self._failure: Exception | None = None
+        self._stopping = False
         self._returned = {name: anyio.Event() for name in self._units}
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
 
@@ -75,6 +81,10 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
 
+    def let_return(self) -> None:
+        """From now on a child may return although its mailboxes are open."""
+        self._stopping = True
+
     async def returned(self, name: str) -> None:
         """Wait until this unit (a group, or a child without one) has ended; an unknown one has."""
         if name in self._returned:
@@ -95,6 +105,10 @@ class Supervisor:
             except BaseExceptionGroup:
                 if not causes:
                     raise
+            for child in unit:  # on asyncio a task that was cancelled alone ends without a word
+                if not causes and (left := self._left_early(child)) is not None:
+                    left.add_note(f"actor: {child.name}")
+                    causes.append(left)
             if not causes:
                 self._returned[unit[0].group or unit[0].name].set()
                 return
@@ -114,12 +128,19 @@ class Supervisor:
     async def _run_child(self, child: Child, causes: list[Exception], *, task_status: TaskStatus[None]) -> None:
         try:
             await child.build().run(task_status=task_status)
+            if (left := self._left_early(child)) is not None:
+                raise left
         except Exception as error:
             cause = _root_cause(error)
             if not causes:  # the first crash of the unit; what its siblings raise in the fall is noise
                 cause.add_note(f"actor: {child.name}")
                 causes.append(cause)
             raise
+
+    def _left_early(self, child: Child) -> ActorLeft | None:
+        if self._stopping or all(mailbox.closed for mailbox in child.mailboxes):
+            return None
+        return ActorLeft(f"the actor {child.name} ended although its mailbox is open")
 
 
 def _root_cause(error: Exception) -> Exception:

@@ -140,6 +140,7 @@ class System:
     async def stop(self) -> None:
         """End the open requests, then stop stage by stage from the door inwards; what does not drain is cancelled."""
         try:
+            self._supervisor.let_return()
             self._answer_everyone()
             for mailbox in self._stages:
                 mailbox.close()
@@ -214,6 +215,7 @@ class System:
                 Child(
                     name="stalls",
                     build=lambda: StallWatch(self.stalls, self.requests, self._company.clock, timeout),
+                    mailboxes=(self.stalls,),
                     strategy="restart",
                     on_crash=_nobody_waits,
                 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
@@ -192,6 +193,50 @@ async def test_a_crash_before_the_handshake_escalates_like_any_other() -> None:
     with pytest.raises(OSError, match="no device") as caught:
         await Supervisor([child], FakeClock()).run()
     assert caught.value.__notes__ == ["actor: broken"]
+
+
+async def test_an_actor_that_returns_with_its_mailbox_open_has_crashed() -> None:
+    stage = Stage()
+    child = stage.child("a", strategy="restart")
+
+    class Leaver:
+        async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+
+    builds = [Leaver(), child.build()]
+    supervisor = Supervisor([msgspec.structs.replace(child, build=lambda: builds.pop(0))], stage.clock)
+    async with anyio.create_task_group() as group:
+        await group.start(supervisor.run)
+        await settle()
+        stage.boxes["a"].offer("heard")
+        await settle()
+        stage.boxes["a"].close()
+    assert stage.heard == ["heard"]
+    assert supervisor.restarts == {"a": 1}
+    assert "mailbox is open" in stage.answered[0][1]
+
+
+async def test_an_actor_that_is_cancelled_alone_has_crashed() -> None:
+    stage = Stage()
+    child = stage.child("a", strategy="restart")
+    scopes: list[anyio.CancelScope] = []
+
+    class Cancellable:
+        async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+            with anyio.CancelScope() as scope:
+                scopes.append(scope)
+                await child.build().run(task_status=task_status)
+
+    supervisor = Supervisor([msgspec.structs.replace(child, build=Cancellable)], stage.clock)
+    async with anyio.create_task_group() as group:
+        await group.start(supervisor.run)
+        scopes[0].cancel()
+        await settle()
+        stage.boxes["a"].offer("heard")
+        await settle()
+        stage.boxes["a"].close()
+    assert stage.heard == ["heard"]
+    assert supervisor.restarts == {"a": 1}
 
 
 async def test_cancelling_the_scope_cancels_the_tree() -> None:
