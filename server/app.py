@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import secrets
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from troupellm.server.unknown_fields import UnknownFields
 
 logger = logging.getLogger("troupellm.server")
 
+METRICS_PATH = b"/metrics"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -85,7 +85,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/startupz", probes.started, is_open=True),
         get("/version", probes.version),
         get("/load", probes.load),
-        get("/metrics", probes.metrics),
+        get(METRICS_PATH.decode(), probes.metrics),
     ]
 
 
@@ -118,7 +118,6 @@ class App:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""
-        began = time.monotonic()
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
@@ -130,8 +129,9 @@ class App:
         except (Exception, BaseExceptionGroup) as error:
             logger.error("request %s could not be answered", exchange.request_id, exc_info=error)
         finally:
-            if not probe and not self._config.disable_access_log:
-                log_access(exchange, time.monotonic() - began)
+            quiet = probe or (exchange.raw_path == METRICS_PATH and exchange.status == 200)
+            if not quiet and not self._config.disable_access_log:
+                log_access(exchange)
 
     async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
         try:
@@ -154,7 +154,10 @@ class App:
             return
         self.host.enter(exchange)
         self.host.require()
-        raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
+        raw = b""
+        with exchange.reading:
+            raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
+        self.host.require()
         body = await decode_body(raw, route.body, self._unknown)
         failure: Exception | BaseExceptionGroup[BaseException] | None = None
         async with anyio.create_task_group() as group:

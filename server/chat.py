@@ -25,6 +25,7 @@ from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import ChunkEncoder, open_events
 from troupellm.server.streaming import (
+    account,
     cache_salt,
     continuous_usage,
     final_usage,
@@ -49,6 +50,7 @@ async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> 
     completion = await engine.generate(
         prompt, params, wait=False, request_id=answer.id, cache_salt=cache_salt(request), streaming=False
     )
+    account(exchange, [completion])
     await exchange.respond(200, msgspec.json.encode(answer.whole(completion)))
 
 
@@ -63,6 +65,7 @@ async def _stream(
     salt = cache_salt(answer.request)
     async with engine.stream(prompt, params, wait=False, request_id=answer.id, cache_salt=salt) as stream:
         await stream.opened()
+        exchange.prompt_tokens = len(stream.prompt_token_ids)
         async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
             chunks = _Chunks(answer, stream)
             rest = await pump(stream, events, chunks.encode, params.n)

@@ -19,7 +19,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.parameters import completion_prompts, refuse_unsupported, sampling_params
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import EventStream, open_events
-from troupellm.server.streaming import cache_salt, final_usage, include_usage, pump, usage_body
+from troupellm.server.streaming import account, cache_salt, final_usage, include_usage, pump, usage_body
 
 
 async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
@@ -34,6 +34,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
         await _stream(host, exchange, engine, prompts, params, writer)
         return
     completions = await _generate_all(engine, prompts, params, response_id, cache_salt(request))
+    account(exchange, completions)
     echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
     response = TextResponse(
         id=response_id,
@@ -84,6 +85,7 @@ async def _stream(
             streams.append(await stack.enter_async_context(stream))
         for stream in streams:
             await stream.opened()
+        exchange.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)
         echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
         async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
             rest = await _pump_all(streams, events, writer, echoes, params.n)

@@ -159,7 +159,8 @@ def _classify(error: TroupeError) -> tuple[int, str, bool, Headers]:
         return error.status, error.kind, error.retry, error.headers
     for family, status, kind in _TABLE:
         if isinstance(error, family):
-            return status, kind, error.retryable or status == 503, ()
+            ending = isinstance(error, EngineStopped) and error.code in ("draining", "stopped")
+            return status, kind, error.retryable or status == 503, _CLOSE if ending else ()
     logger.error("error without a status", exc_info=error)
     return 500, _SERVER, False, ()
 

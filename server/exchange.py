@@ -40,7 +40,7 @@ class Exchange:
         """Name of the API key that was given; "" without keys."""
         self.began = time.monotonic()
         self.prompt_tokens: int | None = None
-        """None where nothing was generated; until the end of a stream, what is known so far."""
+        """None where nothing was generated."""
         self.completion_tokens: int | None = None
         self.first_token_seconds: float | None = None
         self.status = 0
@@ -52,6 +52,8 @@ class Exchange:
         """The API's own names of sampling parameters, for error texts."""
         self.cancel_scope = anyio.CancelScope()
         """Ends the whole exchange; used at the end of a drain."""
+        self.reading = anyio.CancelScope()
+        """Around the reading of the body; a drain that begins meanwhile ends it, since the request will be refused."""
         self._receive = receive
         self._send = send
         self._write_timeout = write_timeout or None
@@ -63,6 +65,13 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         values = self.header_values(name)
         return values[0].decode("latin-1") if values else None
+
+    def delivered(self, tokens: int) -> None:
+        """For the access line: so many more tokens go to the client now."""
+        if tokens:
+            self.completion_tokens = (self.completion_tokens or 0) + tokens
+            if self.first_token_seconds is None:
+                self.first_token_seconds = time.monotonic() - self.began
 
     async def receive(self) -> Message:
         return await self._receive()

@@ -21,8 +21,10 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.server.errors import answer, bad_request_head
 from troupellm.server.exchange import JSON, Asgi
 
-CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 0.5
 """What connections get to close by themselves; then they are cut."""
+_CUT_SECONDS = 0.2
+"""What connections that were cut get to notice it."""
 _KEEP_ALIVE_SECONDS = 75.0
 
 
@@ -36,6 +38,7 @@ class HttpFront:
         self._context = WorkerContext(None)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._stop = anyio.Event()
+        self._close_seconds = CLOSE_SECONDS
         self._stopped = anyio.Event()
 
     async def run(self) -> None:
@@ -48,8 +51,9 @@ class HttpFront:
                 await self._close_connections()
             self._stopped.set()
 
-    async def stop(self) -> None:
-        """Stop accepting and close the connections; bounded in time whatever their clients do."""
+    async def stop(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Stop accepting and close the connections; what is open after `seconds` is cut, whatever its client does."""
+        self._close_seconds = min(seconds, self._close_seconds) if self._stop.is_set() else seconds
         self._stop.set()
         await self._stopped.wait()
 
@@ -68,11 +72,11 @@ class HttpFront:
     async def _close_connections(self) -> None:
         await self._context.terminated.set()
         if self._connections:
-            await asyncio.wait(list(self._connections), timeout=CLOSE_SECONDS)
+            await asyncio.wait(list(self._connections), timeout=self._close_seconds)
         for writer in list(self._connections.values()):
             writer.transport.abort()
         if self._connections:
-            await asyncio.wait(list(self._connections), timeout=CLOSE_SECONDS)
+            await asyncio.wait(list(self._connections), timeout=_CUT_SECONDS)
 
 
 class _Connection(TCPServer):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.served import ServedEngine
+from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
 
@@ -37,6 +38,8 @@ class EngineHost:
         self.failure: str | None = None
         """Client-safe reason why the engine could not start."""
         self.progress: LoadProgress | None = None
+        self.vitals: Vitals | None = None
+        """Of a process that is ours; a host application has its own."""
         self.in_flight: set[Exchange] = set()
         """Exchanges that use the engine; probes are not among them."""
         self.created = self.now()

@@ -55,12 +55,18 @@ def _bind_unix(path: str, config: ServerConfig) -> socket.socket:
     return listener
 
 
+def unlink(config: ServerConfig) -> None:
+    """Remove the socket file of a server that ends, unless another one has taken its place already."""
+    if config.uds is not None and not _answers(config.uds):
+        Path(config.uds).unlink(missing_ok=True)
+
+
 def _answers(path: str) -> bool:
     """Whether a server listens there; what a dead one left behind may be replaced."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
         return True
 

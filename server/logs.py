@@ -7,20 +7,24 @@ import time
 import msgspec
 
 from troupellm.server.exchange import Exchange
+from troupellm.server.log_writer import LogWriter, QueuedHandler
 
 access = logging.getLogger("troupellm.access")
+stats = logging.getLogger("troupellm.stats")
 
 CLIENT_CLOSED = 499
 """Only ever logged: the client left before the answer was complete."""
+_PACKAGE = "troupellm"
 
 
-def log_access(exchange: Exchange, seconds: float) -> None:
+def log_access(exchange: Exchange) -> None:
     """One line per request. The path is percent-encoded by its sender, so a line cannot be forged."""
     if not access.isEnabledFor(logging.INFO):
         return
+    seconds = time.monotonic() - exchange.began
     status = CLIENT_CLOSED if exchange.gone else exchange.status
     path = exchange.raw_path[:256].decode("ascii", "replace")
-    fields = {
+    fields: dict[str, object] = {
         "client": exchange.client,
         "method": exchange.method,
         "path": path,
@@ -29,6 +33,16 @@ def log_access(exchange: Exchange, seconds: float) -> None:
         "request_id": exchange.request_id,
     }
     line = f'{exchange.client} "{exchange.method} {path}" {status} {seconds * 1000:.1f}ms {exchange.request_id}'
+    if exchange.key:
+        fields["key"] = exchange.key
+        line += f" key={exchange.key}"
+    if exchange.prompt_tokens is not None:
+        fields["prompt_tokens"] = exchange.prompt_tokens
+        fields["completion_tokens"] = exchange.completion_tokens or 0
+        line += f" prompt={exchange.prompt_tokens} completion={exchange.completion_tokens or 0}"
+    if exchange.first_token_seconds is not None:
+        fields["ttft_ms"] = round(exchange.first_token_seconds * 1000, 1)
+        line += f" ttft={exchange.first_token_seconds * 1000:.1f}ms"
     access.info(line, extra={"fields": fields})
 
 
@@ -48,14 +62,37 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
-def configure(form: str) -> None:
+def configure(form: str, level: str = "info") -> None:
     """Send this package's records to standard error, unless the process has set up logging already."""
-    root = logging.getLogger("troupellm")
+    root = logging.getLogger(_PACKAGE)
     if root.handlers or logging.getLogger().handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    formatter = JsonFormatter() if form == "json" else text
+
+    def notice(lines: int) -> str:
+        message = f"{lines} log lines were dropped: they were not taken in time"
+        return formatter.format(logging.LogRecord(_PACKAGE, logging.WARNING, "", 0, message, (), None))
+
+    handler = QueuedHandler(LogWriter(sys.stderr.fileno(), notice))
+    handler.setFormatter(formatter)
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(level.upper())
     root.propagate = False
+
+
+def dropped() -> int | None:
+    """Lines that were never written; None where the process has logging of its own."""
+    writers = _writers()
+    return sum(writer.dropped for writer in writers) if writers else None
+
+
+def flush(seconds: float) -> None:
+    """Give waiting lines up to `seconds` to be written."""
+    for writer in _writers():
+        writer.flush(seconds)
+
+
+def _writers() -> list[LogWriter]:
+    handlers = logging.getLogger(_PACKAGE).handlers
+    return [handler.writer for handler in handlers if isinstance(handler, QueuedHandler)]

@@ -41,6 +41,8 @@ async def load(host: EngineHost, exchange: Exchange, _: None) -> None:
 async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
     """Prometheus text; gauges are read from live state now."""
     text = await host.require().metrics(compat=host.config.metrics_compat == "vllm")
+    if host.vitals is not None:
+        text += host.vitals.text()
     await exchange.respond(200, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 

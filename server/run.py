@@ -1,15 +1,16 @@
-"""`serve`: bind, load behind a 503, serve, drain on SIGTERM or SIGINT, and come back with how it ended."""
+"""`serve`: bind, load behind a 503, serve, drain on SIGTERM or SIGINT, and come back with an exit code.
+
+How it stops is in `shutdown`, what the exit codes mean in `exit_codes`.
+"""
 
 import gc
 import logging
-import os
-import signal
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
-from anyio.abc import TaskStatus
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig
@@ -17,19 +18,19 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
 from troupellm.server.app import App
 from troupellm.server.errors import flatten
-from troupellm.server.front import CLOSE_SECONDS, HttpFront
+from troupellm.server.exit_codes import EXIT_FAILED
+from troupellm.server.front import HttpFront
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
-from troupellm.server.listener import bind
+from troupellm.server.listener import bind, unlink
+from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
+from troupellm.server.vitals import Vitals, log_stats
 
 logger = logging.getLogger("troupellm.server")
 
-OnReady = Callable[[Engine, str], Awaitable[None]]
+OnReady = Callable[[Engine, str], Coroutine[Any, Any, None]]
 
-FAREWELL_SECONDS = 1.0
-"""What streams get, after the drain, to write their last event."""
-HARD_EXIT_SECONDS = 5.0
-"""After the drain and all of the above, the process ends whatever still hangs."""
-_WATCH_SECONDS = 0.25
+FLUSH_SECONDS = 0.3
+"""What waiting log lines get at the end."""
 
 
 class EngineFailed(TroupeError):
@@ -40,11 +41,14 @@ class EngineFailed(TroupeError):
 
 async def serve(
     engine_config: EngineConfig, server_config: ServerConfig | None = None, on_ready: OnReady | None = None
-) -> None:
+) -> int:
     """Serve until a signal, then drain. Needs the main thread, whose SIGTERM and SIGINT it takes meanwhile.
 
     Args:
         on_ready: awaited with the open engine and the URL once requests are answered.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that cut the drain short.
 
     Raises:
         ConfigError: an empty API key.
@@ -53,32 +57,42 @@ async def serve(
         OSError: the address cannot be bound.
     """
     config = server_config or ServerConfig()
-    logs.configure(config.log_format)
+    logs.configure(config.log_format, config.log_level)
     host = EngineHost(config)
+    host.vitals = Vitals(config.loop_lag_warning)
     app = App(host, keys=config.api_key)
     listener, url = bind(config)
-    shutdown = _Shutdown(host)
+    shutdown = Shutdown(host, lambda: unlink(config))
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
             await group.start(shutdown.watch)
+            group.start_soon(host.vitals.lag.run)
             front = HttpFront(app, config, listener)
             group.start_soon(front.run)
             try:
-                await _run_engine(host, shutdown, engine_config, url, on_ready)
+                await _run_engine(host, shutdown, front, engine_config, url, on_ready)
             except (Exception, BaseExceptionGroup) as error:
                 failure = flatten(error)
             host.draining = True
             await front.stop()
             group.cancel_scope.cancel()
     finally:
-        shutdown.close()
+        shutdown.hard_exit.disarm()
+        unlink(config)
+        logs.flush(FLUSH_SECONDS)
     if failure is not None:
         raise failure
+    return shutdown.exit_code
 
 
 async def _run_engine(
-    host: EngineHost, shutdown: "_Shutdown", engine_config: EngineConfig, url: str, on_ready: OnReady | None
+    host: EngineHost,
+    shutdown: Shutdown,
+    front: HttpFront,
+    engine_config: EngineConfig,
+    url: str,
+    on_ready: OnReady | None,
 ) -> None:
     host.loading = True
     logger.info("listening at %s, loading the model", url)
@@ -91,69 +105,44 @@ async def _run_engine(
         async with Engine(config=engine_config, progress=host.report) as engine:
             host.engine = engine
             logger.info("ready: %s at %s", engine.model_names[0], url)
-            if on_ready is not None:
-                await on_ready(engine, url)
             # What was loaded stays: full collections need not walk it any more, which would hold up every stream.
             gc.collect()
             gc.freeze()
-            while not shutdown.requested.is_set():
-                with anyio.move_on_after(_WATCH_SECONDS):
-                    await shutdown.requested.wait()
-                if engine.state in ("failed", "stopped"):
-                    raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
-            await _drain(host, engine, shutdown)
+            async with anyio.create_task_group() as group:
+                if not host.config.disable_log_stats:
+                    group.start_soon(log_stats, engine, host.config.log_stats_interval)
+                await _until_over(engine, shutdown, None if on_ready is None else partial(on_ready, engine, url))
+                await _wind_up(host, engine, shutdown)
+                group.cancel_scope.cancel()
+            await front.stop(shutdown.closing_seconds())
+            if engine.failure is not None:
+                raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
 
 
-async def _drain(host: EngineHost, engine: Engine, shutdown: "_Shutdown") -> None:
-    """Let running streams finish, fail the rest with a last event, and cut what does not even take that."""
-    logger.info("draining %d requests", len(host.in_flight))
+async def _until_over(
+    engine: Engine, shutdown: Shutdown, announce: Callable[[], Coroutine[Any, Any, None]] | None
+) -> None:
+    """Until a signal, or until the engine has failed for good."""
     async with anyio.create_task_group() as group:
 
-        async def force() -> None:
-            await shutdown.forced.wait()
+        async def until_failed() -> None:
+            await engine.wait_failed()
             group.cancel_scope.cancel()
 
-        group.start_soon(force)
-        await engine.drain(host.config.shutdown_timeout)
+        group.start_soon(until_failed)
+        if announce is not None:
+            group.start_soon(announce)
+        await shutdown.requested.wait()
         group.cancel_scope.cancel()
-    if shutdown.forced.is_set():
-        await engine.drain(0.0)
+
+
+async def _wind_up(host: EngineHost, engine: Engine, shutdown: Shutdown) -> None:
+    """Drain, or let everybody read that the engine has failed."""
+    if engine.failure is None:
+        await shutdown.drain(engine)
+        return
+    logger.error("the engine has failed: %s", engine.failure, exc_info=engine.failure)
+    shutdown.hard_exit.arm(FAILED_SECONDS, EXIT_FAILED, "the failed engine does not close")
+    host.draining = True
     with anyio.move_on_after(FAREWELL_SECONDS):
         await host.idle()
-    for exchange in list(host.in_flight):
-        exchange.cancel_scope.cancel()
-
-
-class _Shutdown:
-    """The first signal asks for a drain, the second ends it, and a timer ends the process if all that hangs."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self.requested = anyio.Event()
-        self.forced = anyio.Event()
-        self.loading = anyio.CancelScope()
-        """Around the engine's whole life; cancelled by a signal that comes before it is ready."""
-        self._host = host
-        self._timer: threading.Timer | None = None
-
-    async def watch(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            task_status.started()
-            async for _ in signals:
-                self._host.draining = True
-                if self.requested.is_set():
-                    self.forced.set()
-                else:
-                    self.requested.set()
-                    self._start_timer()
-                if self._host.engine is None:
-                    self.loading.cancel()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _start_timer(self) -> None:
-        seconds = self._host.config.shutdown_timeout + FAREWELL_SECONDS + 2 * CLOSE_SECONDS + HARD_EXIT_SECONDS
-        self._timer = threading.Timer(seconds, os._exit, (1,))
-        self._timer.daemon = True
-        self._timer.start()

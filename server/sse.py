@@ -33,6 +33,9 @@ class EventStream:
         self._lock = anyio.Lock(fast_acquire=True)
         self._last = time.monotonic()
 
+    def delivered(self, tokens: int) -> None:
+        self._exchange.delivered(tokens)
+
     async def send(self, data: bytes) -> None:
         """Send whole events. Returns when the transport has room again."""
         async with self._lock:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.openai import GenerationFields, PromptTokensDetails, UsageBody
-from troupellm.protocol.outputs import Delta, FinishReason, Usage
+from troupellm.protocol.outputs import Completion, Delta, FinishReason, Usage
+from troupellm.server.exchange import Exchange
 from troupellm.server.sse import EventStream
 
 
@@ -18,12 +19,24 @@ async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], by
     async for first in stream:
         deltas = [first, *stream.take_ready()]
         data = b"".join([encode(delta) for delta in deltas])
+        events.delivered(sum([len(delta.token_ids) for delta in deltas]))
         sequences -= sum(delta.finish_reason is not None for delta in deltas)
         if sequences == 0:
-            return data + b"".join([encode(rest) async for rest in stream])
+            async for rest in stream:
+                data += encode(rest)
+                events.delivered(len(rest.token_ids))
+            return data
         if data:
             await events.send(data)
     return b""
+
+
+def account(exchange: Exchange, completions: Sequence[Completion]) -> None:
+    """For the access line: what whole answers cost."""
+    exchange.prompt_tokens = sum(completion.usage.prompt_tokens for completion in completions)
+    exchange.completion_tokens = sum(completion.usage.completion_tokens for completion in completions)
+    firsts = [first for completion in completions if (first := completion.timing.first_token) is not None]
+    exchange.first_token_seconds = min(firsts, default=None)
 
 
 def finish_reason(delta: Delta) -> FinishReason | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from troupellm.server.exit_codes import EXIT_FAILED
+
 if TYPE_CHECKING:
     import httpx
 
-EXIT_FAILED = 1
 CONNECT_SECONDS = 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Reached without the proxies of the environment."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+from troupellm.server.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
 
 Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
@@ -20,7 +19,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 clean, 1 failed, 2 usage, 3 model not loadable, 130 interrupted."""
+    """Run one command and return its exit code; see `exit_codes`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = arguments[0] if arguments else ""
     parser = argparse.ArgumentParser(prog="troupellm", description="An LLM inference and serving engine.")

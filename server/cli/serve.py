@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.server.cli.flags import add_config_flags, load_configs
+from troupellm.server.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
-EXIT_FAILED = 1
-EXIT_MODEL = 3
 _PATH = {True: "chat/completions", False: "completions"}
 """Route by whether the model chats."""
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("serve", help="start the server")
+    parser = subparsers.add_parser("serve", help="start the server", epilog=HELP)
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="folder or hub id; default: built-in")
     add_config_flags(parser)
     parser.set_defaults(func=run)
@@ -39,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     engine_config, server_config = load_configs(arguments)
     announce = partial(_announce, server_config)
     try:
-        anyio.run(serve, engine_config, server_config, announce, backend_options={"use_uvloop": _has_uvloop()})
+        options = {"use_uvloop": _has_uvloop()}
+        return anyio.run(serve, engine_config, server_config, announce, backend_options=options)
     except ConfigError:
         raise
     except ModelLoadError as error:
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"troupellm: cannot listen at {place}: {error.strerror or error}", file=sys.stderr)
         print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
         return EXIT_FAILED
-    return 0
 
 
 async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:

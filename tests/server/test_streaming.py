@@ -31,6 +31,10 @@ class Ready:
 class Events:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.tokens = 0
+
+    def delivered(self, tokens: int) -> None:
+        self.tokens += tokens
 
     async def send(self, data: bytes) -> None:
         self.sent.append(data)

@@ -1,0 +1,148 @@
+"""Stopping in order, and in time whatever clients and workers do.
+
+1. First SIGTERM or SIGINT: not ready any more (/readyz 503), and new requests are refused (503 `draining`,
+   `Connection: close`, `Retry-After`), also those whose body is still on its way.
+2. What runs may finish, for `shutdown_timeout` seconds.
+3. What is left gets its error event and `[DONE]`, and `FAREWELL_SECONDS` to take them; then its connection is cut.
+4. Connections close, the engine closes, the process exits with 0 (see `exit_codes`).
+
+A second signal skips to 3 and exits with 128 + its number within a second. A timer on a thread of its own ends the
+process where any of that hangs: `CUT_SECONDS` after the drain, or after the second signal `ABORT_SECONDS`.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import TaskStatus
+
+from troupellm.actors.engine import Engine
+from troupellm.server import logs
+from troupellm.server.exit_codes import EXIT_BY_SIGNAL, EXIT_FAILED, EXIT_OK
+from troupellm.server.front import CLOSE_SECONDS
+from troupellm.server.host import EngineHost
+
+logger = logging.getLogger("troupellm.server")
+
+FAREWELL_SECONDS = 0.5
+"""What streams get, after the drain, to write their last event."""
+CUT_SECONDS = 1.7
+"""After the drain, farewells and closing included."""
+ABORT_SECONDS = 0.8
+"""After the second signal; also what an abort leaves of `FAREWELL_SECONDS` and closing."""
+FAILED_SECONDS = 4.0
+"""What closing gets after the engine failed; a step that hangs is waited for a little."""
+_ABORT_FAREWELL_SECONDS = 0.2
+_MOST_CLOSE_SECONDS = 5.0
+_FLUSH_SECONDS = 0.1
+
+
+class HardExit:
+    """Ends the process, from a thread of its own, unless it is called off in time. The earliest call counts."""
+
+    def __init__(self, cleanup: Callable[[], None]) -> None:
+        self._cleanup = cleanup
+        self._timer: threading.Timer | None = None
+        self._due = float("inf")
+
+    def arm(self, seconds: float, code: int, why: str) -> None:
+        due = time.monotonic() + seconds
+        if due >= self._due:
+            return
+        self.disarm()
+        self._due = due
+        self._timer = threading.Timer(seconds, self._end, (code, why))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, float("inf")
+
+    def _end(self, code: int, why: str) -> None:
+        try:
+            logger.error("%s: the process ends now, with exit code %d", why, code)
+            self._cleanup()
+            logs.flush(_FLUSH_SECONDS)
+        finally:
+            os._exit(code)
+
+
+class Shutdown:
+    """Hears the signals and leads through the steps above."""
+
+    def __init__(self, host: EngineHost, cleanup: Callable[[], None]) -> None:
+        self.requested = anyio.Event()
+        self.forced = anyio.Event()
+        self.exit_code = EXIT_OK
+        self.loading = anyio.CancelScope()
+        """Around the engine's whole life; cancelled by a signal that comes before it is ready."""
+        self.hard_exit = HardExit(cleanup)
+        self._host = host
+        self._drained_by = 0.0
+
+    async def watch(self, *, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.requested.is_set():
+                    self._force(number)
+                else:
+                    self._request()
+
+    async def drain(self, engine: Engine) -> None:
+        """Steps 2 and 3. Afterwards no exchange is in flight."""
+        host, seconds = self._host, self._host.config.shutdown_timeout
+        began, waiting = time.monotonic(), len(host.in_flight)
+        if waiting:
+            logger.info("draining %d requests, for %g seconds at most", waiting, seconds)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._until_forced, group.cancel_scope)
+            with anyio.move_on_after(seconds):
+                await engine.drain(seconds)
+                await host.idle()
+            group.cancel_scope.cancel()
+        await engine.drain(0.0)  # ends what is left, when the deadline or a second signal came first
+        late = len(host.in_flight)
+        with anyio.move_on_after(_ABORT_FAREWELL_SECONDS if self.forced.is_set() else FAREWELL_SECONDS):
+            await host.idle()
+        cut = len(host.in_flight)
+        for exchange in list(host.in_flight):
+            exchange.cancel_scope.cancel()
+        logger.info(
+            "drained in %.1f seconds: %d requests finished, %d were ended early, %d of them without taking the news",
+            time.monotonic() - began, waiting - late, late, cut,
+        )  # fmt: skip
+
+    def closing_seconds(self) -> float:
+        """What connections get to take what was written to them: the rest of the drain, within limits."""
+        if self.forced.is_set():
+            return _ABORT_FAREWELL_SECONDS
+        return min(max(self._drained_by - time.monotonic(), CLOSE_SECONDS), _MOST_CLOSE_SECONDS)
+
+    def _request(self) -> None:
+        host = self._host
+        host.draining = True
+        self._drained_by = time.monotonic() + host.config.shutdown_timeout
+        for exchange in list(host.in_flight):
+            exchange.reading.cancel()
+        self.requested.set()
+        if host.engine is None:
+            self.hard_exit.arm(CUT_SECONDS, EXIT_OK, "loading does not stop")
+            self.loading.cancel()
+        else:
+            self.hard_exit.arm(host.config.shutdown_timeout + CUT_SECONDS, EXIT_FAILED, "the shutdown hangs")
+
+    def _force(self, number: int) -> None:
+        self.exit_code = EXIT_BY_SIGNAL + number
+        self.hard_exit.arm(ABORT_SECONDS, self.exit_code, "aborted by a second signal")
+        self.forced.set()
+
+    async def _until_forced(self, scope: anyio.CancelScope) -> None:
+        await self.forced.wait()
+        scope.cancel()

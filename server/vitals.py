@@ -1,0 +1,137 @@
+"""What `serve` tells about itself while it runs: the statistics line, and how late its event loop is."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import anyio
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.server import logs
+
+logger = logging.getLogger("troupellm.server")
+
+TICK_SECONDS = 0.05
+WINDOW_SECONDS = 10.0
+"""The gauge shows the worst lateness of this window and the one before it, so no scrape misses a hold-up."""
+ALARM_PAUSE_SECONDS = 10.0
+"""At most one alarm line in this time."""
+
+
+class LoopLag:
+    """Measures how late a timer of the event loop is called."""
+
+    def __init__(self, alarm: float) -> None:
+        """`alarm`: seconds of lateness that are worth a line; 0 never tells."""
+        self._alarm = alarm
+        self._current = self._previous = 0.0
+        self._window_ends = time.monotonic() + WINDOW_SECONDS
+        self._silent_until = 0.0
+
+    @property
+    def worst(self) -> float:
+        """Seconds, within the last one to two windows."""
+        return max(self._current, self._previous)
+
+    def note(self, lag: float, now: float) -> None:
+        if now >= self._window_ends:
+            self._previous, self._current = self._current, 0.0
+            self._window_ends = now + WINDOW_SECONDS
+        self._current = max(self._current, lag)
+        if self._alarm and lag >= self._alarm and now >= self._silent_until:
+            self._silent_until = now + ALARM_PAUSE_SECONDS
+            fields = {"loop_lag_seconds": round(lag, 3)}
+            logger.warning("the event loop was held up for %.1f seconds", lag, extra={"fields": fields})
+
+    async def run(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_SECONDS
+            await anyio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.note(max(0.0, now - due), now)
+
+
+class StatsLine:
+    """Rates since the last line; silent while there is no work."""
+
+    def __init__(self, first: EngineSnapshot) -> None:
+        self._last = first
+        self._at = time.monotonic()
+        self._told_work = False
+
+    def line(self, snapshot: EngineSnapshot, now: float) -> tuple[str, dict[str, float]] | None:
+        """Text and fields; None when there is none to tell. The first idle interval after work still gets a line."""
+        last, seconds = self._last, max(now - self._at, 1e-9)
+        self._last, self._at = snapshot, now
+        was, here = last.scheduler, snapshot.scheduler
+        prompt = snapshot.prompt_tokens_computed - last.prompt_tokens_computed
+        generated = here.tokens_generated - was.tokens_generated
+        working = bool(prompt or generated or here.running or here.waiting)
+        if not (working or self._told_work):
+            return None
+        self._told_work = working
+        queries, hits = here.prefix_queries - was.prefix_queries, here.prefix_hits - was.prefix_hits
+        fields = {
+            "prompt_tokens_per_second": round(prompt / seconds, 1),
+            "generation_tokens_per_second": round(generated / seconds, 1),
+            "running": here.running,
+            "waiting": here.waiting,
+            "kv_cache_usage": round(here.blocks_used / max(here.blocks_total, 1), 4),
+            "prefix_cache_hit_rate": round(hits / queries, 4) if queries else 0.0,
+        }
+        text = (
+            f"Avg prompt throughput: {prompt / seconds:.1f} tokens/s, "
+            f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "
+            f"Running: {here.running} reqs, Waiting: {here.waiting} reqs, "
+            f"KV cache usage: {100 * fields['kv_cache_usage']:.1f}%, "
+            f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%"
+        )
+        return text, fields
+
+
+async def log_stats(engine: Engine, interval: float) -> None:
+    """A line every `interval` seconds in which there was work."""
+    stats = StatsLine(engine.snapshot())
+    while True:
+        await anyio.sleep(interval)
+        told = stats.line(engine.snapshot(), time.monotonic())
+        if told is not None:
+            text, fields = told
+            logs.stats.info(text, extra={"fields": fields})
+
+
+class _VitalsCollector(Collector):
+    def __init__(self, lag: LoopLag, process: str) -> None:
+        self._lag = lag
+        self._process = process
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["process"]
+        late = GaugeMetricFamily(
+            "troupellm_loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", labels=labels
+        )
+        late.add_metric([self._process], self._lag.worst)
+        yield late
+        dropped = logs.dropped()
+        if dropped is not None:
+            lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
+            lines.add_metric([self._process], dropped)
+            yield lines
+
+
+class Vitals:
+    """The process's own metrics, for `/metrics`."""
+
+    def __init__(self, lag_alarm: float, process: str = "server") -> None:
+        self.lag = LoopLag(lag_alarm)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_VitalsCollector(self.lag, process))
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,40 @@
+"""`troupellm`, with a fault inside that its environment describes. Run as a script, like the command itself.
+
+ODD_LOAD_UNTIL     file; the weights are not loaded before it exists
+ODD_HANG_WHEN      file; once it exists, the next step never ends
+ODD_STEP_SECONDS   what every step takes at least
+ODD_DESCRIPTORS    how many descriptors more than at the start may be open (a soft limit that the server cannot know)
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+POLL_SECONDS = 0.01
+
+
+def main() -> int:
+    from troupellm.models.worker import ModelWorker
+    from troupellm.server.cli.main import main as command
+
+    load, launch = ModelWorker.load, ModelWorker.launch
+    until, hang, seconds = (os.environ.get(f"ODD_{name}") for name in ("LOAD_UNTIL", "HANG_WHEN", "STEP_SECONDS"))
+
+    def slow_load(worker, config, progress):
+        while until and not Path(until).exists():
+            time.sleep(POLL_SECONDS)
+        return load(worker, config, progress)
+
+    def slow_launch(worker, plan):
+        while hang and Path(hang).exists():
+            time.sleep(POLL_SECONDS)
+        time.sleep(float(seconds or 0.0))
+        return launch(worker, plan)
+
+    ModelWorker.load, ModelWorker.launch = slow_load, slow_launch
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""`troupellm serve` as a process of its own, with its log and its children, and what it may have left behind."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import httpx
+import psutil
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+START_SECONDS = 60.0
+SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
+"""Flags that keep a server of the tiny model small and quick to start."""
+_URL = re.compile(r"http://\S+?:(\d+)")
+
+
+class ServerProcess:
+    """A server that listens, and is perhaps still loading."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.log: list[str] = []
+        self.url = ""
+        self.children: set[int] = set()
+        """Every child seen so far; see `watch_children`."""
+        self._ready = anyio.Event()
+        self._listening = anyio.Event()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def listening(self) -> None:
+        with anyio.fail_after(START_SECONDS):
+            await self._listening.wait()
+
+    async def ready(self) -> None:
+        with anyio.fail_after(START_SECONDS):
+            await self._ready.wait()
+        self.note_children()
+
+    def client(self, *, timeout: float = 60.0, key: str | None = None) -> httpx.AsyncClient:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=timeout, headers=headers)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self, seconds: float) -> int:
+        """Wait for the end; TimeoutError after `seconds`."""
+        with anyio.fail_after(seconds):
+            return await self.process.wait()
+
+    def note_children(self) -> set[int]:
+        """Remember the children that live now, so that they are found when their parent is gone."""
+        try:
+            self.children |= {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
+        except psutil.NoSuchProcess:
+            return self.children
+        return self.children
+
+    async def metric(self, name: str) -> float:
+        """Sum of the samples of one metric; 0 when there is none."""
+        async with self.client() as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    async def in_flight(self) -> float:
+        """Requests that the server works on."""
+        async with self.client() as client:
+            return float((await client.get("/load")).json()["server_load"])
+
+    async def until(self, read: Callable[[], Awaitable[float]], at_least: float, timeout: float = 20.0) -> None:
+        """Until a number has been reached; fails with TimeoutError."""
+        with anyio.fail_after(timeout):
+            while await read() < at_least:  # noqa: ASYNC110 - another process's state
+                await anyio.sleep(0.02)
+
+    async def read_log(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        assert self.process.stderr is not None
+        lines = BufferedByteReceiveStream(self.process.stderr)
+        while True:
+            try:
+                line = (await lines.receive_until(b"\n", 2**20)).decode(errors="replace")
+            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+                return
+            self.log.append(line)
+            if "listening at" in line and (found := _URL.search(line)):
+                self.url = found.group(0)
+                self._listening.set()
+            if "ready: " in line:
+                self._ready.set()
+
+    def logged(self, text: str) -> list[str]:
+        return [line for line in self.log if text in line]
+
+
+@asynccontextmanager
+async def serving_process(
+    model: object,
+    *flags: str,
+    port: int = 0,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    small: bool = True,
+) -> AsyncIterator[ServerProcess]:
+    """A server process, killed at the end if it still runs. Wait for `listening` or `ready` yourself.
+
+    Args:
+        prefix: a command that runs the server, such as an interpreter that sets limits first.
+    """
+    module = [*prefix] or [sys.executable, "-m", "troupellm.server.cli.main"]
+    command = [*module, "serve", str(model), "--port", str(port), *(SMALL if small else ()), *flags]
+    async with await anyio.open_process(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})}
+    ) as process:
+        server = ServerProcess(process)
+        async with anyio.create_task_group() as group:
+            await group.start(server.read_log)
+            try:
+                yield server
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                with anyio.CancelScope(shield=True):
+                    await process.wait()
+                group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def ready_process(model: object, *flags: str, **options: object) -> AsyncIterator[ServerProcess]:
+    """The same, once it answers requests."""
+    async with serving_process(model, *flags, **options) as server:  # type: ignore[arg-type]
+        await server.ready()
+        yield server
+
+
+class Leftovers:
+    """What a server may leave on the machine: shared memory and files in the folder for temporary ones."""
+
+    def __init__(self, temporary: Path) -> None:
+        self._temporary = temporary
+        self._before = self._now()
+
+    def new(self) -> set[str]:
+        return self._now() - self._before
+
+    def _now(self) -> set[str]:
+        shared = {f"shm/{name}" for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+        return shared | {str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*")}
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run; zombies have ended."""
+    running = set()
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                running.add(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return running
