@@ -111,14 +111,8 @@ class Preparer:
             InvalidRequest: the request cannot be served; names the field.
         """
         token_ids = tokenize(message.prompt, self._tokenizer, self._template, self._limits.max_model_len)
-        params, limits = message.params, self._limits
-        params.check_against(limits)
-        field = prompt_field(message.prompt)
-        self._check_prompt(field, token_ids)
-        max_tokens = self._max_tokens(field, len(token_ids), params)
-        for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
-            for text in texts:
-                check_unicode(name, text)
+        params = message.params
+        max_tokens = self.check(prompt_field(message.prompt), token_ids, params)
         prompt = array("i", token_ids).tobytes()
         sequences = self._sequences(params, seed)
         opened = OpenRequest(
@@ -156,6 +150,23 @@ class Preparer:
         if self._hasher is None:
             return b""
         return self._hasher.prompt_keys(namespace(cache_salt=message.cache_salt), prompt)
+
+    def check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
+        """Whether the model can serve it; tells how many tokens may be generated.
+
+        Args:
+            field: what errors call the prompt.
+
+        Raises:
+            InvalidRequest: it cannot; names the field.
+        """
+        params.check_against(self._limits)
+        self._check_prompt(field, token_ids)
+        max_tokens = self._max_tokens(field, len(token_ids), params)
+        for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+            for text in texts:
+                check_unicode(name, text)
+        return max_tokens
 
     def _check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         if not token_ids:

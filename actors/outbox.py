@@ -6,13 +6,23 @@ own sequences; they go on when half of the budget is free again. Nothing here ev
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from troupellm.actors.admission import Place
 from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Delta, Timing, TokenLogprob, Usage
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
+
+
+class Seat(Protocol):
+    """What the outbox tells the place that its request takes up."""
+
+    def tokenized(self, tokens: int) -> None: ...
+
+    def scheduled(self) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class LocalOutbox:
@@ -26,13 +36,15 @@ class LocalOutbox:
         request: int,
         *,
         arrival: float,
-        place: Place,
+        place: Seat,
         clock: Clock,
         budget: int | None,
         to_scheduler: Callable[[SchedulerControl], None],
         on_terminal: Callable[[int], None],
         on_abort: Callable[[], None] = lambda: None,
+        on_wake: Callable[["LocalOutbox"], None] | None = None,
     ) -> None:
+        """`on_wake` is called beside the waking of who waits: for one reader of many outboxes."""
         self.request = request
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.logprobs_of_prompt: tuple[TokenLogprob | None, ...] | None = None
@@ -51,6 +63,7 @@ class LocalOutbox:
         self._to_scheduler = to_scheduler
         self._on_terminal = on_terminal
         self._on_abort = on_abort
+        self._on_wake = on_wake
         self._pending: dict[int, list[Delta]] = {}
         self._undelivered = 0
         self._waiters: list[Waiter] = []
@@ -103,6 +116,11 @@ class LocalOutbox:
             self._wake_readers()
 
     # From the reader.
+
+    @property
+    def waiting(self) -> bool:
+        """Whether pieces wait to be taken."""
+        return bool(self._pending)
 
     def take(self) -> Delta | None:
         """The next merged piece, if there is one."""
@@ -167,6 +185,8 @@ class LocalOutbox:
             call()
 
     def _wake_readers(self) -> None:
+        if self._on_wake is not None:
+            self._on_wake(self)
         if not self._waiters:
             return
         waiters, self._waiters = self._waiters, []

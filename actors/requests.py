@@ -50,7 +50,13 @@ class OpenRequests:
         """A copy: what the caller does may end requests."""
         return iter(list(self._open.values()))
 
-    def add(self, place: Place, arrival: float, budget: int | None) -> LocalOutbox:
+    def add(
+        self,
+        place: Place,
+        arrival: float,
+        budget: int | None,
+        on_wake: Callable[[LocalOutbox], None] | None = None,
+    ) -> LocalOutbox:
         outbox = LocalOutbox(
             next(self._numbers),
             arrival=arrival,
@@ -60,6 +66,7 @@ class OpenRequests:
             to_scheduler=self._to_scheduler,
             on_terminal=self._remove,
             on_abort=partial(self._on_cancelled, "client"),
+            on_wake=on_wake,
         )
         self._open[outbox.request] = outbox
         return outbox

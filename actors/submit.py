@@ -1,5 +1,7 @@
 """The way in: a place, an outbox, and the request on its way to the input processor."""
 
+from collections.abc import Callable
+
 import anyio
 
 from troupellm.actors.admission import Admission, Place, estimate_tokens
@@ -29,17 +31,24 @@ async def submit(system: System, clock: Clock, config: StreamConfig, request: Su
 
 
 async def hand_over(
-    system: System, config: StreamConfig, place: Place, arrival: float, request: Submission
+    system: System,
+    config: StreamConfig,
+    place: Place,
+    arrival: float,
+    request: Submission,
+    on_wake: Callable[[LocalOutbox], None] | None = None,
 ) -> LocalOutbox:
     """Start a request that has a place. The place is left however this ends.
 
     Args:
         arrival: seconds on the engine's clock.
+        on_wake: called when there is something to read, also before this returns.
 
     Raises:
         EngineStopped: the engine takes no requests.
     """
-    outbox = system.requests.add(place, arrival, config.stream_budget_tokens if request.streaming else None)
+    budget = config.stream_budget_tokens if request.streaming else None
+    outbox = system.requests.add(place, arrival, budget, on_wake)
     message = PrepareRequest(
         request=outbox.request,
         request_id=request.request_id,

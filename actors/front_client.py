@@ -1,0 +1,347 @@
+"""An engine that lives in another process, as an HTTP front uses it.
+
+Prompts are rendered, tokenized and checked here; a refusal of any of that costs the engine's process nothing but the
+place, which was taken before. Answers come as frames for all requests together and are fanned out by plain calls.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, assert_never
+
+import msgspec
+
+from troupellm.actors.admission import estimate_tokens
+from troupellm.actors.door import Door
+from troupellm.actors.front_session import front_half
+from troupellm.actors.intake import has_short_lists, is_short, render
+from troupellm.actors.intake_core import Preparer, prompt_field, tokenize
+from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.ports import Clock, Randomness, Threads
+from troupellm.actors.stream import Stream
+from troupellm.actors.submission import Submission
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import EngineStopped, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.fronts import (
+    Abort,
+    Admitted,
+    Apply,
+    AskMetrics,
+    Ended,
+    FromFront,
+    MetricsText,
+    PauseReader,
+    Pieces,
+    ResumeReader,
+    Serving,
+    Status,
+    Submit,
+)
+from troupellm.protocol.intake import Prompt, TextPrompt
+from troupellm.protocol.outputs import Delta
+from troupellm.protocol.sampling import Limits
+from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
+from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.worker import WorkerReady
+
+METRICS_SECONDS = 5.0
+SILENT_SECONDS = 5.0
+"""After so long without a word the engine's process counts as stuck."""
+
+Answer = Admitted | Ended | Pieces | MetricsText | Status
+
+
+class _NoSeat:
+    """The place is taken up in the engine's process."""
+
+    def tokenized(self, tokens: int) -> None: ...
+
+    def scheduled(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class _Request:
+    __slots__ = ("admitted", "answered", "outbox", "prompt")
+
+    def __init__(self, outbox: LocalOutbox) -> None:
+        self.outbox = outbox
+        self.prompt: tuple[int, ...] = ()
+        self.admitted = False
+        self.answered: Waiter = new_waiter()
+        """Woken once it is clear whether it gets a place."""
+
+
+class RemoteEngine(Door):
+    """Implements `server.served.ServedEngine`. `handle` takes what the engine's process says."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        status: Status,
+        *,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        post: Callable[[FromFront], None],
+        on_loop: Callable[[Callable[[], None]], None],
+        threads: Threads,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        """
+        Args:
+            post: queues a message for the engine's process, without waiting.
+            on_loop: has a call made on the event loop, from any thread.
+        """
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._serving = serving
+        self._status = status
+        self._heard = clock.now()
+        self._post = post
+        self._on_loop = on_loop
+        self._threads = threads
+        self._clock = clock
+        self._randomness = randomness
+        self._preparer = Preparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
+        self._numbers = count(1)
+        self._requests: dict[int, _Request] = {}
+        self._queries: dict[int, tuple[Waiter, list[bytes]]] = {}
+        self._lost = False
+
+    # What it serves.
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._serving.config
+
+    @property
+    def ready(self) -> WorkerReady:
+        return self._serving.ready
+
+    @property
+    def limits(self) -> Limits:
+        return self._serving.limits
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self._serving.model_names
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self._serving.defaults
+
+    @property
+    def state(self) -> str:
+        return "failed" if self._lost else self._status.snapshot.state
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the engine's process last said how it is."""
+        return self._clock.now() - self._heard
+
+    def snapshot(self) -> EngineSnapshot:
+        """As of the last report, which is a fraction of a second old; ages count on."""
+        snapshot = self._status.snapshot
+        age = snapshot.last_step_age_seconds
+        return msgspec.structs.replace(
+            snapshot,
+            state=self.state,
+            last_step_age_seconds=None if age is None else age + self.silent_seconds,
+            uptime_seconds=snapshot.uptime_seconds + self.silent_seconds,
+        )
+
+    async def render(self, prompt: Prompt) -> list[int]:
+        return await render(prompt, self.tokenizer, self.chat_template, self._threads)
+
+    async def metrics(self, *, compat: bool) -> bytes:
+        """
+        Raises:
+            EngineStopped: no answer in time.
+        """
+        query, waiter, answer = next(self._numbers), new_waiter(), list[bytes]()
+        self._queries[query] = waiter, answer
+        try:
+            self._post(AskMetrics(query, compat))
+            if not await waiter.wait(METRICS_SECONDS) or not answer:
+                raise EngineStopped("the engine's process does not answer", code="engine_restarting")
+        finally:
+            del self._queries[query]
+        return answer[0]
+
+    # From the engine's process.
+
+    def handle(self, message: Answer) -> None:
+        match message:
+            case Pieces():
+                self._on_pieces(message)
+            case Admitted(request=number):
+                if (request := self._requests.get(number)) is not None:
+                    request.admitted = True
+                    request.answered.wake()
+            case Ended():
+                self._on_ended(message)
+            case Status():
+                self._status = message
+                self._heard = self._clock.now()
+            case MetricsText(query=query, text=text):
+                if query in self._queries:
+                    waiter, answer = self._queries[query]
+                    answer.append(text)
+                    waiter.wake()
+            case _:
+                assert_never(message)
+
+    def lost(self) -> None:
+        """The engine's process is gone: nobody is left waiting."""
+        self._lost = True
+        for number in list(self._requests):
+            self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
+        for waiter, _ in self._queries.values():
+            waiter.wake()
+
+    def _on_pieces(self, message: Pieces) -> None:
+        requests = self._requests
+        touched: dict[int, LocalOutbox] = {}
+        for number in message.opened:
+            if (request := requests.get(number)) is not None:
+                request.outbox.opened(request.prompt)
+        for prompt in message.prompts:
+            if (request := requests.get(prompt.request)) is not None:
+                request.outbox.prompt_logprobs(prompt.entries)
+        for piece in message.pieces:
+            request = requests.get(piece.request)
+            if request is None:
+                continue
+            delta = Delta(
+                index=piece.index,
+                text=piece.text,
+                token_ids=piece.token_ids,
+                logprobs=piece.logprobs,
+                finish_reason=piece.finish_reason,
+                stop_reason=piece.stop_reason,
+            )
+            request.outbox.push(delta)
+            touched[piece.request] = request.outbox
+        for outbox in touched.values():
+            outbox.wake()
+        for end in message.ended:
+            self._on_ended(end)
+
+    def _on_ended(self, message: Ended) -> None:
+        if message.error is not None:
+            self._finish(message.request, message.error.error())
+        elif (request := self._requests.get(message.request)) is not None and message.usage is not None:
+            arrival, timing = request.outbox.arrival, message.timing
+            times = (None if time is None else arrival + time for time in (timing.scheduled, timing.first_token))
+            request.outbox.close(message.usage, *times)
+
+    def _finish(self, number: int, error: TroupeError) -> None:
+        request = self._requests.get(number)
+        if request is not None:
+            request.outbox.fail(error)
+            request.answered.wake()
+
+    # Requests.
+
+    def _new_request_id(self) -> str:
+        return f"req-{self._randomness.token(12)}"
+
+    def _open(self, submission: Submission) -> Stream:
+        prompt = submission.prompt
+        text = prompt.text if isinstance(prompt, TextPrompt) else None
+        return Stream(submission.request_id, partial(self._submit, submission), self._on_loop, prompt=text)
+
+    async def _submit(self, submission: Submission) -> LocalOutbox:
+        """Take a place, prepare the prompt, hand it over.
+
+        Raises:
+            EngineOverloaded: no place, and the request does not wait.
+            InvalidRequest: it cannot be served.
+            EngineStopped: the engine takes no requests.
+        """
+        if self.state != "ready":
+            raise EngineStopped(f"the engine is {self.state}", code=self.state)
+        request = self._new_request(streaming=submission.streaming)
+        outbox, number = request.outbox, request.outbox.request
+        try:
+            self._post(
+                Apply(
+                    request=number,
+                    arrival=outbox.arrival,
+                    sequences=submission.params.n,
+                    tokens=estimate_tokens(submission.prompt),
+                    wait=submission.wait,
+                    deadline=submission.deadline,
+                )
+            )
+            await request.answered.wait()
+            if outbox.error is not None:
+                raise outbox.error
+            token_ids = await self._prepare(submission)
+            request.prompt = tuple(token_ids)
+            self._post(
+                Submit(
+                    request=number,
+                    request_id=submission.request_id,
+                    prompt=array("i", token_ids).tobytes(),
+                    params=submission.params,
+                    streaming=submission.streaming,
+                    cache_salt=submission.cache_salt,
+                )
+            )
+        except BaseException:
+            if not outbox.terminal:
+                outbox.abort()  # which tells the engine's process
+                outbox.fail(RequestAborted("the request was refused, or its caller left"))
+            raise
+        return outbox
+
+    def _new_request(self, *, streaming: bool) -> _Request:
+        number = next(self._numbers)
+        outbox = LocalOutbox(
+            number,
+            arrival=self._clock.now(),
+            place=_NoSeat(),
+            clock=self._clock,
+            budget=front_half(self.config.stream) if streaming else None,
+            to_scheduler=self._control,
+            on_terminal=self._forget,
+        )
+        request = self._requests[number] = _Request(outbox)
+        return request
+
+    def _forget(self, number: int) -> None:
+        self._requests.pop(number, None)
+
+    async def _prepare(self, submission: Submission) -> list[int]:
+        """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
+        try:
+            if is_short(submission.prompt) and has_short_lists(submission.params):
+                return self._checked(submission)
+            return await self._threads.run(self._checked, submission)
+        except TroupeError:
+            raise
+        except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
+            raise RequestFailed("the request could not be prepared") from cause
+
+    def _checked(self, submission: Submission) -> list[int]:
+        token_ids = tokenize(submission.prompt, self.tokenizer, self.chat_template, self.limits.max_model_len)
+        self._preparer.check(prompt_field(submission.prompt), token_ids, submission.params)
+        return token_ids
+
+    def _control(self, message: SchedulerControl) -> None:
+        """What an outbox would tell the scheduler."""
+        match message:
+            case AbortRequest(request=number):
+                self._post(Abort(number))
+            case ReaderPaused(request=number):
+                self._post(PauseReader(number))
+            case ReaderResumed(request=number):
+                self._post(ResumeReader(number))
+            case _:
+                raise AssertionError(f"an outbox does not say {message}")

@@ -1,0 +1,210 @@
+"""What an HTTP front process and the engine's process say to each other: one message is one frame.
+
+A front renders, tokenizes and validates; the engine's process decides who gets in, schedules and turns tokens into
+text. `request` is the front's own number of a request and means nothing to other fronts.
+"""
+
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol import errors
+from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
+from troupellm.protocol.sampling import Limits, SamplingParams
+from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.worker import LoadProgress, WorkerReady
+
+# From a front.
+
+
+class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask for a place, before anything is rendered or tokenized. Answered by `Admitted` or `Ended`."""
+
+    request: int
+    arrival: float
+    """Seconds on the machine's monotonic clock, which all its processes share."""
+    sequences: int
+    tokens: int
+    """Prompt tokens, roughly."""
+    wait: bool
+    deadline: float | None
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request that was admitted and found valid."""
+
+    request: int
+    request_id: str
+    prompt: bytes
+    """int32 [prompt_tokens]."""
+    params: SamplingParams
+    streaming: bool
+    cache_salt: bytes
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Idempotent, at any time after `Apply`. Answered by `Ended` unless that is on its way already."""
+
+    request: int
+
+
+class PauseReader(msgspec.Struct, frozen=True, tag=True):
+    """The request's reader is behind: send nothing more for it."""
+
+    request: int
+
+
+class ResumeReader(msgspec.Struct, frozen=True, tag=True):
+    request: int
+
+
+class AskMetrics(msgspec.Struct, frozen=True, tag=True):
+    query: int
+    compat: bool
+
+
+class HttpCount(msgspec.Struct, frozen=True, array_like=True):
+    """Answers of one kind."""
+
+    method: str
+    route: str
+    status: int
+    number: int
+
+
+class CountHttp(msgspec.Struct, frozen=True, tag=True):
+    """What was answered since the last of these."""
+
+    counts: tuple[HttpCount, ...]
+    in_flight: int
+    """Exchanges that use the engine right now."""
+
+
+class FrontReady(msgspec.Struct, frozen=True, tag=True):
+    """The front has read tokenizer and chat template, and answers requests."""
+
+
+FromFront = Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | CountHttp | FrontReady
+
+# From the engine's process.
+
+
+class WireError(msgspec.Struct, frozen=True):
+    """A `TroupeError` without its cause, which stays in the log of the process that knows it."""
+
+    kind: str
+    fields: dict[str, Any]
+    """The error's own attributes, plain ones."""
+
+    @classmethod
+    def of(cls, error: TroupeError) -> "WireError":
+        known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+        plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)}
+        return cls(known.__name__, plain)
+
+    def error(self) -> TroupeError:
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, TroupeError)):
+            return RequestFailed("the engine answered with an error that this front does not know")
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.fields.get("message", ""))
+        vars(error).update(self.fields)
+        return error
+
+
+class Configure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message to a front."""
+
+    number: int
+    """Which of the fronts it is, from 0."""
+    server: ServerConfig
+    created: int
+    """Epoch seconds, the same on every front."""
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    progress: LoadProgress
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is loaded."""
+
+    config: EngineConfig
+    """Without secrets."""
+    model_names: tuple[str, ...]
+    tokenizer_folder: str
+    defaults: dict[str, Any]
+    limits: Limits
+    ready: WorkerReady
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The published state, several times a second and whenever it changes."""
+
+    snapshot: EngineSnapshot
+    draining: bool
+    in_flight_elsewhere: int
+    """Exchanges of the other fronts."""
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True):
+    request: int
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A `Delta` of one of the front's requests."""
+
+    request: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class PromptPiece(msgspec.Struct, frozen=True, array_like=True):
+    """More log-probabilities of a prompt, in order."""
+
+    request: int
+    entries: tuple[TokenLogprob | None, ...]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Nothing follows for this request. Without an error every sequence has finished."""
+
+    request: int
+    usage: Usage | None = None
+    timing: Timing = Timing()
+    error: WireError | None = None
+
+
+class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What there is to show, for all of the front's requests together. Read in the order of the fields."""
+
+    opened: tuple[int, ...] = ()
+    """Requests that the engine has accepted for good."""
+    prompts: tuple[PromptPiece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
+class MetricsText(msgspec.Struct, frozen=True, tag=True):
+    query: int
+    text: bytes
+
+
+class Cut(msgspec.Struct, frozen=True, tag=True):
+    """The time to finish is over: end the exchanges that are left."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Close the connections and end."""
+
+    seconds: float
+    """What they get to take what was written to them."""
+
+
+ToFront = Configure | Loading | Serving | Status | Admitted | Ended | Pieces | MetricsText | Cut | Leave
