@@ -10,12 +10,15 @@ Nothing global is touched, several engines may live in one process, and leaving 
 loop must be asyncio's (uvloop too).
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from troupellm.actors.door import Door
 from troupellm.actors.engine_life import EngineLife
+from troupellm.actors.front_session import FrontSession
 from troupellm.actors.intake import render
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.stream import Stream
@@ -23,6 +26,7 @@ from troupellm.actors.submission import Submission
 from troupellm.actors.submit import submit
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.worker import WorkerReady
@@ -77,6 +81,28 @@ class Engine(EngineLife, Door):
     async def metrics(self, *, compat: bool = True) -> bytes:
         """The same; awaited where the engine may live in another process."""
         return self.metrics_text(compat=compat)
+
+    # Fronts in processes of their own.
+
+    def serving(self) -> Serving:
+        """What a front must know to prepare requests for this engine."""
+        loaded = self._require().loaded
+        return Serving(
+            config=msgspec.structs.replace(
+                self.config, model=msgspec.structs.replace(self.config.model, hf_token=None)
+            ),
+            model_names=loaded.names,
+            tokenizer_folder=str(loaded.tokenizer_folder),
+            defaults=loaded.defaults,
+            limits=self.limits,
+            ready=loaded.ready,
+        )
+
+    def front_session(
+        self, post: Callable[[Admitted | Ended | Pieces], None], drained: Callable[[], Awaitable[None]]
+    ) -> FrontSession:
+        """The engine's side of one front; see there."""
+        return FrontSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
 
     def _new_request_id(self) -> str:
         return f"req-{self._randomness.token(12)}"

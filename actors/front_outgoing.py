@@ -81,7 +81,7 @@ class Outgoing:
             elif outbox.terminal and not outbox.waiting:
                 ended.append(_end(request))
                 weight += _PIECE_WEIGHT
-        self._marked = waiting | self._marked
+        self._marked |= waiting  # behind those whose turn has not come
         if not (opened or prompts or pieces or ended):
             return None
         return Pieces(opened=tuple(opened), prompts=tuple(prompts), pieces=tuple(pieces), ended=tuple(ended))
