@@ -5,6 +5,7 @@ from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.heartbeat import flags as heartbeat
+from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.throughput import flags as throughput
 
@@ -12,6 +13,7 @@ _BENCHMARKS = {
     "serve": (serve.add_flags, "troupellm.load_tests.serve.command", "open-loop load on a running server"),
     "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
+    "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 

@@ -69,6 +69,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def chain_total(running: int, flush_ms: float) -> float:
+    """Wall microseconds of one step of the whole chain, from a short run for comparisons.
+
+    Raises:
+        TimeoutError: it took longer than two minutes.
+    """
+    args = argparse.Namespace(window_steps=100, windows=5, step_ms=0.0, time_limit_sec=120.0)
+    backend = {"use_uvloop": find_spec("uvloop") is not None}
+    with tempfile.TemporaryDirectory(prefix="troupe-chain-") as name:
+        folder = _model_folder(Path(name))
+        stamps = anyio.run(_measure, args, folder, running, flush_ms, None, backend_options=backend)
+    return _per_step(args.window_steps, stamps)["total"]
+
+
 def _measure_all(args: argparse.Namespace, backend: dict[str, bool], rows: list[Row]) -> None:
     """Append and print one row per flush interval and number of running sequences."""
     with tempfile.TemporaryDirectory(prefix="troupe-chain-") as name:

@@ -1,0 +1,14 @@
+"""Flags of `bench scheduler`."""
+
+import argparse
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", type=int, nargs="+", default=[64, 256, 1024], help="sequences at once")
+    parser.add_argument("--prompt-tokens", type=int, default=8192, help="length of the prompts that are admitted")
+    parser.add_argument("--window-steps", type=int, default=64, help="steps that make one window")
+    parser.add_argument("--windows", type=int, default=15, help="windows whose median counts")
+    parser.add_argument("--admissions", type=int, default=25, help="prompts of each kind whose median counts")
+    parser.add_argument("--no-chain", action="store_true", help="leave out the whole actor chain (seconds per row)")
+    parser.add_argument("--against-vllm", action="store_true", help="the same shapes through vLLM's scheduler")
+    parser.add_argument("--result-json", metavar="FILE")
