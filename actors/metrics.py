@@ -8,7 +8,7 @@ On crash:  restarted around the same store; nobody waits for it.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Never, assert_never
 
 import anyio
@@ -63,11 +63,6 @@ class Histogram:
             self.counts[bisect_left(self.bounds, value)] += times
             self.total += value * times
 
-    def observe_all(self, values: Iterable[float]) -> None:
-        """The rows of a step mostly share one interval, so equal values are counted before they are sorted in."""
-        for value, times in Counter(values).items():
-            self.observe(value, times)
-
 
 class MetricsStore:
     """The synchronous core. Survives restarts of the actor."""
@@ -119,7 +114,8 @@ class MetricsStore:
         self.batch_tokens["prefill"] += stats.prefill_tokens
         self.batch_tokens["decode"] += stats.decode_tokens
         self.iteration_tokens.observe(stats.prefill_tokens + stats.decode_tokens)
-        self.inter_token.observe_all(stats.inter_token_seconds)
+        for seconds, times in stats.inter_token_seconds:
+            self.inter_token.observe(seconds, times)
         self.step_phases["prepare"].observe(stats.timings.prepare)
         self.step_phases["forward"].observe(stats.timings.forward)
         self.step_phases["sample"].observe(stats.timings.sample)

@@ -12,7 +12,6 @@ searched for from outside.
 
 import hmac
 import struct
-from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -55,20 +54,21 @@ class PrefixHasher:
         Args:
             prompt: int32 [tokens].
         """
-        secret, width = self._chain_secret, 4 * self._block_size
-        key = self.root(namespace)
-        keys = [key]
-        for begin in range(0, len(prompt) - width + 1, width):
-            key = sha256(secret + key + prompt[begin : begin + width]).digest()
-            keys.append(key)
+        keys = [self.root(namespace)]
+        width = 4 * self._block_size
+        self.extend(keys, prompt[: len(prompt) // width * width])
         return b"".join(keys)
 
-    def extend(self, keys: list[bytes], tokens: Sequence[int], num_blocks: int) -> None:
-        """Append keys to `keys` (the root and those of the blocks before) until it names `num_blocks` full blocks."""
-        secret, size = self._chain_secret, self._block_size
+    def extend(self, keys: list[bytes], contents: bytes) -> None:
+        """Append the keys of the full blocks that follow those that `keys` names (its first is the root).
+
+        Args:
+            contents: the blocks' tokens, int32.
+        """
+        secret, width = self._chain_secret, 4 * self._block_size
         key = keys[-1]
-        for index in range(len(keys) - 1, num_blocks):
-            key = sha256(secret + key + array("i", tokens[index * size : (index + 1) * size]).tobytes()).digest()
+        for begin in range(0, len(contents), width):
+            key = sha256(secret + key + contents[begin : begin + width]).digest()
             keys.append(key)
 
 

@@ -18,8 +18,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int
     """Prompt tokens looked up in the prefix cache this step."""
     prefix_hits: int
-    inter_token_seconds: tuple[float, ...] = ()
-    """One per row that already had a token."""
+    inter_token_seconds: tuple[tuple[float, int], ...] = ()
+    """Of the rows that already had a token: an interval, and how many rows had it."""
 
 
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):

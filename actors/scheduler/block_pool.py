@@ -52,6 +52,10 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """`count` blocks with one reference each, content undefined. The caller has checked `num_available`."""
         free, references = self._free, self._references
+        if count == 1 and free:
+            block = free.pop()
+            references[block] = 1
+            return [block]
         if count > len(free) + len(self._cached):
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
         while len(free) < count:

@@ -4,8 +4,6 @@ All groups cover the same positions: a sequence's table has one list of blocks p
 sliding window are kept until the sequence ends, so a window saves computation, not blocks.
 """
 
-from array import array
-
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool
 from troupellm.actors.scheduler.sequence import Sequence
@@ -64,8 +62,9 @@ class BlockTables:
     def grow(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
         """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few."""
         missing = self.blocks_for(num_positions) - len(sequence.tables[0])
-        if any(pool.num_available < missing for pool in self.pools):
-            return None
+        for pool in self.pools:
+            if pool.num_available < missing:
+                return None
         self.label(sequence)
         added = []
         for pool, table in zip(self.pools, sequence.tables, strict=True):
@@ -79,16 +78,18 @@ class BlockTables:
         """Let others find the blocks that are full of confirmed positions."""
         if not self._may_label(sequence):
             return
-        first, num_full = sequence.num_labelled, sequence.num_confirmed // self.block_size
+        size, first = self.block_size, sequence.num_labelled
+        num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
-        keys, size = sequence.keys, self.block_size
-        self.hasher.extend(keys, sequence.tokens, num_full)
-        contents = self._contents(sequence, first * size, num_full * size)
+        keys, width = sequence.keys, 4 * size
+        contents = sequence.tokens[first * size : num_full * size].tobytes()
+        if len(keys) <= num_full:
+            self.hasher.extend(keys, contents[(len(keys) - 1 - first) * width :])
         for pool, table in zip(self.pools, sequence.tables, strict=True):
             for index in range(first, num_full):
-                begin = 4 * size * (index - first)
-                pool.label(table[index], keys[index + 1], keys[index], contents[begin : begin + 4 * size])
+                begin = (index - first) * width
+                pool.label(table[index], keys[index + 1], keys[index], contents[begin : begin + width])
         sequence.num_labelled = num_full
 
     def label_all(self, sequence: Sequence) -> None:
@@ -100,7 +101,7 @@ class BlockTables:
         if not rest or sequence.num_labelled != num_full:
             return
         begin = num_full * self.block_size
-        content = self._contents(sequence, begin, begin + rest)
+        content = sequence.tokens[begin : begin + rest].tobytes()
         for pool, table in zip(self.pools, sequence.tables, strict=True):
             pool.label_beginning(table[num_full], sequence.keys[num_full], content)
 
@@ -134,7 +135,8 @@ class BlockTables:
         longest = (len(sequence.tokens) - 1) // self.block_size
         keys = sequence.keys
         if len(keys) <= longest:
-            self.hasher.extend(keys, sequence.tokens, longest)
+            named = len(keys) - 1
+            self.hasher.extend(keys, sequence.tokens[named * self.block_size : longest * self.block_size].tobytes())
         found = [pool.find_all(keys[1 : longest + 1]) for pool in self.pools]
         shortest = min(map(len, found))
         return [blocks[:shortest] for blocks in found]
@@ -145,16 +147,9 @@ class BlockTables:
         end = min(begin + self.block_size, len(sequence.tokens) - 1)
         if end <= begin:
             return (), 0
-        wanted = self._contents(sequence, begin, end)
+        wanted = sequence.tokens[begin:end].tobytes()
         found = [pool.find_beginning(sequence.keys[num_hits], wanted) for pool in self.pools]
         known = [beginning for beginning in found if beginning is not None]
         if len(known) < len(found):
             return (), 0
         return tuple(block for block, _ in known), min(count for _, count in known)
-
-    def _contents(self, sequence: Sequence, begin: int, end: int) -> bytes:
-        """Tokens of positions begin .. end - 1, int32."""
-        request = sequence.request
-        if end <= request.num_prompt_tokens:
-            return request.prompt[4 * begin : 4 * end]
-        return array("i", sequence.tokens[begin:end]).tobytes()

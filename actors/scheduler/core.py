@@ -91,7 +91,7 @@ class SchedulerCore:
             self._ledger.refuse(message, refusal)
             return
         request = Request(message, self._prompt_keys(message))
-        tokens = array("i", message.prompt).tolist()
+        tokens = array("i", message.prompt)
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
         self._num_submitted += 1
         request.sequences = tuple(
@@ -99,7 +99,7 @@ class SchedulerCore:
                 request,
                 spec.row,
                 spec.sampling,
-                tokens.copy(),
+                tokens[:],
                 message,
                 limit=limit,
                 num_groups=len(self._ready.groups),

@@ -5,8 +5,6 @@ first (plain decodes, then those that need blocks or have more tokens to compute
 step's tokens, its rows or the blocks are used up.
 """
 
-from array import array
-
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
@@ -28,7 +26,7 @@ class SchedulerFrozen(RuntimeError):
 class _Draft:
     """One plan while it is drawn up; parallel lists."""
 
-    __slots__ = ("budget", "changes", "counts", "expected", "flight", "new_rows", "sequences", "starts")
+    __slots__ = ("budget", "changes", "counts", "expected", "flight", "new_rows", "plain", "sequences", "starts")
 
     def __init__(self, flight: Flight, budget: int) -> None:
         self.flight = flight
@@ -39,6 +37,8 @@ class _Draft:
         self.expected: list[int] = []
         self.new_rows: list[NewRow] = []
         self.changes: list[RowChange] = []
+        self.plain = True
+        """One position for every row, and a token from it."""
 
     def drop_preempted(self) -> None:
         """Take out sequences that lost their blocks after they were planned."""
@@ -99,23 +99,37 @@ class Planner:
         return self._seal(draft)
 
     def _plan_decodes(self, draft: _Draft, turn: list[Sequence]) -> list[Sequence]:
-        """Plan one position for each sequence inside its fence; the others."""
+        """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
         step = self.step
-        sequences, starts = draft.sequences, draft.starts
+        starts = [sequence.num_computed for sequence in turn]
         others = []
-        for sequence in turn:
-            start = sequence.num_computed
-            if start < sequence.fence:
+        for sequence, start in zip(turn, starts, strict=True):
+            if start < sequence.fence or self._moves_fence(draft, sequence, start):
                 sequence.num_computed = start + 1
                 sequence.last_step = step
-                sequences.append(sequence)
-                starts.append(start)
             else:
                 others.append(sequence)
+        if others:
+            left_out = {sequence.row for sequence in others}
+            kept = [index for index, sequence in enumerate(turn) if sequence.row not in left_out]
+            turn, starts = [turn[index] for index in kept], [starts[index] for index in kept]
+        draft.sequences, draft.starts = turn, starts
         draft.counts = [1] * len(starts)
         draft.expected = draft.counts.copy()
         draft.budget -= len(starts)
         return others
+
+    def _moves_fence(self, draft: _Draft, sequence: Sequence, start: int) -> bool:
+        """A decoding sequence has filled its blocks: give it another one, if that takes none from anybody."""
+        decodes = sequence.decoding and start == sequence.capacity and len(sequence.tokens) - start <= 1
+        if not decodes or start >= sequence.limit - 1:
+            return False
+        added = self._tables.grow(sequence, start + 1)
+        if added is None:
+            return False
+        draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        sequence.open_fence()
+        return True
 
     def _plan_span(self, draft: _Draft, sequence: Sequence) -> bool:
         """Plan what a running sequence wants, as far as the budget goes; False if budget or blocks were missing."""
@@ -156,6 +170,7 @@ class Planner:
         return draft.budget if draft.budget == self._max_tokens else 0
 
     def _take_span(self, draft: _Draft, sequence: Sequence, start: int, count: int) -> None:
+        draft.plain = False
         end = start + count
         samples = end >= len(sequence.tokens)
         sequence.num_computed = end
@@ -198,7 +213,7 @@ class Planner:
                 row=sequence.row,
                 epoch=sequence.epoch,
                 request_id=request.request_id,
-                token_ids=request.prompt + array("i", sequence.tokens[request.num_prompt_tokens :]).tobytes(),
+                token_ids=sequence.tokens.tobytes(),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sequence.sampling,
                 blocks=tuple(tuple(table) for table in sequence.tables),
@@ -219,20 +234,21 @@ class Planner:
             flight.rows = tuple([sequence.row for sequence in sequences])
             flight.epochs = tuple([sequence.epoch for sequence in sequences])
         self._last = flight
-        flight.expected = tuple(draft.expected)
-        if 0 in draft.expected:
-            flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
-        else:
-            flight.samplers = sequences
-        flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
-        flight.decode_tokens = sum(draft.counts) - flight.prefill_tokens
+        counts = flight.expected = tuple(draft.expected)
+        flight.samplers = sequences
+        if not draft.plain:
+            counts = tuple(draft.counts)
+            flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
+            if 0 in flight.expected:
+                flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
+        flight.decode_tokens = sum(counts) - flight.prefill_tokens
         plan = StepPlan(
             step=self.step,
             engine_epoch=self._engine_epoch,
             rows=flight.rows,
             epochs=flight.epochs,
             starts=tuple(draft.starts),
-            counts=tuple(draft.counts),
+            counts=counts,
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),
             retired=tuple(self._residents.retired),

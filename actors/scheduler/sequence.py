@@ -14,6 +14,7 @@ may still write its blocks.
 """
 
 import enum
+from array import array
 from typing import Final
 
 from troupellm.protocol.errors import TroupeError
@@ -168,7 +169,7 @@ class Sequence:
         request: Request,
         row: int,
         sampling: SamplingState,
-        tokens: list[int],
+        tokens: "array[int]",
         message: SubmitRequest,
         *,
         limit: int,
@@ -183,7 +184,7 @@ class Sequence:
         """Order of service: smaller is served first and preempted last."""
         self.epoch = 0
         self.tokens = tokens
-        """Prompt and generated tokens, as far as the host knows them."""
+        """Prompt and generated tokens, int32, as far as the host knows them."""
         self.num_prompt_tokens = request.num_prompt_tokens
         self.limit = limit
         """The sequence ends when it has so many tokens, prompt included."""

@@ -1,5 +1,6 @@
 """Taking in a step's result: confirm what was computed, append tokens, end what has ended, report."""
 
+from collections import Counter
 from collections.abc import Sequence as Columns
 
 from troupellm.actors.scheduler.block_tables import BlockTables
@@ -14,6 +15,22 @@ from troupellm.protocol.worker import RowLogprobs, StepResult
 
 Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Rows, token counts and tokens, as in `StepOutput`."""
+Gaps = tuple[tuple[float, int], ...]
+"""Seconds between two tokens of a sequence, and how many sequences had them."""
+
+
+class _Crowd:
+    """Sequences that decode together step after step: what is looked up once for all of them."""
+
+    __slots__ = ("sequences", "steps_left", "stops", "texts")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.texts = [sequence.tokens for sequence in sequences]
+        self.stops: frozenset[int] = frozenset().union(*{sequence.stop_or_eos for sequence in sequences})
+        """Tokens that may end one of them."""
+        self.steps_left = min((sequence.limit - len(sequence.tokens) for sequence in sequences), default=0)
+        """After so many one of them is as long as it may get."""
 
 
 class Updates:
@@ -28,16 +45,13 @@ class Updates:
         """Row results that named nothing alive."""
         self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
+        self._crowd = _Crowd([])
 
     def apply(self, flight: Flight, result: StepResult, now: float) -> StepOutput:
         aligned = align(flight, result)
         self.num_dropped += aligned.num_unknown
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
-        gaps = [
-            now - sequence.last_token_at
-            for sequence in flight.samplers
-            if sequence.last_token_at and sequence.epoch != NO_EPOCH
-        ]
+        gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)
         if flight.clean and not aligned.errors and aligned.token_counts == flight.expected and self._valid(aligned):
             shown = self._accept_plain(flight, aligned.tokens, now)
@@ -89,24 +103,29 @@ class Updates:
 
     def _accept_plain(self, flight: Flight, tokens: tuple[int, ...], now: float) -> Shown:
         """The usual step: every row answered as planned and nothing has ended since."""
-        touched = []
-        for sequence, token in zip(flight.samplers, tokens, strict=True):
-            known = sequence.tokens
-            known.append(token)
-            sequence.last_token_at = now
-            if token in sequence.stop_or_eos or len(known) >= sequence.limit:
-                touched.append((sequence, token))
-        for sequence, token in touched:
-            sequence.tokens.pop()
-            _, finished = accept(sequence, (token,))
-            if finished is not None:
-                self._finish(sequence, finished)
         samplers = flight.samplers
+        crowd = self._crowd
+        if samplers != crowd.sequences:
+            crowd = self._crowd = _Crowd(samplers)
         rows = flight.rows if samplers is flight.sequences else tuple([sequence.row for sequence in samplers])
+        for known, token in zip(crowd.texts, tokens, strict=True):
+            known.append(token)
+        for sequence in samplers:
+            sequence.last_token_at = now
+        crowd.steps_left -= 1
+        if crowd.steps_left <= 0 or not crowd.stops.isdisjoint(tokens):
+            self._crowd = _Crowd([])
+            for sequence, token in zip(samplers, tokens, strict=True):
+                if token in sequence.stop_or_eos or len(sequence.tokens) >= sequence.limit:
+                    sequence.tokens.pop()
+                    _, finished = accept(sequence, (token,))
+                    if finished is not None:
+                        self._finish(sequence, finished)
         return rows, (1,) * len(rows), tokens
 
     def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
         """Row by row: ended and preempted sequences, failures, several tokens for a row."""
+        self._crowd = _Crowd([])
         rows: list[int] = []
         counts: list[int] = []
         tokens: list[int] = []
@@ -169,7 +188,7 @@ class Updates:
                     shown.append(trimmed)
         return tuple(shown)
 
-    def _report(self, flight: Flight, result: StepResult, new_tokens: int, gaps: list[float], now: float) -> None:
+    def _report(self, flight: Flight, result: StepResult, new_tokens: int, gaps: Gaps, now: float) -> None:
         counted = (
             self._residents.num_preemptions,
             self._tables.num_queried_tokens,
@@ -187,9 +206,18 @@ class Updates:
                 preemptions=counted[0] - before[0],
                 prefix_queries=counted[1] - before[1],
                 prefix_hits=counted[2] - before[2],
-                inter_token_seconds=tuple(gaps),
+                inter_token_seconds=gaps,
             )
         )
+
+
+def _gaps(flight: Flight, now: float) -> Gaps:
+    """How long ago the sequences that sample had their last token; most of a step share one time."""
+    if flight.clean:
+        times = [sequence.last_token_at for sequence in flight.samplers]
+    else:
+        times = [sequence.last_token_at for sequence in flight.samplers if sequence.epoch != NO_EPOCH]
+    return tuple([(now - time, count) for time, count in Counter(times).items() if time])
 
 
 def _alive(flight: Flight) -> dict[int, Sequence]:

@@ -27,9 +27,7 @@ def run(args: argparse.Namespace) -> int:
         print(_step_line(running, cost, chain), flush=True)
     print("chain: a step of the whole actor chain, readers and worker thread included (bench chain, 20 ms flush)\n")
     print(f"admission of {args.prompt_tokens:,} tokens: microseconds of CPU")
-    print(
-        f"{'':>8}{'submit':>10}{'plan':>10}{'update':>10}{'total':>10}{'budget':>10}{'':>9}{'hashing apart':>16}"
-    )
+    print(f"{'':>8}{'submit':>10}{'plan':>10}{'update':>10}{'total':>10}{'budget':>10}{'':>9}{'hashing apart':>16}")
     for kind in ("cold", "cached"):
         admission = admission_cost(args.prompt_tokens, args.admissions, cached=kind == "cached")
         report["admission"][kind] = {**msgspec.structs.asdict(admission), "total": admission.total}

@@ -19,7 +19,7 @@ def step(**fields: Any) -> StepStats:
     values = {
         "num_rows": 3, "prefill_tokens": 10, "decode_tokens": 2, "seconds": 0.03, "new_tokens": 3, "preemptions": 1,
         "timings": StepTimings(prepare=0.001, forward=0.02, sample=0.004), "prefix_queries": 10, "prefix_hits": 4,
-        "inter_token_seconds": (0.03, 0.03, 0.2),
+        "inter_token_seconds": ((0.03, 2), (0.2, 1)),
     }  # fmt: skip
     return StepStats(**{**values, **fields})
 
@@ -106,7 +106,9 @@ def test_the_names_of_vllm_are_repeated_when_asked(snapshot: EngineSnapshot) -> 
 def test_bounds() -> None:
     assert length_bounds(64) == (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
     histogram = Histogram((1.0, 2.0))
-    histogram.observe_all([1.0, 1.0, 1.5, 9.0])
+    histogram.observe(1.0, 2)
+    histogram.observe(1.5)
+    histogram.observe(9.0)
     histogram.observe(None)
     assert (histogram.counts, histogram.total) == ([2, 1, 1], 12.5)
 

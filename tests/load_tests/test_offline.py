@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ def test_throughput_runs(tmp_path: Path) -> None:
     assert set(report["contestants"]) == {"troupellm", "generate", "continuous", "troupellm-one", "generate-one"}
     assert set(report["same_tokens_as_generate"].values()) == {1.0}
     assert len(report["ratios"]) == 3
+
+
+def test_bench_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    small = ("--running", "4", "--window-steps", "4", "--windows", "2", "--prompt-tokens", "200", "--admissions", "2")
+    assert bench("scheduler", *small, "--no-chain", "--against-vllm", "--result-json", str(report)) == 0
+    found = json.loads(report.read_text())
+    assert found["steps"]["4"]["total"] == found["steps"]["4"]["plan"] + found["steps"]["4"]["update"] > 0
+    assert min(min(costs.values()) for costs in found["admission"].values()) > 0
+    if find_spec("vllm") is None:
+        assert found["vllm"] is None
+        assert "vLLM is not installed" in capsys.readouterr().out

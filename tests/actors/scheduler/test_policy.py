@@ -1,5 +1,7 @@
 """The waiting room's order."""
 
+from array import array
+
 import pytest
 from oracle import submission
 
@@ -12,7 +14,14 @@ def waiting(policy: str, priority: int, ordinal: int, index: int = 0) -> Sequenc
     message = submission(ordinal, [1, 2, 3])
     key = arrival_key(policy, priority, ordinal, index)
     return Sequence(
-        Request(message, []), ordinal, SamplingState(), [1, 2, 3], message, limit=9, num_groups=1, arrival_key=key
+        Request(message, []),
+        ordinal,
+        SamplingState(),
+        array("i", [1, 2, 3]),
+        message,
+        limit=9,
+        num_groups=1,
+        arrival_key=key,
     )
 
 

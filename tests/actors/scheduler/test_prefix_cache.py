@@ -10,11 +10,15 @@ from troupellm.protocol.worker import SamplingState
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 
 
+def packed(tokens: list[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
 def keys(tokens: list[int], *, secret: bytes = b"s", **named: object) -> list[bytes]:
     """Without the root."""
     hasher = PrefixHasher(secret, 4)
     made = [hasher.root(namespace(**named))]
-    hasher.extend(made, tokens, len(tokens) // 4)
+    hasher.extend(made, packed(tokens[: len(tokens) // 4 * 4]))
     return made[1:]
 
 
@@ -28,9 +32,9 @@ def test_a_key_covers_every_token_before_it() -> None:
 def test_keys_are_extended_without_a_change_of_the_earlier_ones() -> None:
     hasher = PrefixHasher(b"s", 4)
     named = [hasher.root(namespace())]
-    for blocks in (1, 1, 3):
-        hasher.extend(named, PROMPT, blocks)
-        assert len(named) == blocks + 1
+    for begin, end in ((0, 4), (4, 4), (4, 12)):
+        hasher.extend(named, packed(PROMPT[begin:end]))
+        assert len(named) == end // 4 + 1
     assert named[1:] == keys(PROMPT)
 
 
@@ -38,7 +42,7 @@ def test_the_keys_of_a_prompt_are_those_of_its_tokens() -> None:
     hasher, owner = PrefixHasher(b"s", 4), namespace(tenant="one")
     for length in (0, 3, 4, 12, 13):
         prompt = PROMPT[:length]
-        made = split_keys(hasher.prompt_keys(owner, array("i", prompt).tobytes()))
+        made = split_keys(hasher.prompt_keys(owner, packed(prompt)))
         assert made == [hasher.root(owner), *keys(prompt, tenant="one")]
 
 

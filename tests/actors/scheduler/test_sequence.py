@@ -1,6 +1,7 @@
 """The life-cycle table."""
 
 import itertools
+from array import array
 
 import pytest
 from oracle import submission
@@ -13,7 +14,7 @@ def sequence(tokens: int = 3) -> Sequence:
     message = submission(1, list(range(tokens)))
     request = Request(message, [])
     return Sequence(
-        request, 100, SamplingState(), list(range(tokens)), message, limit=9, num_groups=1, arrival_key=(0, 0, 0)
+        request, 100, SamplingState(), array("i", range(tokens)), message, limit=9, num_groups=1, arrival_key=(0, 0, 0)
     )
 
 
@@ -54,5 +55,5 @@ def test_a_preempted_sequence_keeps_its_tokens_and_rises_an_epoch() -> None:
     assert one.fence == 4
     one.forget_computation()
     assert (one.epoch, one.num_computed, one.capacity, one.fence, one.tables) == (1, 0, 0, -1, [[]])
-    assert one.tokens == [0, 1, 2, 7]
+    assert one.tokens.tolist() == [0, 1, 2, 7]
     assert (one.num_prompt_tokens, one.num_generated) == (3, 1)

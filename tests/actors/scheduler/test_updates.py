@@ -260,7 +260,7 @@ def test_statistics_of_steps_and_requests() -> None:
         (1, 0, 1),
         (1, 0, 0),
     ]
-    assert [step.inter_token_seconds for step in steps[:3]] == [(), (3.0,), (3.0,)]
+    assert [step.inter_token_seconds for step in steps[:3]] == [(), ((3.0, 1),), ((3.0, 1),)]
     assert [(step.prefix_queries, step.prefix_hits) for step in steps] == [(5, 0), (0, 0), (0, 0), (5, 4), (5, 4)]
     assert [request.reason for request in requests] == ["length", "abort", "error"]
     first = requests[0]
