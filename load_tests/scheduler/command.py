@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
         report["admission"][kind] = {**msgspec.structs.asdict(admission), "total": admission.total}
         print(_admission_line(kind, admission, args.prompt_tokens), flush=True)
     if args.against_vllm:
-        from troupellm.load_tests.scheduler import vllm_side
+        from troupellm.load_tests.scheduler.vllm_side import report as report_vllm
 
-        report["vllm"] = vllm_side.report(args)
+        report["vllm"] = report_vllm(args)
     if args.result_json:
         Path(args.result_json).write_text(json.dumps(report), encoding="utf-8")
     return 0
