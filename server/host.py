@@ -54,6 +54,17 @@ class EngineHost:
         if not self.in_flight and self._idle is not None:
             self._idle.set()
 
+    def refuse(self) -> None:
+        """Draining from now on: new requests are refused, also those whose body is still on its way."""
+        self.draining = True
+        for exchange in list(self.in_flight):
+            exchange.reading.cancel()
+
+    def cut(self) -> None:
+        """End the exchanges that are in flight."""
+        for exchange in list(self.in_flight):
+            exchange.cancel_scope.cancel()
+
     async def idle(self) -> None:
         """Until no exchange is in flight."""
         while self.in_flight:

@@ -16,14 +16,15 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
-from troupellm.server.app import App
+from troupellm.server.auth import as_keys
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
-from troupellm.server.front import HttpFront
-from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.front import CLOSE_SECONDS
+from troupellm.server.host import STREAM_DEFAULTS
+from troupellm.server.http_side import HttpSide, LocalSide
 from troupellm.server.listener import bind, unlink
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
-from troupellm.server.vitals import Vitals, log_stats
+from troupellm.server.vitals import log_stats
 
 logger = logging.getLogger("troupellm.server")
 
@@ -58,24 +59,21 @@ async def serve(
     """
     config = server_config or ServerConfig()
     logs.configure(config.log_format, config.log_level)
-    host = EngineHost(config)
-    host.vitals = Vitals(config.loop_lag_warning)
-    app = App(host, keys=config.api_key)
+    as_keys(config.api_key)  # before anything is bound
     listener, url = bind(config)
-    shutdown = Shutdown(host, lambda: unlink(config))
+    side = LocalSide(config, listener)
+    shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
             await group.start(shutdown.watch)
-            group.start_soon(host.vitals.lag.run)
-            front = HttpFront(app, config, listener)
-            group.start_soon(front.run)
+            await group.start(side.run)
             try:
-                await _run_engine(host, shutdown, front, engine_config, url, on_ready)
+                await _run_engine(side, shutdown, config, engine_config, url, on_ready)
             except (Exception, BaseExceptionGroup) as error:
                 failure = flatten(error)
-            host.draining = True
-            await front.stop()
+            side.refuse()
+            await side.stop(CLOSE_SECONDS)
             group.cancel_scope.cancel()
     finally:
         shutdown.hard_exit.disarm()
@@ -87,14 +85,13 @@ async def serve(
 
 
 async def _run_engine(
-    host: EngineHost,
+    side: HttpSide,
     shutdown: Shutdown,
-    front: HttpFront,
+    config: ServerConfig,
     engine_config: EngineConfig,
     url: str,
     on_ready: OnReady | None,
 ) -> None:
-    host.loading = True
     logger.info("listening at %s, loading the model", url)
     given = msgspec.to_builtins(engine_config.stream)
     stream = msgspec.structs.replace(
@@ -102,19 +99,19 @@ async def _run_engine(
     )
     engine_config = msgspec.structs.replace(engine_config, stream=stream)
     with shutdown.loading:
-        async with Engine(config=engine_config, progress=host.report) as engine:
-            host.engine = engine
+        async with Engine(config=engine_config, progress=side.report) as engine:
+            await side.open(engine)
             logger.info("ready: %s at %s", engine.model_names[0], url)
             # What was loaded stays: full collections need not walk it any more, which would hold up every stream.
             gc.collect()
             gc.freeze()
             async with anyio.create_task_group() as group:
-                if not host.config.disable_log_stats:
-                    group.start_soon(log_stats, engine, host.config.log_stats_interval)
+                if not config.disable_log_stats:
+                    group.start_soon(log_stats, engine, config.log_stats_interval)
                 await _until_over(engine, shutdown, None if on_ready is None else partial(on_ready, engine, url))
-                await _wind_up(host, engine, shutdown)
+                await _wind_up(side, engine, shutdown)
                 group.cancel_scope.cancel()
-            await front.stop(shutdown.closing_seconds())
+            await side.stop(shutdown.closing_seconds())
             if engine.failure is not None:
                 raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
 
@@ -136,13 +133,13 @@ async def _until_over(
         group.cancel_scope.cancel()
 
 
-async def _wind_up(host: EngineHost, engine: Engine, shutdown: Shutdown) -> None:
+async def _wind_up(side: HttpSide, engine: Engine, shutdown: Shutdown) -> None:
     """Drain, or let everybody read that the engine has failed."""
     if engine.failure is None:
         await shutdown.drain(engine)
         return
     logger.error("the engine has failed: %s", engine.failure, exc_info=engine.failure)
     shutdown.hard_exit.arm(FAILED_SECONDS, EXIT_FAILED, "the failed engine does not close")
-    host.draining = True
+    side.refuse()
     with anyio.move_on_after(FAREWELL_SECONDS):
-        await host.idle()
+        await side.idle()

@@ -24,7 +24,7 @@ from troupellm.actors.engine import Engine
 from troupellm.server import logs
 from troupellm.server.exit_codes import EXIT_BY_SIGNAL, EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS
-from troupellm.server.host import EngineHost
+from troupellm.server.http_side import HttpSide
 
 logger = logging.getLogger("troupellm.server")
 
@@ -76,14 +76,20 @@ class HardExit:
 class Shutdown:
     """Hears the signals and leads through the steps above."""
 
-    def __init__(self, host: EngineHost, cleanup: Callable[[], None]) -> None:
+    def __init__(self, side: HttpSide, timeout: float, cleanup: Callable[[], None]) -> None:
+        """
+        Args:
+            timeout: seconds that what runs gets to finish.
+            cleanup: called before a hard exit.
+        """
         self.requested = anyio.Event()
         self.forced = anyio.Event()
         self.exit_code = EXIT_OK
         self.loading = anyio.CancelScope()
         """Around the engine's whole life; cancelled by a signal that comes before it is ready."""
         self.hard_exit = HardExit(cleanup)
-        self._host = host
+        self._side = side
+        self._timeout = timeout
         self._drained_by = 0.0
 
     async def watch(self, *, task_status: TaskStatus[None]) -> None:
@@ -97,23 +103,22 @@ class Shutdown:
 
     async def drain(self, engine: Engine) -> None:
         """Steps 2 and 3. Afterwards no exchange is in flight."""
-        host, seconds = self._host, self._host.config.shutdown_timeout
-        began, waiting = time.monotonic(), len(host.in_flight)
+        side, seconds = self._side, self._timeout
+        began, waiting = time.monotonic(), side.in_flight
         if waiting:
             logger.info("draining %d requests, for %g seconds at most", waiting, seconds)
         async with anyio.create_task_group() as group:
             group.start_soon(self._until_forced, group.cancel_scope)
             with anyio.move_on_after(seconds):
                 await engine.drain(seconds)
-                await host.idle()
+                await side.idle()
             group.cancel_scope.cancel()
         await engine.drain(0.0)  # ends what is left, when the deadline or a second signal came first
-        late = len(host.in_flight)
+        late = side.in_flight
         with anyio.move_on_after(_ABORT_FAREWELL_SECONDS if self.forced.is_set() else FAREWELL_SECONDS):
-            await host.idle()
-        cut = len(host.in_flight)
-        for exchange in list(host.in_flight):
-            exchange.cancel_scope.cancel()
+            await side.idle()
+        cut = side.in_flight
+        side.cut()
         logger.info(
             "drained in %.1f seconds: %d requests finished, %d were ended early, %d of them without taking the news",
             time.monotonic() - began, waiting - late, late, cut,
@@ -126,17 +131,14 @@ class Shutdown:
         return min(max(self._drained_by - time.monotonic(), CLOSE_SECONDS), _MOST_CLOSE_SECONDS)
 
     def _request(self) -> None:
-        host = self._host
-        host.draining = True
-        self._drained_by = time.monotonic() + host.config.shutdown_timeout
-        for exchange in list(host.in_flight):
-            exchange.reading.cancel()
+        self._side.refuse()
+        self._drained_by = time.monotonic() + self._timeout
         self.requested.set()
-        if host.engine is None:
+        if not self._side.opened:
             self.hard_exit.arm(CUT_SECONDS, EXIT_OK, "loading does not stop")
             self.loading.cancel()
         else:
-            self.hard_exit.arm(host.config.shutdown_timeout + CUT_SECONDS, EXIT_FAILED, "the shutdown hangs")
+            self.hard_exit.arm(self._timeout + CUT_SECONDS, EXIT_FAILED, "the shutdown hangs")
 
     def _force(self, number: int) -> None:
         self.exit_code = EXIT_BY_SIGNAL + number

@@ -1,0 +1,103 @@
+"""The HTTP side of a server, as its start and its shutdown see it: in this process, or in several of their own."""
+
+import socket
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.worker import LoadProgress
+from troupellm.server.app import App
+from troupellm.server.front import HttpFront
+from troupellm.server.host import EngineHost
+from troupellm.server.vitals import Vitals
+
+
+class HttpSide(Protocol):
+    """From before the model is loaded (everything is answered with 503 then) until the connections are closed."""
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is an engine behind it."""
+
+    @property
+    def in_flight(self) -> int:
+        """Exchanges that use the engine."""
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Until `stop`. Never raises; what ends it early is `failure`."""
+
+    def report(self, progress: LoadProgress) -> None:
+        """How far loading is."""
+
+    async def open(self, engine: Engine) -> None:
+        """Requests are served from now on; returns when all of it answers them."""
+
+    async def failure(self) -> Exception:
+        """Waits for what ends the server; most servers never have one."""
+
+    def refuse(self) -> None:
+        """Not ready from now on: what comes is refused, also what has not sent its body yet."""
+
+    async def idle(self) -> None:
+        """Until no exchange is in flight."""
+
+    def cut(self) -> None:
+        """End the exchanges that are in flight."""
+
+    async def stop(self, seconds: float) -> None:
+        """Close the connections, which get `seconds` to take what was written to them."""
+
+
+class LocalSide:
+    """In the engine's own process."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
+        """
+        Raises:
+            ConfigError: an empty API key.
+        """
+        self.host = EngineHost(config)
+        self.host.loading = True
+        self.host.vitals = Vitals(config.loop_lag_warning)
+        self._front = HttpFront(App(self.host, keys=config.api_key), config, listener)
+
+    @property
+    def opened(self) -> bool:
+        return self.host.engine is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.host.in_flight)
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        assert self.host.vitals is not None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.host.vitals.lag.run)
+            task_status.started()
+            await self._front.run()
+            group.cancel_scope.cancel()
+
+    def report(self, progress: LoadProgress) -> None:
+        self.host.report(progress)
+
+    async def open(self, engine: Engine) -> None:
+        self.host.engine = engine
+
+    async def failure(self) -> Exception:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    def refuse(self) -> None:
+        self.host.refuse()
+
+    async def idle(self) -> None:
+        await self.host.idle()
+
+    def cut(self) -> None:
+        self.host.cut()
+
+    async def stop(self, seconds: float) -> None:
+        await self._front.stop(seconds)
