@@ -2,7 +2,7 @@
 
 import msgspec
 
-from troupellm.protocol.worker import SamplingState, StepResult
+from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
 
 
 class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,23 @@ class ReaderResumed(msgspec.Struct, frozen=True):
 
 class ResetPrefixCache(msgspec.Struct, frozen=True):
     """Nothing that is computed or under way now may be found by a request that comes later."""
+
+
+class WorkerLost(msgspec.Struct, frozen=True):
+    """From the worker actor: every plan in flight is lost, and with it all that the worker's memory held.
+
+    Each loss raises the engine epoch by one, here and in the worker actor, so that both count alike.
+    """
+
+    reason: str
+    fault: bool = True
+    """The worker failed by itself, so what it computed is under suspicion. False: it was killed from outside."""
+
+
+class WorkerBack(msgspec.Struct, frozen=True):
+    """From the worker actor: a new worker is ready; what was running is computed again."""
+
+    ready: WorkerReady
 
 
 class Drain(msgspec.Struct, frozen=True):

@@ -186,6 +186,14 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     timings: StepTimings = StepTimings()
 
 
+class RestartWorker(msgspec.Struct, frozen=True):
+    """To the worker actor, on its control lane: the worker is of no use any more (a reply was nonsense, or no step
+    finishes). One of an engine epoch that is over is ignored: that worker was replaced already."""
+
+    reason: str
+    engine_epoch: int
+
+
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that share one block table. A sliding window lets blocks behind it go."""
 
