@@ -1,0 +1,103 @@
+"""The blocking end of a framed connection, for a thread that does nothing else meanwhile."""
+
+import select
+import socket
+from collections import deque
+from contextlib import suppress
+from time import monotonic  # noqa: TID251 - a blocking call's own deadline
+from typing import Any, Generic
+
+from troupellm.protocol.frames import (
+    MAX_FRAME_BYTES,
+    READ_BYTES,
+    Assembler,
+    Codec,
+    FrameError,
+    Hello,
+    PeerGone,
+    ReceivedT,
+    SentT,
+)
+
+
+class FrameTimeout(FrameError):
+    """No message came in time; the connection is as it was."""
+
+
+class FrameSocket(Generic[SentT, ReceivedT]):
+    """Owns a connected stream socket. One thread may send while another one receives."""
+
+    def __init__(self, connection: socket.socket, receives: Any, hello: Hello, *, limit: int = MAX_FRAME_BYTES) -> None:
+        """receives: union of the message types that may come; hello: said here, and expected of the peer."""
+        self._socket = connection
+        self._codec: Codec[SentT | Hello] = Codec(limit=limit)
+        self._assembler: Assembler[ReceivedT] = Assembler(receives, hello, limit=limit)
+        self._messages: deque[ReceivedT] = deque()
+        self._hello = hello
+        connection.setblocking(True)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def greet(self) -> None:
+        """Say Hello; the peer's own is read before its first message.
+
+        Raises:
+            PeerGone: nobody is there.
+        """
+        self._send(self._hello)
+
+    def send(self, message: SentT) -> None:
+        """Blocks while the peer does not read.
+
+        Raises:
+            PeerGone: the peer has closed.
+            FrameError: the message is too large.
+        """
+        self._send(message)
+
+    def receive(self, timeout: float | None = None) -> ReceivedT:
+        """The next message, within `timeout` seconds (None: however long it takes).
+
+        Raises:
+            FrameTimeout: it did not come.
+            PeerGone: the peer has closed, perhaps inside a frame.
+            FrameError: what came is no message; the connection is of no more use.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while not self._messages:
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                raise FrameTimeout(f"no message within {timeout:g} s")
+            data = self._read(left)
+            if data is not None:
+                self._messages.extend(self._assembler.feed(data))
+        return self._messages.popleft()
+
+    def shut(self) -> None:
+        """Both directions end, and whoever is blocked here wakes with PeerGone. Fit for other threads; idempotent."""
+        with suppress(OSError):  # the peer was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the descriptor back, when nobody is blocked here any more. Idempotent."""
+        self.shut()
+        self._socket.close()
+
+    def _read(self, timeout: float | None) -> bytes | None:
+        """Some bytes; None when there were none in time. The socket's own timeout would bound the sender too."""
+        try:
+            if timeout is not None and not self._poll.poll(1000 * timeout):
+                return None
+            data = self._socket.recv(READ_BYTES)
+        except OSError as error:
+            raise PeerGone(f"the connection is broken: {error.strerror or error}") from None
+        if not data:
+            raise self._assembler.end()
+        return data
+
+    def _send(self, message: SentT | Hello) -> None:
+        frame = self._codec.encode(message)
+        try:
+            self._socket.sendall(frame)
+        except OSError as error:
+            raise PeerGone(f"the connection is broken: {error.strerror or error}") from None
