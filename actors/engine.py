@@ -29,6 +29,7 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.sampling import Limits
+from troupellm.protocol.scheduler import ResetPrefixCache
 from troupellm.protocol.worker import WorkerReady
 
 
@@ -71,6 +72,15 @@ class Engine(EngineLife, Door):
         """The token ids that a prompt becomes, off the event loop where it is long."""
         running = self._require()
         return await render(prompt, running.loaded.tokenizer, running.loaded.chat_template, running.machinery.pool)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Nothing that was computed so far is found by requests that come from now on; those that run go on.
+
+        Returns:
+            True: it cannot be refused, since nobody has to end for it.
+        """
+        self._require().system.scheduler.control(ResetPrefixCache())
+        return True
 
     # What is known of it.
 

@@ -144,6 +144,12 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         return self.engine.sampling()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values of all prompts and answers so far; True."""
+        if not self._finalizer.alive:
+            raise EngineStopped("the LLM was closed", code="stopped")
+        return self._home.portal.call(self.engine.reset_prefix_cache)
+
     def close(self) -> None:
         """Free the model and end the thread. Idempotent."""
         self._finalizer.detach()

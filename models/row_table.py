@@ -130,6 +130,10 @@ class RowTable:
         self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = valid
         self.lengths[slots] += 1
 
+    def poison_free_slots(self, token: int) -> None:
+        """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
+        self.tokens[self._free] = token
+
     def _take_slot(self) -> int:
         if not self._free:
             self._grow()

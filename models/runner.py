@@ -14,6 +14,7 @@ from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.models.decoder import Decoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.poison import Poison
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
 from troupellm.models.spans import Spans
@@ -26,8 +27,9 @@ PIECE_TOKENS = 256
 class ModelRunner:
     """Executes plans against one decoder and one KV cache. Calls come from one thread."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, *, max_model_len: int) -> None:
-        self.decoder, self.cache = decoder, cache
+    def __init__(self, decoder: Decoder, cache: KVCache, *, max_model_len: int, poison: Poison | None = None) -> None:
+        """poison: for debugging, shows who reads memory that was not written."""
+        self.decoder, self.cache, self.poison = decoder, cache, poison
         self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
         self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"))
         self._windows = set(decoder.config.windows)
@@ -77,6 +79,8 @@ class ModelRunner:
                 self.sampler.update_row(change.row, change.sampling)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
+        if self.poison is not None:
+            self.poison.follow(plan, self.rows)
 
     def _batch(self, spans: Spans) -> tuple[ForwardBatch, int]:
         """Flatten spans; a handful of vector operations, whatever the number of rows.

@@ -12,6 +12,7 @@ from troupellm.models.decoder import HEAD, Decoder
 from troupellm.models.hf_config import DecoderConfig
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
+from troupellm.models.poison import Poison
 from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.threads import StepThreads
@@ -77,7 +78,7 @@ class ModelWorker:
         progress(LoadProgress(phase="warm_up"))
         path = paged_attention.prepare()
         warm_up(ModelRunner(decoder, cache, max_model_len=budget.max_model_len))
-        self._runner = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
+        self._runner = ModelRunner(decoder, cache, max_model_len=budget.max_model_len, poison=_poison(config, cache))
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
         return _ready(model, budget, config, dtype, perf_counter() - begin)
 
@@ -125,6 +126,11 @@ class ModelWorker:
             checkpoint.ignore(HEAD)
         checkpoint.finish()
         return decoder
+
+
+def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:
+    pattern = config.worker.poison_memory
+    return None if pattern == "off" else Poison(cache, pattern, when_freed=not config.cache.enable_prefix_caching)
 
 
 def warm_up(runner: ModelRunner) -> None:

@@ -101,6 +101,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model step runs."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], _help("auto: cuda where there is one")] = "auto"
+    poison_memory: Annotated[
+        Literal["off", "nan", "0x7f"], _help("debugging: what unwritten KV memory holds, so that reading it shows")
+    ] = "off"
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
     step_timeout: Annotated[Seconds, _help("seconds after which a step counts as hung and the engine fails")] = 300.0
 

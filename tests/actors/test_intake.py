@@ -8,6 +8,7 @@ import text_models
 from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, render
+from troupellm.actors.prefix_keys import KEY_BYTES, PrefixHasher, namespace
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.intake import ChatPrompt, TextPrompt, TokensPrompt
@@ -314,3 +315,11 @@ async def test_what_is_prepared_on_the_loop(prompt, short):
 )
 async def test_which_parameters_are_prepared_on_the_loop(params, short):
     assert has_short_lists(SamplingParams(**params)) is short
+
+
+async def test_block_keys_travel_with_the_request(bench):
+    """Hashed here, in a thread for long prompts, so that the scheduler only looks them up."""
+    hasher = PrefixHasher(bench.hash_key, 4)
+    _, submitted = await bench.prepare(TokensPrompt(list(range(5, 15))), cache_salt=b"s")
+    assert submitted.prompt_keys == hasher.prompt_keys(namespace(cache_salt=b"s"), submitted.prompt)
+    assert len(submitted.prompt_keys) == 3 * KEY_BYTES

@@ -96,6 +96,21 @@ def test_a_failed_start_leaves_no_thread(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+def test_cached_tokens_are_counted_until_the_cache_is_reset(make_llm: Any) -> None:
+    with make_llm() as llm:
+        prompt = {"prompt_token_ids": list(range(10, 50))}
+        params = SamplingParams(max_tokens=2, temperature=0.0)
+
+        def cached() -> int:
+            return llm.generate([prompt], params, use_tqdm=False)[0].num_cached_tokens
+
+        assert [cached(), cached()] == [0, 39]
+        assert llm.reset_prefix_cache() is True
+        assert [cached(), cached()] == [0, 39]
+    with pytest.raises(troupellm.EngineStopped):
+        llm.reset_prefix_cache()
+
+
 @pytest.mark.anyio
 async def test_it_works_where_a_loop_already_runs(make_llm: Any) -> None:
     with make_llm() as llm:

@@ -67,6 +67,7 @@ class Bench:
         self.output: Mailbox = Mailbox("output", capacity)
         self.scheduler: Mailbox = Mailbox("scheduler", capacity)
         self.threads = HeldThreads()
+        self.hash_key = b"a secret of the tests"
         ready = WorkerReady(
             vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT, num_blocks=blocks, block_size=4,
             groups=(CacheGroup(num_layers=1),), dtype="float32", device="cpu", architecture="x", num_parameters=0,
@@ -83,6 +84,7 @@ class Bench:
             threads=self.threads,
             randomness=FixedSeeds(),
             rows=itertools.count(100),
+            hash_key=self.hash_key,
         )
         self._numbers = itertools.count(1)
 

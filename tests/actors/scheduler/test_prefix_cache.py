@@ -79,6 +79,66 @@ def test_answers_are_found_too() -> None:
     assert starts_of(harness, 2) == 20
 
 
+def test_a_prompt_that_differs_inside_a_block_starts_at_the_difference() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.run()
+    harness.submit(submission(2, [*PROMPT[:6], 40, 41, 42], max_tokens=3))
+    assert starts_of(harness, 2) == 6
+    assert [(copy.group, copy.source != copy.target) for copy in harness.plans[-3].copies] == [(0, True)]
+    assert harness.reader.closed[2].usage.cached_tokens == 6
+    assert harness.reader.streams[200] == stream_of([*PROMPT[:6], 40, 41, 42], 0, 3, frozenset())
+
+
+def test_of_a_whole_hit_only_the_last_token_is_computed() -> None:
+    """Wherever in a block the prompt ends, and whether its block was full or not."""
+    for length in range(2, 18):
+        harness = Harness(make_core())
+        prompt = list(range(1, length + 1))
+        for request in (1, 2):
+            harness.submit(submission(request, prompt, max_tokens=1))
+            harness.run()
+        assert starts_of(harness, 2) == length - 1, length
+
+
+def test_the_beginning_of_a_block_that_is_still_written_is_found() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT[:6], max_tokens=20))
+    for _ in range(2):
+        harness.step()
+    harness.submit(submission(2, PROMPT[:9], max_tokens=2))
+    assert starts_of(harness, 2) == 6
+    assert harness.reader.streams[100] == stream_of(PROMPT[:6], 0, 20, frozenset())
+
+
+def test_a_preempted_sequence_finds_what_it_had_computed() -> None:
+    settings = ready(num_blocks=6)
+    harness = Harness(make_core(settings, max_num_batched_tokens=16), settings)
+    harness.submit(submission(1, PROMPT[:6], max_tokens=9))
+    harness.submit(submission(2, [9, *PROMPT[:5]], max_tokens=9))
+    harness.run()
+    assert harness.core.snapshot().preemptions > 0
+    for request, prompt in ((1, PROMPT[:6]), (2, [9, *PROMPT[:5]])):
+        assert harness.reader.streams[100 * request] == stream_of(prompt, 0, 9, frozenset())
+
+
+def test_a_reset_lets_nobody_find_what_was_computed_before() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, max_tokens=2))
+    harness.run()
+    harness.submit(submission(2, PROMPT, max_tokens=20))
+    harness.step()
+    harness.core.reset_prefix_cache()
+    harness.core.assert_invariants()
+    assert harness.core.snapshot().blocks_cached == 0
+    harness.submit(submission(3, PROMPT, max_tokens=2))
+    assert starts_of(harness, 3) == 0
+    assert harness.reader.streams[200] == stream_of(PROMPT, 0, 20, frozenset())
+    # What ran through the reset stands on blocks from before it, so nobody finds its later ones either.
+    harness.submit(submission(4, PROMPT + harness.reader.streams[200][:12] + [7], max_tokens=1))
+    assert starts_of(harness, 4) == 13 + 1  # those of request 3: its prompt and one token
+
+
 def test_tenants_with_a_salt_of_their_own_share_nothing() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT, cache_salt=b"one"))
@@ -122,6 +182,18 @@ def test_blocks_of_a_failed_row_are_not_trusted() -> None:
     harness.oracle.broken_rows.add(100)
     harness.submit(submission(1, PROMPT))
     harness.run()
+    harness.submit(submission(2, PROMPT))
+    assert starts_of(harness, 2) == 0
+
+
+def test_blocks_of_a_row_that_failed_late_are_forgotten() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT, max_tokens=20))
+    for _ in range(4):
+        harness.step()
+    harness.oracle.broken_rows.add(100)
+    harness.run()
+    assert harness.core.snapshot().blocks_cached == 0
     harness.submit(submission(2, PROMPT))
     assert starts_of(harness, 2) == 0
 

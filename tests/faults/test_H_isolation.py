@@ -1,0 +1,194 @@
+"""Rows H3 and H5 of the fault table: what requests may share with each other, and what of memory shows."""
+
+import random
+from array import array
+
+import anyio
+import pytest
+import torch
+from canary import under_attack
+from hypothesis import given, settings, strategies as st
+from oracle import Harness, make_core, submission
+
+from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
+
+
+def tokens(seed: int, count: int = 600) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(200) for _ in range(count)]
+
+
+owners = st.one_of(
+    st.builds(lambda tenant: {"tenant": tenant}, st.text(max_size=4)),
+    st.builds(lambda salt: {"cache_salt": salt}, st.binary(min_size=1, max_size=4)),
+    st.builds(lambda tenant, salt: {"tenant": tenant, "cache_salt": salt}, st.text(max_size=3), st.binary(max_size=3)),
+)
+spaces = st.builds(
+    lambda owner, rest: owner | rest,
+    owners,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "adapter": st.text(max_size=3),
+            "media": st.lists(st.binary(max_size=3), max_size=2).map(tuple),
+            "positions": st.sampled_from(["", "mrope", "alibi"]),
+        },
+    ),
+)
+
+
+def meaning(space: dict[str, object]) -> tuple[object, ...]:
+    """What a namespace stands for: equal meanings share, all others do not."""
+    salt = space.get("cache_salt")
+    owner = ("salt", salt) if salt else ("tenant", space.get("tenant", ""))
+    return (owner, space.get("adapter", ""), space.get("positions", ""), space.get("media", ()))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(one=spaces, two=spaces)
+def test_H3_namespaces_are_spelled_alike_only_if_they_mean_the_same(one, two):
+    assert (namespace(**one) == namespace(**two)) == (meaning(one) == meaning(two))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    prompts=st.tuples(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9)),
+    spelled=st.tuples(spaces, spaces),
+    secrets=st.tuples(st.sampled_from([b"a", b"b"]), st.sampled_from([b"a", b"b"])),
+)
+def test_H3_keys_are_equal_only_for_equal_content_of_one_namespace(prompts, spelled, secrets):
+    size = 2
+    chains = [
+        split_keys(PrefixHasher(secret, size).prompt_keys(namespace(**space), array("i", prompt).tobytes()))
+        for prompt, space, secret in zip(prompts, spelled, secrets, strict=True)
+    ]
+    same_space = meaning(spelled[0]) == meaning(spelled[1]) and secrets[0] == secrets[1]
+    for first, one in enumerate(chains[0]):
+        assert len(one) == 32
+        for second, two in enumerate(chains[1]):
+            same = first == second and prompts[0][: size * first] == prompts[1][: size * second]
+            assert (one == two) == (same and same_space)
+
+
+def test_H3_a_salt_that_imitates_a_block_names_none():
+    """Roots and blocks are keyed apart, so no salt can be chosen whose root is another chain's key."""
+    hasher = PrefixHasher(b"s", 2)
+    plain = split_keys(hasher.prompt_keys(namespace(), array("i", [1, 2, 3, 4]).tobytes()))
+    imitations = [
+        namespace(cache_salt=plain[0] + array("i", [1, 2]).tobytes()),
+        namespace(cache_salt=plain[0]),
+        plain[0] + array("i", [1, 2]).tobytes(),
+        plain[1],
+    ]
+    for imitation in imitations:
+        assert not set(split_keys(hasher.prompt_keys(imitation, array("i", [1, 2, 3, 4]).tobytes()))) & set(plain)
+
+
+def test_H3_the_secret_is_drawn_anew_for_every_engine(tiny_engine):
+    """Without it nobody can work out a key; a fixed seed does not fix it."""
+    from troupellm.actors.ports import SeededRandomness, SystemRandomness
+
+    drawn = {source.token(32) for source in (SeededRandomness(1), SeededRandomness(1), SystemRandomness())}
+    assert len(drawn) == 3
+    assert {len(token) for token in drawn} == {64}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=2, max_size=6),
+    salts=st.lists(st.sampled_from([b"", b"x", b"y", b"xy"]), min_size=6, max_size=6),
+)
+def test_H3_the_scheduler_reuses_nothing_across_namespaces(prompts, salts):
+    """Found tokens of each request: never more than what its own namespace has computed before."""
+    harness = Harness(make_core())
+    known: dict[bytes, list[list[int]]] = {}
+    for number, (prompt, salt) in enumerate(zip(prompts, salts, strict=False), 1):
+        harness.submit(submission(number, prompt, cache_salt=salt, max_tokens=3))
+        harness.run()
+        mine = known.setdefault(salt, [])
+        longest = max((common(prompt[:-1], other) for other in mine), default=0)
+        assert harness.reader.closed[number].usage.cached_tokens == longest
+        mine.append((prompt + harness.reader.streams[100 * number])[:-1])
+
+
+def common(one: list[int], two: list[int]) -> int:
+    return next((index for index, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(two)))  # fmt: skip
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("salt", [5, True, ["one"], {"a": 1}, "", "x" * 129, 1.5])
+async def test_H3_a_salt_of_another_type_is_refused(tiny_engine, salt):
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=20) as attacked:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "cache_salt": salt}
+        response = await attacked.client.post("/v1/completions", json=body)
+        assert response.status_code == 400, response.text
+        assert "cache_salt" in response.text
+
+
+@pytest.fixture
+def poisoned_buffers():
+    """What torch hands out uninitialised is NaN, or the largest number of its type."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
+    torch.use_deterministic_algorithms(before[0])
+
+
+CROWDED = {"num_gpu_blocks_override": 40, "max_model_len": 320, "max_num_batched_tokens": 64}
+OPTIONS = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 7, "top_p": 0.8},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"temperature": 1.0, "seed": 3, "top_k": 20, "min_p": 0.01, "n": 2},
+    {"temperature": 0.0, "prompt_logprobs": 1},
+)
+
+
+async def crowd(engine):
+    """Answers of requests that crowd the pool: shared beginnings, preemptions, every kind of sampling, aborts."""
+    prompts = [tokens(5, 50 + 3 * (number // 3))[: 40 + number] + tokens(number, 5) for number in range(15)]
+    answers: dict[int, tuple[object, ...]] = {}
+
+    async def ask(number: int) -> None:
+        options = OPTIONS[number % len(OPTIONS)] | {"max_tokens": 40, "ignore_eos": True, "logprobs": 2}
+        completion = await engine.generate(prompts[number], **options)
+        answers[number] = (
+            [choice.token_ids for choice in completion.choices],
+            [entry.logprob for choice in completion.choices for entry in choice.logprobs],
+        )
+
+    async def leave(number: int) -> None:
+        async with engine.stream(prompts[number], max_tokens=40, ignore_eos=True) as stream:
+            await anext(stream)
+
+    async with anyio.create_task_group() as group:
+        for number in range(len(prompts)):
+            group.start_soon(ask, number)
+            group.start_soon(leave, number)
+    return [answers[number] for number in range(len(prompts))]
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("pattern", ["nan", "0x7f"])
+@pytest.mark.parametrize("caching", [True, False])
+async def test_H5_uninitialised_memory_changes_nothing(tiny_engine, poisoned_buffers, pattern, caching):
+    chosen = CROWDED | {"enable_prefix_caching": caching}
+    torch.use_deterministic_algorithms(False)
+    async with tiny_engine(**chosen) as engine:
+        expected = await crowd(engine)
+    torch.use_deterministic_algorithms(True)
+    async with (
+        tiny_engine(**chosen, poison_memory=pattern) as engine,
+        under_attack(engine, canary_tokens=60),
+    ):
+        found = await crowd(engine)
+        assert engine.snapshot().scheduler.preemptions > 0
+        assert bool(engine.snapshot().scheduler.prefix_hits) == caching
+    for (answer, logprobs), (right, right_logprobs) in zip(found, expected, strict=True):
+        assert answer == right
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
