@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.worker import NewRow, RowFork, SamplingState, StepPlan
 
 FIRST_SLOTS = 16
 
@@ -87,6 +87,34 @@ class RowTable:
             raise PlanError(f"row {row}: {end} blocks, the context needs {self.blocks.shape[1]} at most")
         self.blocks[slot, begin:end] = groups[0]
         self.num_blocks[slot] = end
+
+    def drop_blocks(self, row: int, count: int) -> None:
+        """Take blocks off the end of a row's table."""
+        slot = self.slot(row)
+        if not 0 <= count <= self.num_blocks[slot]:
+            raise PlanError(f"row {row}: {count} of {self.num_blocks[slot]} blocks cannot be dropped")
+        self.num_blocks[slot] -= count
+
+    def fork(self, forks: Sequence[RowFork]) -> None:
+        """Let rows go on from others; every parent is read before any row is written.
+
+        Raises:
+            PlanError: an unknown row, or more tokens than the parent has.
+        """
+        slots, parents = (
+            np.array([self.slot(row) for row in rows], dtype=np.int64)
+            for rows in ([fork.row for fork in forks], [fork.parent for fork in forks])
+        )
+        kept = np.array([fork.num_tokens for fork in forks], dtype=np.int64)
+        wrong = (kept < 1) | (kept > self.lengths[parents])
+        if wrong.any():
+            fork = forks[int(wrong.argmax())]
+            raise PlanError(f"row {fork.row}: {fork.num_tokens} tokens of row {fork.parent}, which has fewer")
+        here, longest = torch.from_numpy(slots), int(kept.max())
+        self.tokens[here, :longest] = self.tokens[torch.from_numpy(parents), :longest]
+        self.tokens[here, torch.from_numpy(kept)] = torch.tensor([fork.token_id for fork in forks], dtype=torch.int32)
+        self.lengths[slots] = kept + 1
+        self.blocks[slots], self.num_blocks[slots] = self.blocks[parents], self.num_blocks[parents]
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
         """Remember what this table needs of a row's sampling state."""

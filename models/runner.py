@@ -70,9 +70,13 @@ class ModelRunner:
         for new in plan.new_rows:
             known = self.rows.add(new)
             self.sampler.add_row(new.row, new.sampling, torch.from_numpy(known.copy()), new.num_prompt_tokens)
+        if plan.forks:
+            self.rows.fork(plan.forks)
         for change in plan.changes:
             if change.draft_ids:
                 raise PlanError(f"row {change.row}: drafts are not verified by this worker")
+            if change.dropped_blocks:
+                self.rows.drop_blocks(change.row, change.dropped_blocks)
             self.rows.append_blocks(change.row, change.appended_blocks)
             if change.sampling is not None:
                 self.rows.set_sampling(change.row, change.sampling)

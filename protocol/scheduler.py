@@ -13,6 +13,17 @@ class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingState
 
 
+class BeamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Beam search over a request's sequences, which are as many beams. See `SamplingParams` for the fields."""
+
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    num_candidates: int
+    """Continuations of each beam that a step looks at; at least twice the beams."""
+    logprobs: int = 0
+    """Top alternatives to report with every token of the answers."""
+
+
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that passed validation. All its sequences share the prompt."""
 
@@ -38,6 +49,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the prompt's full blocks in the prefix cache, 32 bytes each, after the root of their chain: made before
     the scheduler hears of the request. Empty: the scheduler makes them."""
     streaming: bool = True
+    beam: BeamSettings | None = None
+    """None draws the sequences independently."""
     deadline: float | None = None
     """Seconds on the engine's clock after which a request that still waits is dropped."""
 

@@ -74,6 +74,8 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=
     """What changed for a known row since the last plan that named it."""
 
     row: int
+    dropped_blocks: int = 0
+    """How many blocks leave the end of the row's tables before others come: a shared one that gives way to its copy."""
     appended_blocks: tuple[tuple[int, ...], ...] = ()
     """New block ids per cache group, to go at the end of the row's tables."""
     draft_ids: bytes = b""
@@ -81,6 +83,21 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=
     draft_parents: bytes = b""
     """int32 [drafts]: index of each draft's parent, -1 is the row's last token. Empty means a chain."""
     sampling: SamplingState | None = None
+
+
+class RowFork(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A known row goes on from another one (or from itself) with a token that the host has chosen: a step of a beam.
+
+    The row keeps its number, its epoch and its sampling state. It takes over the parent's block tables as they are, so
+    what it writes next must lie in blocks that a `RowChange` gives it.
+    """
+
+    row: int
+    parent: int
+    num_tokens: int
+    """Tokens that are the parent's first ones."""
+    token_id: int
+    """The one behind them, with which the row's tokens end."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,6 +135,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     changes: tuple[RowChange, ...] = ()
     retired: tuple[int, ...] = ()
     """Rows to forget, before anything else is read from this plan."""
+    forks: tuple[RowFork, ...] = ()
+    """After new rows became known and before `changes`; all parents are read before any row is written."""
     copies: tuple[BlockCopy, ...] = ()
     loads: tuple[BlockTransfer, ...] = ()
     stores: tuple[BlockTransfer, ...] = ()
