@@ -46,6 +46,7 @@ class Door(ABC):
         *,
         wait: bool = True,
         request_id: str | None = None,
+        tenant: str = "",
         cache_salt: bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
@@ -56,7 +57,8 @@ class Door(ABC):
         Args:
             params: replaces the model's defaults; `sampling` overrides single fields of either.
             wait: wait for a place instead of raising EngineOverloaded.
-            cache_salt: separates what the prefix cache may share.
+            tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
+            cache_salt: separates what the prefix cache may share, instead of the tenant.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
         """
@@ -69,6 +71,7 @@ class Door(ABC):
             prompt=as_prompt(prompt),
             params=params,
             wait=wait,
+            tenant=tenant,
             cache_salt=cache_salt,
             deadline=deadline,
             streaming=streaming,

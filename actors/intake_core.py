@@ -139,6 +139,7 @@ class Preparer:
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             eos_token_ids=self._eos(params),
             priority=params.priority,
+            tenant=message.tenant,
             cache_salt=message.cache_salt,
             prompt_keys=self._prompt_keys(message, prompt),
             streaming=message.streaming,
@@ -149,7 +150,7 @@ class Preparer:
     def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
         if self._hasher is None:
             return b""
-        return self._hasher.prompt_keys(namespace(cache_salt=message.cache_salt), prompt)
+        return self._hasher.prompt_keys(namespace(tenant=message.tenant, cache_salt=message.cache_salt), prompt)
 
     def check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
         """Whether the model can serve it; tells how many tokens may be generated.

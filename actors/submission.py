@@ -20,6 +20,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     wait: bool = True
     """Wait for a place instead of being refused."""
+    tenant: str = ""
+    """Whose request it is; the name of its API key, never the key."""
     cache_salt: bytes = b""
     deadline: float | None = None
     """Seconds from now until which the request must have been scheduled."""

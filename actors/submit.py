@@ -57,6 +57,7 @@ async def hand_over(
         params=request.params,
         outbox=outbox,
         streaming=request.streaming,
+        tenant=request.tenant,
         cache_salt=request.cache_salt,
         deadline=None if request.deadline is None else arrival + request.deadline,
     )

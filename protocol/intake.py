@@ -41,6 +41,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     outbox: Outbox
     streaming: bool = True
+    tenant: str = ""
     cache_salt: bytes = b""
     deadline: float | None = None
 

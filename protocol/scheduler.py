@@ -43,6 +43,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: frozenset[int]
     """The model's end tokens; empty under ignore_eos."""
     priority: int = 0
+    tenant: str = ""
+    """Whose request it is, for fair shares, limits and the prefix cache; "" where nobody is told apart."""
     cache_salt: bytes = b""
     """Who sends the same one shares prefix-cache entries with each other, and with nobody else; empty is none."""
     prompt_keys: bytes = b""

@@ -136,7 +136,7 @@ class App:
     async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
         try:
             check_size(exchange)
-            self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
+            exchange.key = self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
             route, exchange.tail = self._router.match(exchange.method, exchange.raw_path)
             if probe:
                 await route.handler(exchange, None)

@@ -2,7 +2,8 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import unauthorized
@@ -20,34 +21,63 @@ def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
     return given
 
 
-class Gate:
-    """Compares digests in constant time, against every key, so neither length nor order of the keys shows."""
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode()).digest()
 
-    def __init__(self, keys: str | Iterable[str] | None, open_paths: frozenset[bytes]) -> None:
-        """
+
+def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
+    """Digests of keys without names, and the names that they get: `key-1`, `key-2` in their order.
+
+    Raises:
+        ConfigError: see `as_keys`.
+    """
+    named: dict[bytes, str] = {}
+    for number, key in enumerate(as_keys(keys), start=1):
+        named.setdefault(digest_of(key), f"key-{number}")
+    return named
+
+
+class Gate:
+    """Knows keys by their digests only.
+
+    What is looked up is a digest under a secret of this process, so the time that it takes tells nothing about a key.
+    """
+
+    def __init__(self, keys: str | Iterable[str] | Mapping[bytes, str] | None, open_paths: frozenset[bytes]) -> None:
+        """keys: as texts, or SHA-256 digest to name; none opens everything.
+
         Raises:
             ConfigError: see `as_keys`.
         """
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in as_keys(keys))
+        named = keys if isinstance(keys, Mapping) else anonymous_keys(keys)
+        self._secret = secrets.token_bytes(32)
+        self._names = {self._blind(digest): name for digest, name in named.items()}
         self._open_paths = open_paths
 
-    def check(self, raw_path: bytes, authorization: Sequence[bytes]) -> None:
-        """Let a request through or refuse it.
+    def check(self, raw_path: bytes, authorization: Sequence[bytes]) -> str:
+        """Let a request through, or refuse it.
 
         Args:
             raw_path: the path exactly as sent, still percent-encoded: no other spelling of an open path is open.
             authorization: every Authorization header of the request.
 
+        Returns:
+            the name of its key; "" where none is needed.
+
         Raises:
             HttpError: 401, the same for a missing and for a wrong key.
         """
-        if not self._digests or raw_path in self._open_paths:
-            return
+        if not self._names or raw_path in self._open_paths:
+            return ""
         if len(authorization) != 1:
             raise unauthorized()
         scheme, _, credentials = authorization[0].partition(b" ")
         credentials = credentials.strip()
-        given = hashlib.sha256(credentials).digest()
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if scheme.lower() != b"bearer" or not credentials or not any(matches):
+        name = self._names.get(self._blind(hashlib.sha256(credentials).digest()))
+        if scheme.lower() != b"bearer" or not credentials or name is None:
             raise unauthorized()
+        return name
+
+    def _blind(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")

@@ -26,11 +26,11 @@ from troupellm.server.served import ServedEngine
 from troupellm.server.sse import ChunkEncoder, open_events
 from troupellm.server.streaming import (
     account,
-    cache_salt,
     continuous_usage,
     final_usage,
     finish_reason,
     include_usage,
+    options,
     pump,
     usage_body,
 )
@@ -48,7 +48,7 @@ async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> 
         await _stream(host, exchange, engine, prompt, params, answer)
         return
     completion = await engine.generate(
-        prompt, params, wait=False, request_id=answer.id, cache_salt=cache_salt(request), streaming=False
+        prompt, params, request_id=answer.id, streaming=False, **options(exchange, request)
     )
     account(exchange, [completion])
     await exchange.respond(200, msgspec.json.encode(answer.whole(completion)))
@@ -62,8 +62,8 @@ async def _stream(
     params: SamplingParams,
     answer: "_Answer",
 ) -> None:
-    salt = cache_salt(answer.request)
-    async with engine.stream(prompt, params, wait=False, request_id=answer.id, cache_salt=salt) as stream:
+    given = options(exchange, answer.request)
+    async with engine.stream(prompt, params, request_id=answer.id, **given) as stream:
         await stream.opened()
         exchange.prompt_tokens = len(stream.prompt_token_ids)
         async with open_events(exchange, host.config.sse_keep_alive_interval) as events:

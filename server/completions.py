@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -19,7 +20,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.parameters import completion_prompts, refuse_unsupported, sampling_params
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import EventStream, open_events
-from troupellm.server.streaming import account, cache_salt, final_usage, include_usage, pump, usage_body
+from troupellm.server.streaming import account, final_usage, include_usage, options, pump, usage_body
 
 
 async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
@@ -33,7 +34,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     if request.stream:
         await _stream(host, exchange, engine, prompts, params, writer)
         return
-    completions = await _generate_all(engine, prompts, params, response_id, cache_salt(request))
+    completions = await _generate_all(engine, prompts, params, response_id, options(exchange, request))
     account(exchange, completions)
     echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
     response = TextResponse(
@@ -52,14 +53,14 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
 
 
 async def _generate_all(
-    engine: ServedEngine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, salt: bytes
+    engine: ServedEngine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, given: dict[str, Any]
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
 
     async def generate(number: int, prompt: Prompt) -> None:
         answers[number] = await engine.generate(
-            prompt, params, wait=False, request_id=f"{response_id}-{number}", cache_salt=salt, streaming=False
+            prompt, params, request_id=f"{response_id}-{number}", streaming=False, **given
         )
 
     async with anyio.create_task_group() as group:
@@ -81,7 +82,7 @@ async def _stream(
         streams: list[Stream] = []
         for number, prompt in enumerate(prompts):
             name = f"{writer.response_id}-{number}"
-            stream = engine.stream(prompt, params, wait=False, request_id=name, cache_salt=cache_salt(request))
+            stream = engine.stream(prompt, params, request_id=name, **options(exchange, request))
             streams.append(await stack.enter_async_context(stream))
         for stream in streams:
             await stream.opened()

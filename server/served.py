@@ -51,6 +51,7 @@ class ServedEngine(Protocol):
         *,
         wait: bool = True,
         request_id: str | None = None,
+        tenant: str = "",
         cache_salt: bytes = b"",
     ) -> Stream: ...
 

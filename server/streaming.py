@@ -1,6 +1,7 @@
 """What streaming routes share: from a stream's deltas to sends, and token counts as the API reports them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
@@ -71,5 +72,6 @@ def continuous_usage(request: GenerationFields) -> bool:
     return include_usage(request) and bool(request.stream_options and request.stream_options.continuous_usage_stats)
 
 
-def cache_salt(request: GenerationFields) -> bytes:
-    return (request.cache_salt or "").encode()
+def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
+    """What every route tells the engine beside prompt and parameters: HTTP never waits for a place."""
+    return {"wait": False, "tenant": exchange.key, "cache_salt": (request.cache_salt or "").encode()}

@@ -237,7 +237,8 @@ class SchedulerCore:
             return []
         keys = message.prompt_keys
         if not keys:
-            keys = self._tables.hasher.prompt_keys(namespace(cache_salt=message.cache_salt), message.prompt)
+            owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
+            keys = self._tables.hasher.prompt_keys(owner, message.prompt)
         return split_keys(keys)
 
     def _refusal(self, message: SubmitRequest) -> InvalidRequest | None:
