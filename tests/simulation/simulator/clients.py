@@ -1,0 +1,86 @@
+"""Clients: each asks once, reads (or not), and leaves (or not)."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from simulator.history import Record
+from troupellm.actors.stream import Stream
+from troupellm.actors.submit import Submission, submit
+from troupellm.protocol.errors import TroupeError
+
+if TYPE_CHECKING:
+    from simulator.world import World
+
+_STALL_SECONDS = (0.2, 2.0, 8.0, 1000.0)
+"""A stall ends at the latest when the calm comes."""
+
+
+class Client:
+    def __init__(self, world: "World", record: Record) -> None:
+        self._world = world
+        self.record = record
+        self.ask = record.ask
+
+    async def run(self) -> None:
+        """Ask, once; a client that the end of the chaos has cut off comes back as a reader who left."""
+        world, record, ask = self._world, self.record, self.ask
+        if record.left:  # cut off, and its engine had not let go of it yet
+            return
+        await anyio.sleep(ask.start)
+        leaving = world.injector.strike("client", "disconnect")
+        patience = float("inf") if leaving is None else world.random.choice((0.0, 0.001, 0.02, 0.1, 0.5))
+        stream = Stream(
+            f"client-{ask.number}",
+            partial(submit, world.system, world.clock, world.scenario.config.stream, self._submission()),
+            lambda call: call(),
+        )
+        try:
+            with anyio.move_on_after(patience) as scope:
+                await self._read(stream)
+            record.left = scope.cancelled_caught
+        except TroupeError as error:
+            record.error = error
+        except anyio.get_cancelled_exc_class():
+            record.left = True
+            raise
+        finally:
+            record.over = stream.finished or stream._outbox is None
+            outbox = stream._outbox
+            record.request = None if outbox is None else outbox.request
+            record.usage = stream.usage
+            world.note("client", ask.number, "left" if record.left else repr(record.error))
+
+    async def _read(self, stream: Stream) -> None:
+        world, record = self._world, self.record
+        async with stream:
+            async for delta in stream:
+                world.note("delta", self.ask.number, delta.index, delta.token_ids, delta.text, delta.finish_reason)
+                record.on_delta(delta, world.language, stream.prompt_token_ids, world.scenario)
+                if record.wrong:
+                    world.fail(f"client {self.ask.number}: {record.wrong[0]}")
+                await self._dawdle()
+
+    async def _dawdle(self) -> None:
+        world = self._world
+        if world.injector.strike("client", "stall"):
+            self.record.stalled = True
+            with anyio.move_on_after(world.random.choice(_STALL_SECONDS)):
+                await world.calm.wait()
+        slow = world.injector.strike("client", "slow")
+        if slow is not None:
+            self.record.stalled = True
+            await anyio.sleep(slow.seconds)
+
+    def _submission(self) -> Submission:
+        ask = self.ask
+        return Submission(
+            request_id=f"client-{ask.number}",
+            prompt=ask.prompt,
+            params=ask.params,
+            wait=ask.wait,
+            cache_salt=ask.salt,
+            deadline=ask.deadline,
+            streaming=ask.streaming,
+        )

@@ -1,0 +1,112 @@
+"""The fault alphabet, and what of it happens in one seed.
+
+A seed's faults are drawn beforehand: each waits for the n-th occasion at its target (a message, a step, a delta), goes
+off once and is counted. Nothing goes off in the calm phase.
+"""
+
+from collections import Counter, defaultdict
+from random import Random
+from typing import Final
+
+import msgspec
+
+ACTORS: Final = ("intake", "scheduler", "worker", "output", "metrics", "stalls")
+"""Every supervised child of the system."""
+MAILBOXES: Final = ("intake", "scheduler", "worker", "output", "metrics")
+WORKER_FAULTS: Final = (
+    "death", "stall", "hang", "late", "allocation",
+    "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate", "row_error",
+)  # fmt: skip
+CLIENT_FAULTS: Final = ("disconnect", "stall", "slow")
+ENGINE_FAULTS: Final = ("drain", "wall_jump")
+
+CRASHES: Final = ("exception", "exception_after", "cancel")
+ALPHABET: Final[tuple[tuple[str, str], ...]] = (
+    *((actor, kind) for actor in ACTORS for kind in CRASHES),
+    *((mailbox, "delay") for mailbox in MAILBOXES),
+    *(("worker", kind) for kind in WORKER_FAULTS),
+    *(("client", kind) for kind in CLIENT_FAULTS),
+    *(("engine", kind) for kind in ENGINE_FAULTS),
+    ("pool", "exception"),
+)
+"""(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
+
+FATAL: Final = frozenset((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES)
+"""What may end the engine for good."""
+
+
+class Injected(Exception):
+    """Raised by the simulation. Everything else that crashes an actor is a bug."""
+
+
+class InjectedDeath(Injected):
+    """The worker died."""
+
+
+class InjectedAllocation(MemoryError, Injected):
+    """The worker ran out of memory in one step."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    target: str
+    kind: str
+    at: int
+    """Goes off at the n-th occasion, from 1."""
+    span: int = 1
+    """Occasions that it lasts."""
+    seconds: float = 0.0
+    """Of delays and stalls."""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.target, self.kind
+
+
+def draw_faults(random: Random) -> tuple[Fault, ...]:
+    """One seed in eight is undisturbed; the others get up to five faults."""
+    if random.random() < 0.125:
+        return ()
+    return tuple(_draw_fault(random) for _ in range(random.choice((1, 1, 2, 2, 3, 5))))
+
+
+def _draw_fault(random: Random) -> Fault:
+    target, kind = random.choice(ALPHABET)
+    at = 1 + int(random.expovariate(0.2))
+    if target in ("client", "pool", "stalls"):
+        at = random.choice((1, 1, 2, 3))
+    elif target == "engine":  # asked once, at the start
+        at = 1
+    span = random.choice((1, 2, 5, 20)) if kind == "delay" else random.choice((1, 1, 1, 2, 3))
+    return Fault(target, kind, at, span, random.choice((0.001, 0.02, 0.1, 0.5)))
+
+
+class Injector:
+    """Counts occasions and says what goes off at each. `hits` counts what went off."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self._faults: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+        for fault in faults:
+            self._faults[fault.pair].append(fault)
+        self._occasions: Counter[tuple[str, str]] = Counter()
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.calm = False
+
+    def strike(self, target: str, kind: str) -> Fault | None:
+        """An occasion for a fault: the one that goes off now, if any."""
+        faults = self._faults.get((target, kind))
+        if faults is None or self.calm:
+            return None
+        self._occasions[target, kind] += 1
+        occasion = self._occasions[target, kind]
+        for fault in faults:
+            if fault.at <= occasion < fault.at + fault.span:
+                self.hits[target, kind] += 1
+                return fault
+        return None
+
+    def happened(self, *pairs: tuple[str, str]) -> bool:
+        return any(self.hits[pair] for pair in pairs)
+
+    def most_crashes(self) -> int:
+        """How often the actor that crashed most often did."""
+        return max(sum(self.hits[actor, kind] for kind in CRASHES) for actor in ACTORS)

@@ -1,0 +1,152 @@
+"""What each client was told, checked against what it should have been told."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from simulator.faults import CRASHES, FATAL, Injector
+from simulator.model import Answer, Language, right_answer
+from simulator.workload import Ask, Scenario
+from troupellm.actors.supervise import Intensity
+from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
+from troupellm.protocol.outputs import Delta, Usage
+
+Pairs = tuple[tuple[str, str], ...]
+
+_RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output") for kind in CRASHES)
+_WORKER: Pairs = tuple(
+    ("worker", kind)
+    for kind in ("death", "hang", "allocation", "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate")
+)
+_MOST_RESTARTS = Intensity().restarts
+
+
+class Record:
+    """One client's history. `error` is what its stream raised; `left` says that it went away by itself."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.prompt: tuple[int, ...] = ()
+        self.tokens: dict[int, list[int]] = {}
+        self.texts: dict[int, list[str]] = {}
+        self.ends: dict[int, tuple[str, int | str | None]] = {}
+        self.error: TroupeError | None = None
+        self.usage: Usage | None = None
+        self.left = False
+        self.stalled = False
+        self.over = False
+        self.request: int | None = None
+        self.wrong: list[str] = []
+        self._right: dict[int, Answer] = {}
+
+    @property
+    def whole(self) -> bool:
+        return self.usage is not None and self.error is None and not self.left
+
+    def on_delta(self, delta: Delta, language: Language, prompt: tuple[int, ...], scenario: Scenario) -> None:
+        """Append-only, and nothing but the right tokens in their order."""
+        index = delta.index
+        if self.over or index in self.ends:
+            self.wrong.append(f"sequence {index} got a piece after its end")
+        tokens = self.tokens.setdefault(index, [])
+        tokens.extend(delta.token_ids)
+        self.texts.setdefault(index, []).append(delta.text)
+        if delta.finish_reason is not None:
+            self.ends[index] = (delta.finish_reason, delta.stop_reason)
+        self.prompt = prompt
+        right = self.right(language, index, scenario)
+        if tuple(tokens) != right.token_ids[: len(tokens)]:
+            self.wrong.append(f"sequence {index} says {tokens}, right is {right.token_ids}")
+        text = "".join(self.texts[index])
+        if text != right.text[: len(text)]:
+            self.wrong.append(f"sequence {index} reads {text!r}, right is {right.text!r}")
+
+    def right(self, language: Language, index: int, scenario: Scenario) -> Answer:
+        answer = self._right.get(index)
+        if answer is None:
+            params = self.ask.params
+            most = params.max_tokens or scenario.pressure.max_model_len - len(self.prompt)
+            answer = self._right[index] = right_answer(language, self.prompt, params, index, most)
+        return answer
+
+    def check(self, language: Language, scenario: Scenario, injector: Injector, blamed: set[int]) -> list[str]:
+        """What is wrong with this history, once it is over."""
+        if not self.over:
+            return [*self.wrong, "no end within the bound"]
+        if self.error is not None:
+            reason = self._unjustified(scenario, injector, blamed)
+            return self.wrong if reason is None else [*self.wrong, reason]
+        if self.left:
+            return self.wrong
+        if self.usage is None:
+            return [*self.wrong, "ended without a word"]
+        return [*self.wrong, *self._incomplete(language, scenario)]
+
+    def _incomplete(self, language: Language, scenario: Scenario) -> list[str]:
+        wrong = []
+        for index in range(self.ask.params.n):
+            right = self.right(language, index, scenario)
+            said = (tuple(self.tokens.get(index, ())), "".join(self.texts.get(index, ())), self.ends.get(index))
+            if said != (right.token_ids, right.text, (right.finish_reason, right.stop_reason)):
+                wrong.append(f"sequence {index} ended as {said}, right is {right}")
+        assert self.usage is not None
+        if self.usage.prompt_tokens != len(self.prompt) or self.usage.cached_tokens > len(self.prompt):
+            wrong.append(f"usage {self.usage} for a prompt of {len(self.prompt)}")
+        return wrong
+
+    def _unjustified(self, scenario: Scenario, injector: Injector, blamed: set[int]) -> str | None:
+        """Why this error should not have come; None when a fault, or the request itself, accounts for it."""
+        error, ask = self.error, self.ask
+        happened = injector.happened
+        fatal = happened(*FATAL, *_WORKER) or injector.most_crashes() > _MOST_RESTARTS
+        code = error.code if error is not None else ""
+        match code:
+            case "context_length_exceeded":
+                right = isinstance(error, ContextLengthExceeded) and too_long(ask, scenario)
+            case "slow_down":
+                right = not ask.wait
+            case "deadline_exceeded":
+                right = ask.deadline is not None
+            case "reader_stalled":
+                right = self.stalled and bool(scenario.config.stream.stall_timeout)
+            case "engine_request_failed":
+                right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3], *_WORKER)
+            case "engine_restarting":
+                right = happened(*_RESTARTING) or fatal
+            case "engine_failed":
+                right = fatal
+            case "draining":
+                right = happened(("engine", "drain")) or fatal
+            case _:
+                right = False
+        return None if right else f"failed with {code}: {error}"
+
+
+def too_long(ask: Ask, scenario: Scenario) -> bool:
+    """Whether a request can never be served."""
+    pressure, params = scenario.pressure, ask.params
+    prompt = prompt_length(ask)
+    total = prompt + (params.max_tokens or 1)
+    limit = min(pressure.max_model_len, pressure.num_blocks * pressure.block_size)
+    scheduler = scenario.config.scheduler
+    unchunked = not scheduler.enable_chunked_prefill and prompt > scheduler.max_num_batched_tokens
+    return total > limit or unchunked
+
+
+def prompt_length(ask: Ask) -> int:
+    prompt = ask.prompt
+    ids: Sequence[object] = getattr(prompt, "token_ids", None) or getattr(prompt, "text", "")
+    return len(ids)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one seed."""
+
+    seed: int
+    failures: tuple[str, ...]
+    hits: dict[tuple[str, str], int]
+    trace: tuple[tuple[object, ...], ...]
+    virtual_seconds: float
+    steps: int
+    finished: int
+    """Requests that got their whole answer."""

@@ -1,0 +1,55 @@
+"""What must hold after every step of the scheduler, whatever went wrong before.
+
+The numbers are those of the list in the fault table: 1 blocks, 2 states, 3 streams (see `history`), 4 bounds,
+5 no freeze, 6 no starvation, 7 finite recomputation, 8 prefix keys, 9 everything back at the end.
+"""
+
+from typing import Any
+
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.protocol.snapshot import SchedulerSnapshot
+
+
+def check_core(core: SchedulerCore) -> list[str]:
+    """1, 2 and 5."""
+    try:
+        core.assert_invariants()
+    except AssertionError as error:
+        return [f"invariant: {error}"]
+    snapshot = core.snapshot()
+    wrong = []
+    if snapshot.blocks_free + snapshot.blocks_used + snapshot.blocks_cached != snapshot.blocks_total:
+        wrong.append(f"1: free, used and cached blocks are not all: {snapshot}")
+    if min(snapshot.waiting, snapshot.running, snapshot.paused, snapshot.blocks_used, snapshot.blocks_free) < 0:
+        wrong.append(f"2: a count is negative: {snapshot}")
+    return wrong
+
+
+def check_mailbox(box: Mailbox[Any, Any]) -> str | None:
+    """4."""
+    held = box.snapshot()
+    if held.depth > box.capacity + box.control_capacity:
+        return f"4: mailbox {box.name} holds {held.depth} of {box.capacity}"
+    if held.dropped and box.name != "metrics":
+        return f"4: mailbox {box.name} dropped {held.dropped} messages"
+    return None
+
+
+def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
+    """4: what a reader has not taken is bounded by its budget and what was under way when it was paused."""
+    undelivered = outbox._undelivered
+    if outbox._streaming and undelivered > budget + slack:
+        return f"4: request {outbox.request} holds {undelivered} undelivered tokens, the budget is {budget}"
+    return None
+
+
+def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
+    """9, as far as the scheduler goes."""
+    left = {
+        name: getattr(snapshot, name)
+        for name in ("waiting", "running", "paused", "waiting_tokens", "plans_in_flight", "blocks_used")
+        if getattr(snapshot, name)
+    }
+    return [f"9: after the drain the scheduler still has {left}"] if left else []

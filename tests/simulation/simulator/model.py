@@ -1,0 +1,138 @@
+"""The oracle's language: what the right answer to a request is, computed without any engine.
+
+The next token is a hash of all tokens before it (and of seed and fork, when sampled). Texts are found by decoding the
+whole answer over and over, stop strings by searching it: slow, obvious, and written without a look at the engine's own.
+"""
+
+import codecs
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.sampling import SamplingParams
+
+EOS = 0
+PIECES = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz")
+"""By token id, as byte-level tokenizers spell them: the space, and the halves of an accented letter, look odd."""
+WIDTH = len(PIECES) + 2
+"""Of the logits, which are padded."""
+FIRST_TEXT_TOKEN = 1
+
+_PACKED = [struct.pack("<i", token) for token in range(1024)]
+
+
+def extend(state: int, token: int) -> int:
+    """The hash of a sequence that got one more token; 0 is the empty one."""
+    return zlib.crc32(_PACKED[token], state)
+
+
+def draw_key(temperature: float, seed: int, fork: int) -> int:
+    """What tells apart the draws after equal tokens; greedy ones are all the same."""
+    return 0 if temperature < 1e-5 else zlib.crc32(struct.pack("<Qi", seed & (2**64 - 1), fork), 1)
+
+
+def token_after(state: int, key: int) -> int:
+    return zlib.crc32(struct.pack("<II", state, key)) % WIDTH
+
+
+class Language(msgspec.Struct, frozen=True):
+    """A kind of model as the simulation sees it."""
+
+    tokenizer: Tokenizer
+    tables: TextTables
+    width: int
+    eos: frozenset[int]
+    continuation: Callable[[Sequence[int], float, int, int, int], list[int]]
+    """(prompt, temperature, seed, fork, how many) -> the tokens that follow, end tokens ignored."""
+
+
+def hashed_tokens(prompt: Sequence[int], temperature: float, seed: int, fork: int, count: int) -> list[int]:
+    state, key, tokens = 0, draw_key(temperature, seed, fork), []
+    for token in prompt:
+        state = extend(state, token)
+    for _ in range(count):
+        tokens.append(token_after(state, key))
+        state = extend(state, tokens[-1])
+    return tokens
+
+
+@cache
+def oracle_language() -> Language:
+    backend = Backend(models.BPE(vocab={piece: number for number, piece in enumerate(PIECES)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(PIECES[EOS], special=True)])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+        (folder / "config.json").write_text('{"eos_token_id": 0}')
+        tokenizer = Tokenizer.load(folder)
+    return Language(tokenizer, TextTables(tokenizer), WIDTH, frozenset({EOS}), hashed_tokens)
+
+
+@cache
+def chat_template() -> ChatTemplate:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>", "chat_template": "{{ messages }}"}')
+        return ChatTemplate.load(folder, None)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+def right_answer(
+    language: Language, prompt: Sequence[int], params: SamplingParams, fork: int, max_tokens: int
+) -> Answer:
+    """What a request's sequence must say when nothing goes wrong."""
+    seed = params.seed or 0
+    tokens = language.continuation(prompt, params.temperature, seed, fork, max_tokens)
+    ends = frozenset() if params.ignore_eos else language.eos
+    stops = frozenset(params.stop_token_ids or ())
+    for count, token in enumerate(tokens, 1):
+        met = token in (ends | stops) and count >= params.min_tokens
+        visible = count - 1 if met and not params.include_stop_str_in_output else count
+        over = met or count == max_tokens
+        cut = _cut(language, tokens[:visible], params, final=over)
+        if cut is not None:
+            return Answer(tuple(tokens[:count]), cut[0], "stop", cut[1])
+        if over:
+            text = _decode(language, tokens[:visible], final=True)
+            reason = token if met and token not in ends else None
+            return Answer(tuple(tokens[:count]), text, "stop" if met else "length", reason)
+    raise AssertionError("an answer has an end")
+
+
+def _cut(language: Language, tokens: list[int], params: SamplingParams, *, final: bool) -> tuple[str, str] | None:
+    """The text up to the first stop string, and that string. Text of the first `min_tokens` tokens does not count."""
+    if not params.stop_strings or len(tokens) <= params.min_tokens:
+        return None
+    text = _decode(language, tokens, final=final)
+    exempt = len(_decode(language, tokens[: params.min_tokens], final=False))
+    for end in range(exempt + 1, len(text) + 1):
+        found = [stop for stop in params.stop_strings if text[exempt:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return (text[:end] if params.include_stop_str_in_output else text[: end - len(longest)]), longest
+    return None
+
+
+def _decode(language: Language, tokens: Sequence[int], *, final: bool) -> str:
+    """Text that is certain after these tokens; special tokens are left out."""
+    special = language.tokenizer.special_token_ids
+    raw = b"".join(language.tokenizer.token_bytes(token) for token in tokens if token not in special)
+    return codecs.utf_8_decode(raw, "replace", final)[0]

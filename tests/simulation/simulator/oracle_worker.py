@@ -1,0 +1,159 @@
+"""A worker whose right tokens are known, and which refuses every plan that a real one could not execute.
+
+It remembers what every slot of the KV cache holds: the hash of all tokens up to that position. A row that is computed
+must find its own past in its blocks, may write only where nobody else's table points, and samples `token_after` what it
+holds. What is wrong with a plan is reported to the simulation, not raised: the engine would take it for a worker fault.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from simulator.model import WIDTH, draw_key, extend, token_after
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import (
+    CacheGroup,
+    NewRow,
+    ProgressSink,
+    StepPlan,
+    StepResult,
+    StepTimings,
+    WorkerReady,
+)
+
+Report = Callable[[str], None]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    step: int
+    result: StepResult
+
+
+class _Row:
+    """What the worker knows of a sequence. `states[i]` is the hash of its first i tokens."""
+
+    __slots__ = ("epoch", "key", "num_computed", "states", "tables")
+
+    def __init__(self, new: NewRow) -> None:
+        sampling = new.sampling
+        self.epoch = new.epoch
+        self.key = draw_key(sampling.temperature, sampling.seed, sampling.fork)
+        self.tables = [list(blocks) for blocks in new.blocks]
+        self.states = [0]
+        for token in memoryview(new.token_ids).cast("i"):
+            self.states.append(extend(self.states[-1], token))
+        self.num_computed = 0
+
+
+class OracleWorker:
+    """`num_computed` counts positions, over the life of the worker."""
+
+    def __init__(self, ready: WorkerReady, report: Report) -> None:
+        self._ready = ready
+        self._report = report
+        self.num_computed = 0
+        self.rows: dict[int, _Row] = {}
+        self.content: list[list[list[int | None]]] = [
+            [[None] * ready.block_size for _ in range(ready.num_blocks)] for _ in ready.groups
+        ]
+
+    def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
+        return self._ready
+
+    def close(self) -> None:
+        self.rows.clear()
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        return ticket.result
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        if len(set(plan.rows)) != len(plan.rows):
+            self._report(f"step {plan.step} names a row twice")
+        for row in plan.retired:
+            if self.rows.pop(row, None) is None:
+                self._report(f"step {plan.step} retires row {row}, which the worker does not know")
+        for copy in plan.copies:
+            self.content[copy.group][copy.target] = list(self.content[copy.group][copy.source])
+        starts = dict(zip(plan.rows, plan.starts, strict=True))
+        for new in plan.new_rows:
+            self._add(new, starts.get(new.row, 0))
+        for change in plan.changes:
+            for table, added in zip(self.rows[change.row].tables, change.appended_blocks, strict=False):
+                table.extend(added)
+        columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
+        sampled = [self._compute(*column) for column in columns]
+        return Ticket(
+            plan.step,
+            StepResult(
+                step=plan.step,
+                engine_epoch=plan.engine_epoch,
+                rows=plan.rows,
+                epochs=plan.epochs,
+                token_counts=tuple([len(tokens) for tokens in sampled]),
+                tokens=tuple([token for tokens in sampled for token in tokens]),
+                timings=StepTimings(forward=0.001),
+            ),
+        )
+
+    def held(self, group: int, block: int) -> tuple[int | None, ...]:
+        """What a block holds."""
+        return tuple(self.content[group][block])
+
+    def _add(self, new: NewRow, start: int) -> None:
+        known = self.rows.get(new.row)
+        if known is not None and known.epoch >= new.epoch:
+            self._report(f"row {new.row} comes anew under epoch {new.epoch}, the worker has {known.epoch}")
+        row = self.rows[new.row] = _Row(new)
+        row.num_computed = start
+
+    def _compute(self, number: int, epoch: int, start: int, count: int) -> Sequence[int]:
+        row = self.rows.get(number)
+        if row is None or row.epoch != epoch:
+            self._report(f"row {number} is planned under an epoch that the worker does not know")
+            return ()
+        end = start + count
+        if start != row.num_computed or not 0 < count <= len(row.states) - 1 - start:
+            self._report(f"row {number} computes {start} to {end}, has {row.num_computed} of {len(row.states) - 1}")
+            return ()
+        for group, table in enumerate(row.tables):
+            self._read(number, row, group, table, start)
+            self._write(number, row, group, table, start, end)
+        row.num_computed = end
+        self.num_computed += count
+        if end < len(row.states) - 1:
+            return ()
+        token = token_after(row.states[-1], row.key)
+        row.states.append(extend(row.states[-1], token))
+        return (token,)
+
+    def _read(self, number: int, row: _Row, group: int, table: list[int], start: int) -> None:
+        """Attention over everything before `start`."""
+        size = self._ready.block_size
+        content = self.content[group]
+        for index in range(-(-start // size)):
+            used = min(size, start - index * size)
+            begin = index * size + 1
+            if content[table[index]][:used] != row.states[begin : begin + used]:
+                self._report(f"row {number} reads block {table[index]} (group {group}), which holds something else")
+
+    def _write(self, number: int, row: _Row, group: int, table: list[int], start: int, end: int) -> None:
+        size = self._ready.block_size
+        content = self.content[group]
+        if end > len(table) * size:
+            self._report(f"row {number} has blocks for {len(table) * size} positions and computes up to {end}")
+            return
+        for block in table[start // size : (end - 1) // size + 1]:
+            for other, neighbour in self.rows.items():
+                if other != number and block in neighbour.tables[group]:
+                    self._report(f"rows {number} and {other} share block {block}, and {number} writes it")
+        for position in range(start, end):
+            content[table[position // size]][position % size] = row.states[position + 1]
+
+
+def oracle_ready(num_blocks: int, block_size: int, max_model_len: int, groups: int) -> WorkerReady:
+    """What the oracle says when it is loaded."""
+    return WorkerReady(
+        vocab_width=WIDTH, max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size,
+        groups=(CacheGroup(num_layers=1),) * groups, dtype="float32", device="cpu", architecture="Oracle",
+        num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
+    )  # fmt: skip

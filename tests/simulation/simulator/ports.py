@@ -1,0 +1,156 @@
+"""The outside world of a simulated engine: virtual time, seeded randomness, threads that are tasks."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import anyio
+
+from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Injector
+from simulator.workload import STEP_TIMEOUT
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
+
+_POOL_SECONDS = 0.01
+
+
+class SimClock:
+    """The wall jumps when `offset` is changed; the other clock does not."""
+
+    def __init__(self) -> None:
+        self.offset = 1_700_000_000.0
+
+    def now(self) -> float:
+        return anyio.current_time()
+
+    def wall(self) -> float:
+        return anyio.current_time() + self.offset
+
+
+class SimRandomness:
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def seed(self) -> int:
+        return self._random.getrandbits(64)
+
+    def token(self, nbytes: int) -> str:
+        return self._random.randbytes(nbytes).hex()
+
+
+class SimThread:
+    """The thread of the model step. A call takes virtual time; a hung one never returns, nor does any after it."""
+
+    def __init__(self, random: Random, injector: Injector, step_seconds: float) -> None:
+        self._random = random
+        self._injector = injector
+        self._step_seconds = step_seconds
+        self._hung = False
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        seconds = self._step_seconds * self._random.choice((0.5, 1.0, 2.0))
+        if self._injector.strike("worker", "hang"):
+            self._hung = True
+        if self._hung:
+            await anyio.sleep_forever()
+        if self._injector.strike("worker", "stall"):
+            seconds += 0.25 * STEP_TIMEOUT
+        if self._injector.strike("worker", "late"):
+            seconds += 0.9 * STEP_TIMEOUT
+        await anyio.sleep(seconds)
+        return function(*args)
+
+
+class SimPool:
+    """The threads for long prompts."""
+
+    def __init__(self, random: Random, injector: Injector) -> None:
+        self._random = random
+        self._injector = injector
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        await anyio.sleep(_POOL_SECONDS * self._random.choice((0.0, 1.0, 5.0)))
+        if self._injector.strike("pool", "exception"):
+            raise Injected("a thread of the pool broke")
+        return function(*args)
+
+
+class FaultyWorker:
+    """A worker that dies, runs out of memory, fails rows, and answers nonsense, when a fault goes off."""
+
+    def __init__(self, worker: Worker, random: Random, injector: Injector, blame_row: Callable[[int], None]) -> None:
+        self._worker = worker
+        self._random = random
+        self._injector = injector
+        self._blame_row = blame_row
+        self._last: StepResult | None = None
+
+    def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
+        return self._worker.load(config, progress)
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        if self._injector.strike("worker", "death"):
+            raise InjectedDeath("the worker died")
+        if self._injector.strike("worker", "allocation"):
+            raise InjectedAllocation("no memory for this step")
+        return self._worker.launch(plan)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        right = self._worker.collect(ticket)
+        result = right
+        if result.rows and self._injector.strike("worker", "row_error"):
+            result = self._fail_row(result)
+        result = self._garbled(result)
+        self._last = right
+        return result
+
+    def _fail_row(self, result: StepResult) -> StepResult:
+        guilty = self._random.randrange(len(result.rows))
+        row = result.rows[guilty]
+        self._blame_row(row)
+        spans = _spans(result)
+        spans[guilty] = ()
+        return _replaced(result, spans, errors=(RowError(row, "the logits are not finite"),))
+
+    def _garbled(self, result: StepResult) -> StepResult:
+        strike = self._injector.strike
+        if strike("worker", "wrong_shape"):
+            return _changed(result, tokens=(*result.tokens, 1))
+        if strike("worker", "stale_epoch"):
+            return _changed(result, engine_epoch=result.engine_epoch - 1)
+        if result.tokens and strike("worker", "bad_id"):
+            return _changed(result, tokens=(self._random.choice((-1, 10**6)), *result.tokens[1:]))
+        if result.rows and strike("worker", "missing_row"):
+            return _changed(
+                result, rows=result.rows[1:], epochs=result.epochs[1:], token_counts=result.token_counts[1:],
+                tokens=result.tokens[result.token_counts[0] :],
+            )  # fmt: skip
+        if self._last is not None and strike("worker", "duplicate"):
+            return self._last
+        return result
+
+
+def _spans(result: StepResult) -> list[tuple[int, ...]]:
+    """Tokens by row."""
+    spans, position = [], 0
+    for count in result.token_counts:
+        spans.append(result.tokens[position : position + count])
+        position += count
+    return spans
+
+
+def _replaced(result: StepResult, spans: list[tuple[int, ...]], **fields: Any) -> StepResult:
+    return _changed(
+        result,
+        token_counts=tuple([len(span) for span in spans]),
+        tokens=tuple([token for span in spans for token in span]),
+        **fields,
+    )
+
+
+def _changed(result: StepResult, **fields: Any) -> StepResult:
+    values = {name: getattr(result, name) for name in StepResult.__struct_fields__}
+    return StepResult(**{**values, **fields})
