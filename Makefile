@@ -4,13 +4,16 @@
 #   WHEELS=<folder>         local folder with a torch wheel
 #   ALLOW_CUDA=1            download torch for CUDA although there is no NVIDIA GPU here
 #   PYTHON=python3.12       another interpreter for the environment
-#   ARGS="..."              arguments of `troupellm serve`, or of pytest
+#   ARGS="..."              arguments of `troupellm serve`, of pytest, or of the simulator
+#   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 WHEELS ?=
 export ALLOW_CUDA
 ARGS ?=
+SEEDS ?= 20000
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
@@ -18,7 +21,7 @@ TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all check wheel clean
+.PHONY: serve demo test test-all simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -31,6 +34,10 @@ test: $(VENV)/.tested
 
 test-all: $(VENV)/.tested
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
+simulate: $(VENV)/.tested
+	PYTHONPATH=tests/simulation $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 check: $(VENV)/.checked
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ def _search(seeds: range, jobs: int) -> int:
     chunks = [seeds[first : first + _CHUNK] for first in range(0, len(seeds), _CHUNK)]
     seconds = 0.0
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool, tqdm(total=len(seeds), unit=" seeds") as bar:
+    with ProcessPoolExecutor(jobs, context) as pool, tqdm(total=len(seeds), unit=" seeds", mininterval=1.0) as bar:
         for future in as_completed([pool.submit(run_seeds, chunk) for chunk in chunks]):
             verdicts, spent = future.result()
             seconds += spent

@@ -150,3 +150,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     finished: int
     """Requests that got their whole answer."""
+    preemptions: int

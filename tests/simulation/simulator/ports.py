@@ -53,10 +53,10 @@ class SimThread:
             self._hung = True
         if self._hung:
             await anyio.sleep_forever()
-        if self._injector.strike("worker", "stall"):
-            seconds += 0.25 * STEP_TIMEOUT
         if self._injector.strike("worker", "late"):
             seconds += 0.9 * STEP_TIMEOUT
+        elif self._injector.strike("worker", "stall"):
+            seconds += 0.25 * STEP_TIMEOUT
         await anyio.sleep(seconds)
         return function(*args)
 

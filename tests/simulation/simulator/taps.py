@@ -4,7 +4,7 @@ The engine's own classes run; only their doors are watched. A tap may note what 
 that comes to the door crash or be cancelled there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from troupellm.actors.supervise import Child, Supervisor
 class Watcher(Protocol):
     def capacity(self, name: str, capacity: int) -> int: ...
     def delay(self, box: Mailbox[Any, Any], message: Any, *, control: bool) -> float: ...
-    def send_later(self, box: Mailbox[Any, Any], message: Any, seconds: float) -> bool: ...
+    def send_later(self, box: Mailbox[Any, Any], call: Callable[[], object], seconds: float) -> bool: ...
     def sent(self, box: Mailbox[Any, Any], message: Any) -> None: ...
     def before_next(self, box: Mailbox[Any, Any]) -> None: ...
     def taken(self, box: Mailbox[Any, Any], message: Any) -> None: ...
@@ -88,20 +88,27 @@ def _put(original: Any, watcher: Watcher) -> Any:
 
 def _offer(original: Any, watcher: Watcher) -> Any:
     def offer(self: Any, message: Any) -> bool:
-        accepted: bool = original(self, message)
-        if accepted:
-            watcher.sent(self, message)
-        return accepted
+        def deliver() -> bool:
+            accepted: bool = original(self, message)
+            if accepted:
+                watcher.sent(self, message)
+            return accepted
+
+        seconds = watcher.delay(self, message, control=False) if not self.closed else 0.0
+        return watcher.send_later(self, deliver, seconds) or deliver()
 
     return offer
 
 
 def _control(original: Any, watcher: Watcher) -> Any:
     def control(self: Any, message: Any) -> None:
-        seconds = watcher.delay(self, message, control=True)
-        if not watcher.send_later(self, message, seconds):
+        def deliver() -> None:
             original(self, message)
             watcher.sent(self, message)
+
+        seconds = watcher.delay(self, message, control=True)
+        if not watcher.send_later(self, deliver, seconds):
+            deliver()
 
     return control
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -17,13 +18,20 @@ from simulator.oracle_worker import OracleWorker, oracle_ready
 from simulator.ports import FaultyWorker, SimClock, SimPool, SimRandomness, SimThread
 from simulator.taps import tapped
 from simulator.workload import Scenario
-from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.scheduler.block_pool import BlockPool
 from troupellm.actors.supervise import ActorLeft
 from troupellm.actors.system import Company, System
 from troupellm.protocol.errors import EngineStopped, WorkerCrashed
 from troupellm.protocol.sampling import Limits
-from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, StopStringMet, SubmitRequest
+from troupellm.protocol.scheduler import (
+    AbortRequest,
+    ReaderPaused,
+    ReaderResumed,
+    StepFinished,
+    StopStringMet,
+    SubmitRequest,
+)
 from troupellm.protocol.worker import StepPlan
 
 CHAOS_SECONDS = 30.0
@@ -61,7 +69,7 @@ class World:
         self._actors: dict[str, Any] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._dying: set[str] = set()
-        self._lanes: dict[tuple[int, int], deque[tuple[Any, float]]] = {}
+        self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
         self._contents: dict[bytes, tuple[Any, ...]] = {}
         self._messages = 0
         self._wanted = 0
@@ -182,6 +190,7 @@ class World:
             virtual_seconds=self.clock.now() - self._begin,
             steps=self._steps,
             finished=sum(record.whole for record in self.records),
+            preemptions=self._core.snapshot().preemptions if self._core else 0,
         )
 
     def _blame_row(self, row: int) -> None:
@@ -198,33 +207,33 @@ class World:
         return 1 if self.scenario.pressure.smallest_mailboxes and name in _SMALL else capacity
 
     def delay(self, box: Mailbox[Any, Any], message: Any, *, control: bool) -> float:
-        if box.name not in MAILBOXES or (control and not isinstance(message, _DELAYED_CONTROLS)):
-            return 0.0
-        fault = self.injector.strike(box.name, "delay")
+        """Seconds that a message takes. Results of steps are held up by the worker itself."""
+        held_up = isinstance(message, _DELAYED_CONTROLS) if control else not isinstance(message, StepFinished)
+        fault = self.injector.strike(box.name, "delay") if held_up and box.name in MAILBOXES else None
         return 0.0 if fault is None else fault.seconds * self.random.choice((0.1, 1.0))
 
-    def send_later(self, box: Mailbox[Any, Any], message: Any, seconds: float) -> bool:
+    def send_later(self, box: Mailbox[Any, Any], call: Callable[[], object], seconds: float) -> bool:
         """Deliver after a while, in the order of the sender. False: there is no reason to wait."""
-        sender = (id(trio.lowlevel.current_task()), id(box))
+        sender = (trio.lowlevel.current_task(), box.name)
         lane = self._lanes.get(sender)
         if lane is not None:
-            lane.append((message, seconds))
+            lane.append((call, seconds))
             return True
         if not seconds:
             return False
-        self._lanes[sender] = deque([(message, seconds)])
-        self._group.start_soon(self._carry, box, sender)
+        self._lanes[sender] = deque([(call, seconds)])
+        self._group.start_soon(self._carry, sender)
         return True
 
-    async def _carry(self, box: Mailbox[Any, Any], sender: tuple[int, int]) -> None:
+    async def _carry(self, sender: tuple[object, str]) -> None:
         lane = self._lanes[sender]
         while lane:
-            message, seconds = lane[0]
+            call, seconds = lane[0]
             await anyio.sleep(seconds)
             lane.popleft()
-            if not lane:
-                del self._lanes[sender]
-            Mailbox.control(box, message)
+            with suppress(MailboxClosed):
+                call()
+        del self._lanes[sender]
 
     def sent(self, box: Mailbox[Any, Any], message: Any) -> None:
         if isinstance(message, SubmitRequest):

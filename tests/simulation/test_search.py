@@ -1,0 +1,85 @@
+"""The search itself: seeds without a failure, every fault at work, and a seed that is the same every time."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from simulator.__main__ import LEAST_HITS_PER_20000
+from simulator.faults import ALPHABET
+from simulator.history import Verdict
+from simulator.runner import digest, run_seed, run_seeds
+
+SEEDS_IN_CI = 4000
+CHUNK = 100
+KEPT_SEEDS: tuple[int, ...] = ()
+"""Seeds that have found a bug."""
+_SAMPLE = (0, 3, 17, 40, 101, 390, 1157, 2638)
+
+
+def search(seeds: range) -> Counter[tuple[str, str]]:
+    """Fails with all that was found; the hits by (actor, fault)."""
+    chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        verdicts = [verdict for found, _ in pool.map(run_seeds, chunks) for verdict in found]
+    return judged(verdicts)
+
+
+def judged(verdicts: Iterable[Verdict]) -> Counter[tuple[str, str]]:
+    hits: Counter[tuple[str, str]] = Counter()
+    failures = []
+    for verdict in verdicts:
+        hits.update(verdict.hits)
+        failures += [f"seed {verdict.seed}: {failure}" for failure in verdict.failures[:1]]
+    assert not failures, "\n".join(failures[:20])
+    return hits
+
+
+def assert_covered(hits: Counter[tuple[str, str]], num_seeds: int) -> None:
+    least = LEAST_HITS_PER_20000 * num_seeds // 20_000
+    assert {pair: hits[pair] for pair in ALPHABET if hits[pair] < least} == {}
+
+
+@pytest.mark.timeout(600)
+def test_no_seed_fails_and_every_fault_is_hit() -> None:
+    assert_covered(search(range(SEEDS_IN_CI)), SEEDS_IN_CI)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_thousand_seeds() -> None:
+    assert_covered(search(range(20_000)), 20_000)
+
+
+def test_kept_seeds() -> None:
+    judged(map(run_seed, KEPT_SEEDS))
+
+
+def test_a_seed_is_the_same_in_every_run() -> None:
+    first = [run_seed(seed, tracing=True) for seed in _SAMPLE]
+    again = [run_seed(seed, tracing=True) for seed in _SAMPLE]
+    assert all(len(verdict.trace) > 20 for verdict in first)
+    assert len({verdict.trace for verdict in first}) == len(first)
+    for one, other in zip(first, again, strict=True):
+        assert one.trace == other.trace, f"seed {one.seed} has two traces"
+
+
+def test_a_seed_is_the_same_in_another_process() -> None:
+    here = [digest(seed) for seed in _SAMPLE]
+    script = f"from simulator.runner import digest\nprint([digest(seed) for seed in {_SAMPLE}])"
+    for hash_seed in ("1", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        there = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        assert there.stdout.strip() == str(here)
+
+
+def test_tracing_changes_nothing() -> None:
+    for seed in _SAMPLE:
+        traced, plain = run_seed(seed, tracing=True), run_seed(seed)
+        assert (traced.steps, traced.virtual_seconds, traced.hits) == (plain.steps, plain.virtual_seconds, plain.hits)
