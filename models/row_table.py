@@ -158,6 +158,15 @@ class RowTable:
         self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = valid
         self.lengths[slots] += 1
 
+    def table(self, row: int) -> list[int]:
+        """The blocks of a row."""
+        slot = self.slot(row)
+        return [int(block) for block in self.blocks[slot, : self.num_blocks[slot]]]
+
+    def held_blocks(self) -> set[int]:
+        """The blocks of all rows."""
+        return {block for row in self._slots for block in self.table(row)}
+
     def poison_free_slots(self, token: int) -> None:
         """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
         self.tokens[self._free] = token

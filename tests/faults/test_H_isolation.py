@@ -1,4 +1,4 @@
-"""Rows H3 and H5 of the fault table: what requests may share with each other, and what of memory shows."""
+"""Rows H2, H3 and H5 of the fault table: what requests may share with each other, and what of memory shows."""
 
 import random
 from array import array
@@ -9,13 +9,82 @@ import torch
 from canary import under_attack
 from hypothesis import given, settings, strategies as st
 from oracle import Harness, make_core, submission
+from recording import RecordingWorker, recording
+from serving import server_config
 
 from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
 
+STEP_TOKENS = 128
+PROMPT_TOKENS = 600
+ANSWER_TOKENS = 3
+COLD = (5 + ANSWER_TOKENS - 1, PROMPT_TOKENS + ANSWER_TOKENS - 1)
+"""Steps and positions of such a prompt when nothing of it is found; the canaries take a few tokens of each step."""
+FOUND = (ANSWER_TOKENS, ANSWER_TOKENS)
+"""The same when all of it is found: its last token, and those of the answer but the last."""
 
-def tokens(seed: int, count: int = 600) -> list[int]:
+
+def tokens(seed: int, count: int = PROMPT_TOKENS) -> list[int]:
     source = random.Random(seed)
     return [source.randrange(200) for _ in range(count)]
+
+
+class Sender:
+    """Sends prompts under keys and says what they cost."""
+
+    def __init__(self, attacked, worker: RecordingWorker) -> None:
+        self._client = attacked.client
+        self._worker = worker
+        self.answers: set[tuple[int, ...]] = set()
+
+    async def send(self, key: str, prompt: list[int], **fields: str) -> tuple[int, tuple[int, int]]:
+        """Cached tokens as the client hears of them; steps and positions as the worker counts them."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {key}"}
+        response = await self._client.post(
+            "/v1/completions", json=body | {"return_token_ids": True} | fields, headers=headers
+        )
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        self.answers.add(tuple(answer["choices"][0]["token_ids"]))
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], self._worker.computed(answer["id"])
+
+
+@pytest.mark.anyio
+async def test_H2_a_foreign_prefix_costs_what_a_cold_one_costs(tiny_engine):
+    workers: list[RecordingWorker] = []
+    config = server_config(api_key=("canaries", "one", "two"))
+    engine = tiny_engine(worker=recording(workers), max_num_batched_tokens=STEP_TOKENS)
+    prompt = tokens(1)
+    async with engine, under_attack(engine, config) as attacked:
+        sender = Sender(attacked, workers[0])
+        assert await sender.send("one", prompt) == (0, COLD)
+        assert await sender.send("one", prompt) == (PROMPT_TOKENS - 1, FOUND)
+        assert await sender.send("two", prompt) == (0, COLD)
+        assert await sender.send("two", prompt) == (PROMPT_TOKENS - 1, FOUND)
+        assert await sender.send("one", prompt, cache_salt="team") == (0, COLD)
+        assert await sender.send("two", prompt, cache_salt="team") == (PROMPT_TOKENS - 1, FOUND)
+        assert await sender.send("two", prompt, cache_salt="other") == (0, COLD)
+        # A salt that is spelled like a key is not that key.
+        assert await sender.send("two", prompt, cache_salt="one") == (0, COLD)
+        assert len(sender.answers) == 1
+
+
+@pytest.mark.anyio
+async def test_H2_a_foreign_prefix_cannot_be_found_token_by_token(tiny_engine):
+    """An attacker who knows all but the last tokens of a prompt learns nothing by trying them, block by block."""
+    workers: list[RecordingWorker] = []
+    config = server_config(api_key=("canaries", "victim", "attacker"))
+    engine = tiny_engine(worker=recording(workers))
+    secret = tokens(2, 40)
+    async with engine, under_attack(engine, config) as attacked:
+        sender = Sender(attacked, workers[0])
+        await sender.send("victim", secret)
+        for known in (1, 15, 16, 17, 32, 39):
+            guess = [*secret[:known], 3]
+            cached, (steps, positions) = await sender.send("attacker", guess, cache_salt=f"{known}")
+            assert (cached, steps, positions) == (0, ANSWER_TOKENS, known + ANSWER_TOKENS)
+        # Without a salt the attacker meets only what it sent itself.
+        assert (await sender.send("attacker", secret))[0] == 0
 
 
 owners = st.one_of(

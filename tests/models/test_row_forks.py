@@ -1,7 +1,5 @@
 """A beam's step in the worker: rows that go on from each other with given tokens."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
