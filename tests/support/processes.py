@@ -72,6 +72,20 @@ class ServerProcess:
             lines = (await client.get("/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
+    async def busy(self) -> float:
+        """Requests, blocks and messages that the engine holds; 0 when it is idle."""
+        async with self.client() as client:
+            text = (await client.get("/metrics")).text
+        idle_at_zero = ("requests_running{", "requests_waiting{", "requests_open{", "actor_mailbox_depth{")
+        prefixes = tuple(f"troupellm_{name}" for name in idle_at_zero)
+        held = [line for line in text.splitlines() if line.startswith(prefixes) or 'state="used"' in line]
+        return sum(float(line.split()[-1]) for line in held if line.startswith("troupellm_"))
+
+    async def until_idle(self, timeout: float = 20.0) -> None:
+        with anyio.fail_after(timeout):
+            while await self.busy() or await self.in_flight():  # noqa: ASYNC110 - another process's state
+                await anyio.sleep(0.02)
+
     async def in_flight(self) -> float:
         """Requests that the server works on."""
         async with self.client() as client:
