@@ -175,9 +175,9 @@ class ThreadPool:
         loop = asyncio.get_running_loop()
         call: _Call[T] = _Call(lambda: function(*args), loop.create_future())
         self._queue.put(call)
-        if len(self._threads) < self._size:
-            self._start_thread(loop)
         try:
+            if len(self._threads) < self._size:
+                self._start_thread(loop)
             return await call.future
         finally:
             call.dropped = True
@@ -197,9 +197,14 @@ class ThreadPool:
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         name = f"{self._name}-{len(self._threads)}" if self._size > 1 else self._name
         thread = threading.Thread(target=self._work, args=(loop,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the machine gives no more; those that run take the call, if there are any
+            if not self._alive:
+                raise
+            return
         self._threads.append(thread)
         self._alive += 1
-        thread.start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:

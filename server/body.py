@@ -4,12 +4,12 @@ import re
 from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange
+from troupellm.server.offload import offload
 from troupellm.server.unknown_fields import UnknownFields
 
 MAX_DEPTH = 64
@@ -64,7 +64,7 @@ async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | 
         InvalidRequest: not strict JSON, nested deeper than 64, a repeated key, or not what the API takes.
     """
     if len(raw) > INLINE_BYTES:
-        return await anyio.to_thread.run_sync(decode_json, raw, kind, unknown)
+        return await offload(decode_json, raw, kind, unknown)
     return decode_json(raw, kind, unknown)
 
 

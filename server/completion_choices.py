@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import anyio.to_thread
 from msgspec import UNSET, Struct
 
 from troupellm.actors.stream import Stream
@@ -12,6 +11,7 @@ from troupellm.protocol.openai import CompletionRequest, TextChoice, TextLogprob
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, TokenLogprob, Usage
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.logprobs import echo_logprobs, prompt_logprobs, text_logprobs
+from troupellm.server.offload import offload
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import ChunkEncoder
 from troupellm.server.streaming import continuous_usage, finish_reason, include_usage, usage_body
@@ -35,7 +35,7 @@ class PromptEcho(Struct, frozen=True):
             return cls(prompt.text, engine)
         assert isinstance(prompt, TokensPrompt)
         if len(prompt.token_ids) > LONG_PROMPT:
-            return cls(await anyio.to_thread.run_sync(engine.tokenizer.decode, prompt.token_ids), engine)
+            return cls(await offload(engine.tokenizer.decode, prompt.token_ids), engine)
         return cls(engine.tokenizer.decode(prompt.token_ids), engine)
 
     def logprobs(self, entries: Sequence[TokenLogprob | None] | None, ids: Sequence[int]) -> TextLogprobs | None:

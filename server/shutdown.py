@@ -42,29 +42,41 @@ _FLUSH_SECONDS = 0.1
 
 
 class HardExit:
-    """Ends the process, from a thread of its own, unless it is called off in time. The earliest call counts."""
+    """Ends the process, from a thread of its own, unless it is called off in time. The earliest call counts.
+
+    The thread waits from the start: when it is needed there may be none left to start.
+    """
 
     def __init__(self, cleanup: Callable[[], None]) -> None:
         self._cleanup = cleanup
-        self._timer: threading.Timer | None = None
-        self._due = float("inf")
+        self._changed = threading.Condition()
+        self._due: tuple[float, int, str] | None = None
+        self._over = False
+        threading.Thread(target=self._watch, name="troupellm-hard-exit", daemon=True).start()
 
     def arm(self, seconds: float, code: int, why: str) -> None:
-        due = time.monotonic() + seconds
-        if due >= self._due:
-            return
-        self.disarm()
-        self._due = due
-        self._timer = threading.Timer(seconds, self._end, (code, why))
-        self._timer.daemon = True
-        self._timer.start()
+        due = (time.monotonic() + seconds, code, why)
+        with self._changed:
+            if self._due is None or due[0] < self._due[0]:
+                self._due = due
+                self._changed.notify()
 
     def disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._due = None, float("inf")
+        """Call it off for good."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
 
-    def _end(self, code: int, why: str) -> None:
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._over:
+                left = None if self._due is None else self._due[0] - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            if self._over or self._due is None:
+                return
+            _, code, why = self._due
         try:
             logger.error("%s: the process ends now, with exit code %d", why, code)
             self._cleanup()

@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-import anyio.to_thread
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
@@ -8,6 +7,7 @@ from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
+from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported
 
 INLINE_TOKENS = 4_096
@@ -40,7 +40,7 @@ async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRe
     def decode() -> str:
         return engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    text = decode() if len(request.tokens) <= INLINE_TOKENS else await anyio.to_thread.run_sync(decode)
+    text = decode() if len(request.tokens) <= INLINE_TOKENS else await offload(decode)
     await exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
 
 

@@ -3,11 +3,12 @@
 ODD_LOAD_UNTIL     file; the weights are not loaded before it exists
 ODD_HANG_WHEN      file; once it exists, the next step never ends
 ODD_STEP_SECONDS   what every step takes at least
-ODD_DESCRIPTORS    how many descriptors more than at the start may be open (a soft limit that the server cannot know)
+ODD_NO_THREADS     file; once it exists, no more threads can be started
 """
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def main() -> int:
         time.sleep(float(seconds or 0.0))
         return launch(worker, plan)
 
+    start, no_threads = threading.Thread.start, os.environ.get("ODD_NO_THREADS")
+
+    def start_if_there_are_threads(thread):
+        if no_threads and Path(no_threads).exists():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = start_if_there_are_threads
     ModelWorker.load, ModelWorker.launch = slow_load, slow_launch
     return command()
 

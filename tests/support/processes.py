@@ -31,6 +31,7 @@ class ServerProcess:
         self.children: set[int] = set()
         """Every child seen so far; see `watch_children`."""
         self._ready = anyio.Event()
+        self._reading = anyio.CancelScope()
         self._listening = anyio.Event()
 
     @property
@@ -101,17 +102,21 @@ class ServerProcess:
         task_status.started()
         assert self.process.stderr is not None
         lines = BufferedByteReceiveStream(self.process.stderr)
-        while True:
-            try:
-                line = (await lines.receive_until(b"\n", 2**20)).decode(errors="replace")
-            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
-                return
-            self.log.append(line)
-            if "listening at" in line and (found := _URL.search(line)):
-                self.url = found.group(0)
-                self._listening.set()
-            if "ready: " in line:
-                self._ready.set()
+        with self._reading:
+            while True:
+                try:
+                    line = (await lines.receive_until(b"\n", 2**20)).decode(errors="replace")
+                except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+                    return
+                self.log.append(line)
+                if "listening at" in line and (found := _URL.search(line)):
+                    self.url = found.group(0)
+                    self._listening.set()
+                if "ready: " in line:
+                    self._ready.set()
+
+    def stop_reading_log(self) -> None:
+        self._reading.cancel()
 
     def logged(self, text: str) -> list[str]:
         return [line for line in self.log if text in line]

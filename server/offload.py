@@ -1,0 +1,27 @@
+"""Long work of a request off the event loop."""
+
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple, Unpack
+
+import anyio.to_thread
+
+from troupellm.server.errors import not_ready
+
+T = TypeVar("T")
+ArgsT = TypeVarTuple("ArgsT")
+
+_NO_THREAD = "can't start new thread"
+
+
+async def offload(function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
+    """Call a function on a thread.
+
+    Raises:
+        HttpError: 503, the machine gives no more threads.
+    """
+    try:
+        return await anyio.to_thread.run_sync(function, *args)
+    except RuntimeError as error:
+        if str(error) == _NO_THREAD:
+            raise not_ready("the server has no threads left", code="server_is_overloaded") from error
+        raise

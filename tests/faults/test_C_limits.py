@@ -1,0 +1,119 @@
+"""Rows C9 and C10 of the fault table: no descriptors or threads left, and nobody takes what is logged."""
+
+import re
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from canary import beside_canaries
+from processes import ready_process
+from serving import eventually
+from sockets import raw_socket
+
+from troupellm.actors.metrics import MetricsSink
+
+pytestmark = pytest.mark.anyio
+
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+BURST = 200
+SPARE = 12
+"""Descriptors that a server short of them has beside those in use."""
+
+
+async def test_C9_out_of_descriptors(checkpoint):
+    """The accept loop survives and resumes; connections that are open go on, which the canaries' are."""
+    async with ready_process(checkpoint) as server, beside_canaries(server), server.client() as kept:
+        assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
+        process = psutil.Process(server.pid)
+        _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        before = process.num_fds()
+        process.rlimit(psutil.RLIMIT_NOFILE, (before + SPARE, hard))
+        with ExitStack() as stack:
+            for _ in range(SPARE * 4):
+                stack.enter_context(await raw_socket(server.port))
+            with anyio.fail_after(10):
+                while process.num_fds() < before + SPARE - 2:  # noqa: ASYNC110 - another process's state
+                    await anyio.sleep(0.02)
+            for _ in range(3):
+                assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
+                await anyio.sleep(0.3)
+            assert process.num_fds() < before + 2 * SPARE, "the limit did not bite"
+        with anyio.fail_after(10):
+            while process.num_fds() > before + 2:  # noqa: ASYNC110 - another process's state
+                await anyio.sleep(0.02)
+        async with server.client() as fresh:
+            assert (await fresh.post("/v1/completions", json=SHORT)).status_code == 200
+        process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
+
+
+async def test_C9_out_of_threads(checkpoint, tmp_path):
+    """What has threads goes on; what would need a new one is refused for the moment, and works again later."""
+    none_left = tmp_path / "none-left"
+    large = SHORT | {"prompt": "x" * 200_000}
+    long_prompt = SHORT | {"prompt": "y" * 3000}
+    async with (
+        ready_process(checkpoint, prefix=ODD, environment={"ODD_NO_THREADS": str(none_left)}) as server,
+        beside_canaries(server),
+        server.client() as client,
+    ):
+        none_left.touch()
+        refused = await client.post("/v1/completions", json=large)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_is_overloaded")
+        assert "retry-after" in refused.headers
+        assert (await client.post("/v1/completions", json=long_prompt)).status_code == 200
+        none_left.unlink()
+        too_long = await client.post("/v1/completions", json=large)
+        assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
+async def test_C10_a_log_that_nobody_reads(checkpoint, form):
+    """Standard error is a pipe that is soon full: no request waits for it, nor does the end of the process."""
+    unknown = b"GET /v1/nothing HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with ready_process(checkpoint, "--log-format", form) as server:
+        async with beside_canaries(server, canary_tokens=20):
+            server.stop_reading_log()
+            with await raw_socket(server.port) as client:
+                while await server.metric("troupellm_log_lines_dropped_total") < 100:
+                    await client.send(unknown * BURST)
+                    answered = 0
+                    while answered < BURST:
+                        data = await client.read()
+                        assert data
+                        answered += data.count(b"HTTP/1.1 404 ")
+        server.signal(signal.SIGTERM)
+        assert await server.exit_code(3) == 0
+
+
+async def test_C10_metrics_that_nobody_takes_are_dropped_and_counted(tiny_engine, monkeypatch):
+    blocked = anyio.Event()
+
+    async def never_takes(sink, *, task_status=anyio.TASK_STATUS_IGNORED):
+        task_status.started()
+        await blocked.wait()
+        await run(sink)
+
+    run = MetricsSink.run
+    monkeypatch.setattr(MetricsSink, "run", never_takes)
+    async with tiny_engine() as engine:
+        capacity = next(a.mailboxes[0].capacity for a in engine.snapshot().actors if a.name == "metrics")
+        while _dropped(engine) == 0:
+            completion = await engine.generate("Once", max_tokens=capacity // 4, temperature=0.0, ignore_eos=True)
+            assert completion.usage.completion_tokens == capacity // 4
+        text = (await engine.metrics(compat=False)).decode()
+        assert re.search(r'troupellm_actor_mailbox_dropped_total{.*actor="metrics".*} [1-9]', text)
+        blocked.set()
+        await eventually(lambda: _depth(engine) == 0)
+
+
+def _dropped(engine) -> int:
+    return next(actor.mailboxes[0].dropped for actor in engine.snapshot().actors if actor.name == "metrics")
+
+
+def _depth(engine) -> int:
+    return next(actor.mailboxes[0].depth for actor in engine.snapshot().actors if actor.name == "metrics")
