@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -12,11 +13,14 @@ import anyio
 import anyio.abc
 import httpx
 import psutil
+import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 START_SECONDS = 60.0
 SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
 """Flags that keep a server of the tiny model small and quick to start."""
+MODES = [pytest.param((), id="default")]
+"""Flags of every arrangement of processes that a server can have."""
 _URL = re.compile(r"http://\S+?:(\d+)")
 
 
@@ -162,6 +166,13 @@ async def ready_process(model: object, *flags: str, **options: object) -> AsyncI
         yield server
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Leftovers:
     """What a server may leave on the machine: shared memory and files in the folder for temporary ones."""
 
@@ -170,11 +181,25 @@ class Leftovers:
         self._before = self._now()
 
     def new(self) -> set[str]:
-        return self._now() - self._before
+        """What has come since, without shared memory that some process still uses, be it another test's."""
+        new = self._now() - self._before
+        return {name for name in new if not (name.startswith("shm/") and _is_used(f"/dev/{name}"))}
 
     def _now(self) -> set[str]:
         shared = {f"shm/{name}" for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
         return shared | {str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*")}
+
+
+def _is_used(path: str) -> bool:
+    for process in psutil.process_iter():
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+            opened = [os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except OSError:
+            continue
+        if path in maps or path in opened:
+            return True
+    return False
 
 
 def alive(pids: set[int]) -> set[int]:
