@@ -21,7 +21,7 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.server.errors import answer, bad_request_head
 from troupellm.server.exchange import JSON, Asgi
 
-CLOSE_SECONDS = 0.5
+CLOSE_SECONDS = 0.3
 """What connections get to close by themselves; then they are cut."""
 _CUT_SECONDS = 0.2
 """What connections that were cut get to notice it."""

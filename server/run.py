@@ -6,7 +6,6 @@ How it stops is in `shutdown`, what the exit codes mean in `exit_codes`.
 import gc
 import logging
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import anyio
@@ -108,7 +107,9 @@ async def _run_engine(
             async with anyio.create_task_group() as group:
                 if not config.disable_log_stats:
                     group.start_soon(log_stats, engine, config.log_stats_interval)
-                await _until_over(engine, shutdown, None if on_ready is None else partial(on_ready, engine, url))
+                if on_ready is not None:  # cancelled last: where a step hangs it ends with the drain, not before
+                    group.start_soon(on_ready, engine, url)
+                await _until_over(engine, shutdown)
                 await _wind_up(side, engine, shutdown)
                 group.cancel_scope.cancel()
             await side.stop(shutdown.closing_seconds())
@@ -116,9 +117,7 @@ async def _run_engine(
                 raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
 
 
-async def _until_over(
-    engine: Engine, shutdown: Shutdown, announce: Callable[[], Coroutine[Any, Any, None]] | None
-) -> None:
+async def _until_over(engine: Engine, shutdown: Shutdown) -> None:
     """Until a signal, or until the engine has failed for good."""
     async with anyio.create_task_group() as group:
 
@@ -127,8 +126,6 @@ async def _until_over(
             group.cancel_scope.cancel()
 
         group.start_soon(until_failed)
-        if announce is not None:
-            group.start_soon(announce)
         await shutdown.requested.wait()
         group.cancel_scope.cancel()
 

@@ -28,9 +28,9 @@ from troupellm.server.http_side import HttpSide
 
 logger = logging.getLogger("troupellm.server")
 
-FAREWELL_SECONDS = 0.5
+FAREWELL_SECONDS = 1.0
 """What streams get, after the drain, to write their last event."""
-CUT_SECONDS = 1.7
+CUT_SECONDS = 1.8
 """After the drain, farewells and closing included."""
 ABORT_SECONDS = 0.8
 """After the second signal; also what an abort leaves of `FAREWELL_SECONDS` and closing."""

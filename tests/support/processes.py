@@ -155,6 +155,7 @@ async def serving_process(
                     process.kill()
                 with anyio.CancelScope(shield=True):
                     await process.wait()
+                print("".join(["end of the server's log:\n", *server.log[-20:]]))
                 group.cancel_scope.cancel()
 
 
