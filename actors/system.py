@@ -60,7 +60,7 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest).
     """
-    plans = config.scheduler.max_plans_in_flight
+    plans = config.scheduler.plans_in_flight
     requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs
     return (
         Edge("engine", "intake", "PrepareRequest", 64, "wait"),
@@ -257,7 +257,7 @@ class System:
             company.thread,
             company.clock,
             company.config.worker,
-            company.config.scheduler.max_plans_in_flight,
+            company.config.scheduler.plans_in_flight,
         )
 
     def _build_output(self) -> Output:

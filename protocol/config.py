@@ -77,9 +77,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None, _help("prompt tokens that may wait (default: no bound beyond requests)")
     ] = None
     scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("order of the waiting room")] = "fcfs"
+    async_scheduling: Annotated[bool, _help("plan the next step while one runs; off waits for its result")] = True
     max_plans_in_flight: Annotated[
         int, Meta(ge=1, le=2, description="steps planned before the first one has come back")
     ] = 1
+
+    @property
+    def plans_in_flight(self) -> int:
+        """How many there are in the end."""
+        return self.max_plans_in_flight if self.async_scheduling else 1
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +111,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["off", "nan", "0x7f"], _help("debugging: what unwritten KV memory holds, so that reading it shows")
     ] = "off"
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
-    step_timeout: Annotated[Seconds, _help("seconds after which a step counts as hung and the engine fails")] = 300.0
+    step_timeout: Annotated[
+        Seconds, _help("seconds after which a step counts as hung: a process is replaced, a thread fails the engine")
+    ] = 300.0
+    worker_process: Annotated[
+        bool | None, _help("run the model in a process of its own (default: in the server yes, embedded no)")
+    ] = None
+    spare_worker: Annotated[
+        bool, _help("keep a second worker process, which has imported all and waits, to replace one that dies")
+    ] = True
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

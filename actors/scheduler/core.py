@@ -54,7 +54,7 @@ class SchedulerCore:
             len(ready.groups), ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
         )
         self._room = WaitingRoom()
-        self._flights = Flights(config.max_plans_in_flight)
+        self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights)
         self._ledger = Ledger(self._residents, self._room)
         self._planner = Planner(config, self._tables, self._room, self._flights, self._residents, engine_epoch)

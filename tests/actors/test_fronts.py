@@ -164,7 +164,7 @@ async def test_a_slow_reader_pauses_itself_only(engine_of: Any, until: Any, expe
         first = await anext(slow)
         await until(lambda: engine.snapshot().scheduler.paused == 1)
         assert crossed(pair, PauseReader)
-        plans = engine.config.scheduler.max_plans_in_flight
+        plans = engine.config.scheduler.plans_in_flight
         # Both halves of the budget, one token over each, and what the plans under way may add.
         assert engine.snapshot().scheduler.tokens_generated <= 32 + 2 + 2 * plans
         waiting = slow.take_ready()
