@@ -4,12 +4,15 @@ The numbers are those of the list in the fault table: 1 blocks, 2 states, 3 stre
 5 no freeze, 6 no starvation, 7 finite recomputation, 8 prefix keys, 9 everything back at the end.
 """
 
+from itertools import count
 from typing import Any
 
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.snapshot import SchedulerSnapshot
+from troupellm.protocol.worker import StepPlan
 
 
 def check_core(core: SchedulerCore) -> list[str]:
@@ -43,6 +46,37 @@ def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
     if outbox._streaming and undelivered > budget + slack:
         return f"4: request {outbox.request} holds {undelivered} undelivered tokens, the budget is {budget}"
     return None
+
+
+class Turns:
+    """6: whoever came first is scheduled first, unless the policy puts the other one into a better class."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._waiting: dict[int, tuple[int, SubmitRequest]] = {}
+        """By request: its turn and itself; those that were never scheduled."""
+        self._turns = count()
+
+    def arrived(self, message: SubmitRequest) -> None:
+        self._waiting[message.request] = (next(self._turns), message)
+
+    def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
+        for new in plan.new_rows:
+            entry = self._waiting.pop(owners[new.row], None)
+            overtaken = None if entry is None else self._overtaken(*entry, core)
+            if overtaken is not None:
+                return f"6: request {owners[new.row]} was scheduled before request {overtaken}, which came first"
+        return None
+
+    def _overtaken(self, turn: int, message: SubmitRequest, core: SchedulerCore) -> int | None:
+        if self._policy not in ("fcfs", "priority"):
+            return None
+        for number, (earlier, other) in self._waiting.items():
+            request = core._ledger.requests.get(number)
+            waits = earlier < turn and request is not None and not request.paused
+            if waits and (self._policy == "fcfs" or other.priority <= message.priority):
+                return number
+        return None
 
 
 def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:

@@ -15,6 +15,7 @@ from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
     ProgressSink,
+    RowFork,
     StepPlan,
     StepResult,
     StepTimings,
@@ -72,14 +73,16 @@ class OracleWorker:
         for row in plan.retired:
             if self.rows.pop(row, None) is None:
                 self._report(f"step {plan.step} retires row {row}, which the worker does not know")
-        for copy in plan.copies:
-            self.content[copy.group][copy.target] = list(self.content[copy.group][copy.source])
         starts = dict(zip(plan.rows, plan.starts, strict=True))
         for new in plan.new_rows:
             self._add(new, starts.get(new.row, 0))
+        self._fork(plan.forks)
         for change in plan.changes:
-            for table, added in zip(self.rows[change.row].tables, change.appended_blocks, strict=False):
-                table.extend(added)
+            for group, table in enumerate(self.rows[change.row].tables):
+                del table[len(table) - change.dropped_blocks :]
+                table.extend(change.appended_blocks[group] if change.appended_blocks else ())
+        for copy in plan.copies:
+            self.content[copy.group][copy.target] = list(self.content[copy.group][copy.source])
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
         sampled = [self._compute(*column) for column in columns]
         return Ticket(
@@ -105,6 +108,16 @@ class OracleWorker:
             self._report(f"row {new.row} comes anew under epoch {new.epoch}, the worker has {known.epoch}")
         row = self.rows[new.row] = _Row(new)
         row.num_computed = start
+
+    def _fork(self, forks: Sequence[RowFork]) -> None:
+        """Rows go on from what their parents were before this step."""
+        parents = [(self.rows[fork.parent].states, self.rows[fork.parent].tables) for fork in forks]
+        for fork, (states, tables) in zip(forks, parents, strict=True):
+            row = self.rows[fork.row]
+            row.states = states[: fork.num_tokens + 1]
+            row.states.append(extend(row.states[-1], fork.token_id))
+            row.tables = [list(table) for table in tables]
+            row.num_computed = fork.num_tokens
 
     def _compute(self, number: int, epoch: int, start: int, count: int) -> Sequence[int]:
         row = self.rows.get(number)

@@ -12,7 +12,7 @@ import trio
 from simulator.clients import Client
 from simulator.faults import MAILBOXES, Injected, Injector
 from simulator.history import Record, Verdict
-from simulator.invariants import check_baseline, check_core, check_mailbox, check_outbox
+from simulator.invariants import Turns, check_baseline, check_core, check_mailbox, check_outbox
 from simulator.model import chat_template, oracle_language
 from simulator.oracle_worker import OracleWorker, oracle_ready
 from simulator.ports import FaultyWorker, SimClock, SimPool, SimRandomness, SimThread
@@ -69,6 +69,7 @@ class World:
         self._actors: dict[str, Any] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._dying: set[str] = set()
+        self._turns = Turns(scenario.config.scheduler.scheduling_policy)
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
         self._contents: dict[bytes, tuple[Any, ...]] = {}
         self._messages = 0
@@ -240,6 +241,10 @@ class World:
             rows = [spec.row for spec in message.sequences]
             self.row_owner.update((row, message.request) for row in rows)
             self._wanted += len(rows) * (len(message.prompt) // 4 + message.max_tokens)
+        elif isinstance(message, StepPlan) and self._core is not None:
+            wrong = self._turns.planned(message, self.row_owner, self._core)
+            if wrong is not None:
+                self.fail(wrong)
         self.note("sent", box.name, _brief(message))
         wrong = check_mailbox(box)
         if wrong is not None:
@@ -258,6 +263,8 @@ class World:
             self.fail("the engine runs in circles")
         if isinstance(message, StepPlan):
             self._steps += 1
+        elif isinstance(message, SubmitRequest):
+            self._turns.arrived(message)
         self._strike_actor(name)
 
     def idle(self, box: Mailbox[Any, Any]) -> None:

@@ -1,0 +1,136 @@
+"""Deliberate mistakes, to show that the simulator finds such: `python mutations.py [NAME ...]`.
+
+Each is one edit of the engine's source, made while the module is imported in a process of its own; nothing on disk
+changes. Prints the first seed that fails under each, or that none did.
+"""
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+MOST_SEEDS: Final = 2000
+_CHUNK = 50
+_ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    module: str
+    """Under troupellm."""
+    right: str
+    wrong: str
+    """Takes the place of `right`, which occurs once."""
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    "a block is never given back": Mutation(
+        "actors.scheduler.block_pool",
+        "            if references == 0:\n                if",
+        "            if references == 0 and block != 2:\n                if",
+    ),
+    "an evicted block is still found": Mutation(
+        "actors.scheduler.block_pool", "            del self._block_of[key]\n", "            pass\n"
+    ),
+    "a block is found before it is full": Mutation(
+        "actors.scheduler.block_tables",
+        "num_full = sequence.num_confirmed // size",
+        "num_full = (sequence.num_confirmed + 1) // size",
+    ),
+    "blocks are free while a plan may write them": Mutation(
+        "actors.scheduler.residents",
+        "        if sequence.last_step <= self._flights.last_returned:\n            self._tables",
+        "        if True:\n            self._tables",
+    ),
+    "a preempted sequence keeps its epoch": Mutation("actors.scheduler.sequence", "        self.epoch += 1\n", ""),
+    "the last come is the first served": Mutation("actors.scheduler.policy", ", ordinal, index)", ", -ordinal, index)"),
+    "an answer is one token too long": Mutation(
+        "actors.scheduler.results", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
+    ),
+    "a reader who reads again is forgotten": Mutation(
+        "actors.outbox", "self._undelivered <= self._budget / 2", "self._undelivered < self._budget / 2 - 1"
+    ),
+    "a crash leaves those who waited alone": Mutation(
+        "actors.supervise", "                child.on_crash(causes[0], owed)\n", ""
+    ),
+    "an actor that was cancelled stays deaf": Mutation(
+        "actors.supervise", "if self._stopping or all(", "if True or all("
+    ),
+    "the message in hand is lost in a crash": Mutation(
+        "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
+    ),
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Loads one module from its changed source."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname != f"troupellm.{self._mutation.module}":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(fullname, spec.origin, changed_source(self._mutation))
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, fullname: str, path: str, source: str) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> Any:  # past the cache of compiled files
+        return compile(self._source, self.path, "exec")
+
+
+def changed_source(mutation: Mutation) -> str:
+    """Raises ValueError when the edit does not fit the source any more."""
+    source = (_ROOT / (mutation.module.replace(".", "/") + ".py")).read_text()
+    if source.count(mutation.right) != 1:
+        raise ValueError(
+            f"{mutation.module} has {mutation.right!r} {source.count(mutation.right)} times instead of once"
+        )
+    return source.replace(mutation.right, mutation.wrong)
+
+
+def first_failure(name: str, most_seeds: int = MOST_SEEDS) -> tuple[int, str] | None:
+    """The first seed that fails with a mutation, and how; in this process, which must not have imported the engine."""
+    sys.meta_path.insert(0, _Finder(MUTATIONS[name]))
+    from simulator.runner import run_seed
+
+    for seed in range(most_seeds):
+        verdict = run_seed(seed)
+        if verdict.failures:
+            return seed, verdict.failures[0]
+    return None
+
+
+def search(names: Sequence[str], jobs: int) -> dict[str, tuple[int, str] | None]:
+    """By mutation; each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        return dict(zip(names, pool.map(first_failure, names), strict=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(MUTATIONS))
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    found = search(options.names, options.jobs)
+    for name, failure in found.items():
+        print(f"{name}: {'NOT FOUND' if failure is None else f'seed {failure[0]}: {failure[1]}'}")
+    return 1 if None in found.values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
