@@ -5,7 +5,7 @@ stop string; both are let go when the sequence ends.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from troupellm.actors.stop_strings import StopStrings
@@ -106,6 +106,9 @@ class _TableDecoder:
         pieces = self._pieces
         if self.clean:
             try:
+                if len(token_ids) == 1:  # every reader is woken at every step
+                    piece = pieces[token_ids[0]]
+                    return self.step(token_ids[0]) if piece is None else piece
                 return "".join([pieces[token_id] for token_id in token_ids])  # type: ignore[misc]
             except (TypeError, IndexError):  # one is None, or a padded row of the logits
                 pass
@@ -235,6 +238,11 @@ class SequenceText:
     def plain(self) -> bool:
         """No stop string is looked for, so nobody needs to know at once what the tokens say."""
         return self._stops is None
+
+    @property
+    def plain_feed(self) -> Callable[[Sequence[int]], str]:
+        """`feed` for a `plain` text, whose tokens are all used."""
+        return self._decoder.feed
 
     def feed_one(self, token_id: int) -> tuple[str, str | None]:
         """Take one new token; returns text to show, and the stop string when one was met."""

@@ -81,7 +81,7 @@ class LocalOutbox:
     def push(self, delta: Delta) -> None:
         pieces = self._pending.get(delta.index)
         if pieces is None:
-            if not self._accepts(delta):
+            if (not self.started or self.cancelled or self.terminal) and not self._accepts(delta):
                 return
             self._pending[delta.index] = [delta]
         else:

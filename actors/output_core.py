@@ -23,12 +23,14 @@ _PORTION = 2048
 class _Request:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
-    __slots__ = ("dirty", "due", "number", "outbox", "prompt_entries", "prompt_tokens", "rows")
+    __slots__ = ("dirty", "due", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows")
 
     def __init__(self, message: OpenRequest) -> None:
         self.number = message.request
         self.outbox: Outbox = message.outbox
         self.rows = message.rows
+        self.members: list[_Row] = []
+        """Its sequences, ended ones too."""
         self.prompt_tokens = len(message.prompt_token_ids) // 4
         self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
         self.due = 0.0
@@ -38,13 +40,15 @@ class _Request:
 class _Row:
     """A sequence that has not ended."""
 
-    __slots__ = ("ids", "index", "logprobs", "request", "show_stop_token", "started", "stepwise", "text")
+    __slots__ = ("feed", "ids", "index", "logprobs", "request", "show_stop_token", "started", "stepwise", "text")
 
     def __init__(self, index: int, request: _Request, text: SequenceText | None) -> None:
         self.index = index
         self.request = request
         self.text = text
         """None when nothing is to be detokenized."""
+        self.feed: Callable[[Sequence[int]], str] = _no_text if text is None else text.plain_feed
+        """What `ids` say."""
         self.logprobs = False
         self.show_stop_token = False
         self.started = False
@@ -65,8 +69,8 @@ class OutputCore:
         self._flush_interval = flush_interval
         self._requests: dict[int, _Request] = {}
         self._rows: dict[int, _Row] = {}
-        self._keeping: dict[int, list[int]] = {}
-        """`ids` by row, of those that take the hot path."""
+        self._keeping: dict[int, _Row] = {}
+        """Those that take the hot path."""
         self._dirty: list[_Request] = []
         self.next_flush: float | None = None
         """When `flush` has something to do; None while nobody has unseen pieces."""
@@ -121,6 +125,7 @@ class OutputCore:
                     min_tokens=message.min_tokens,
                 )
             row = self._rows[number] = _Row(index, request, text)
+            request.members.append(row)
             row.logprobs = message.logprobs is not None
             row.show_stop_token = message.include_stop_str_in_output
         request.outbox.opened(tuple(memoryview(message.prompt_token_ids).cast("i")))
@@ -134,11 +139,11 @@ class OutputCore:
         for number in finished:
             keeping.pop(number, None)
         for number, count in zip(message.rows, message.token_counts, strict=True):
-            ids = keeping.get(number)
-            if ids is not None and count == 1:
-                if not ids:
-                    self._mark(rows[number].request)
-                ids.append(tokens[offset])
+            kept = keeping.get(number)
+            if kept is not None and count == 1:
+                if not kept.request.dirty:
+                    self._mark(kept.request)
+                kept.ids.append(tokens[offset])
                 offset += 1
                 continue
             start, offset = offset, offset + count
@@ -201,7 +206,7 @@ class OutputCore:
         row.started = True
         if not row.logprobs:
             if row.text is None or row.text.plain:
-                self._keeping[number] = row.ids
+                self._keeping[number] = row
             else:
                 row.stepwise = row.text
         self._wake(row.request, now)
@@ -210,8 +215,7 @@ class OutputCore:
         """Show the tokens that were kept."""
         ids = row.ids
         if ids:
-            text = "" if row.text is None else row.text.feed(ids)[0]
-            row.request.outbox.push(Delta(index=row.index, text=text, token_ids=tuple(ids)))
+            row.request.outbox.push(Delta(index=row.index, text=row.feed(ids), token_ids=tuple(ids)))
             ids.clear()
 
     def _look_for_stop(self, row: _Row, number: int, text: SequenceText, token_id: int, now: float) -> None:
@@ -300,9 +304,8 @@ class OutputCore:
             self._keeping.pop(number, None)
 
     def _settle_all(self, request: _Request) -> None:
-        for number in request.rows:
-            row = self._rows.get(number)
-            if row is not None:
+        for row in request.members:
+            if row.ids:
                 self._settle(row)
 
     def _mark(self, request: _Request) -> None:
@@ -318,3 +321,7 @@ class OutputCore:
         request.dirty = False
         request.due = now + self._flush_interval
         request.outbox.wake()
+
+
+def _no_text(token_ids: Sequence[int]) -> str:
+    return ""

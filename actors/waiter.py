@@ -30,7 +30,8 @@ class AsyncioWaiter:
         return self._future if timeout is None else self._wait_for(timeout)
 
     def wake(self) -> None:
-        self._settle(True)
+        if not self._future.done():
+            self._future.set_result(True)
 
     async def _wait_for(self, timeout: float) -> bool:
         timer = self._loop.call_later(timeout, self._settle, False)
