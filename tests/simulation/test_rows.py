@@ -1,0 +1,151 @@
+"""Rows of the fault table that the simulator proves. Each runs scenarios that are made for its row."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from simulator.faults import ACTORS, CRASHES, Fault
+from simulator.history import Verdict
+from simulator.runner import run_scenario
+from simulator.workload import STALL_TIMEOUT, Ask, Scenario, draw_scenario
+
+from troupellm.protocol.intake import TokensPrompt
+from troupellm.protocol.sampling import SamplingParams
+
+MESSAGES = 12
+"""At how many messages each actor crashes."""
+
+
+def assert_right(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    found = list(verdicts)
+    failures = [f"seed {verdict.seed}: {verdict.failures[0]}" for verdict in found if verdict.failures]
+    assert not failures, "\n".join(failures[:20])
+    return found
+
+
+def changed(scenario: Scenario, *, faults: tuple[Fault, ...] = (), **scheduler: object) -> Scenario:
+    """With these faults and no others, and these scheduler settings."""
+    config = scenario.config
+    settings = msgspec.structs.replace(config.scheduler, **scheduler)
+    return msgspec.structs.replace(scenario, faults=faults, config=msgspec.structs.replace(config, scheduler=settings))
+
+
+def crowd(seed: int, *, size: int, num_blocks: int, prompt: int, answer: int) -> Scenario:
+    """Many readers at once, all patient, in a cache that holds few of them."""
+    random, scenario = Random(seed), draw_scenario(seed)
+    asks = tuple(
+        Ask(
+            number=number,
+            start=0.0,
+            prompt=TokensPrompt(tuple(random.choices(range(1, 30), k=random.randint(1, prompt)))),
+            params=SamplingParams(
+                max_tokens=random.randint(1, answer), temperature=1.0, seed=random.getrandbits(32), ignore_eos=True
+            ),
+            wait=True,
+            streaming=random.random() < 0.5,
+            salt=b"",
+            deadline=None,
+            calm=number >= size - 2,
+        )
+        for number in range(size)
+    )
+    pressure = msgspec.structs.replace(
+        scenario.pressure, num_blocks=num_blocks, block_size=4, max_model_len=4 * num_blocks, groups=1
+    )
+    cache = msgspec.structs.replace(scenario.config.cache, block_size=4)
+    stream = msgspec.structs.replace(scenario.config.stream, stall_timeout=STALL_TIMEOUT)
+    config = msgspec.structs.replace(scenario.config, cache=cache, stream=stream)
+    scenario = msgspec.structs.replace(scenario, asks=asks, pressure=pressure, config=config)
+    return changed(scenario, max_num_seqs=8, max_num_queued_reqs=16, max_num_batched_tokens=64)
+
+
+def test_C4_a_full_cache_preempts_and_everybody_finishes() -> None:
+    """200 requests through 16 blocks: the tokens are those of a solo run, and nothing freezes."""
+    scenario = crowd(1, size=200, num_blocks=16, prompt=20, answer=20)
+    (verdict,) = assert_right([run_scenario(scenario)])
+    assert verdict.finished == 200
+    assert verdict.preemptions > 50
+
+
+def test_C4_random_crowds_in_small_caches() -> None:
+    verdicts = assert_right(
+        run_scenario(crowd(seed, size=12, num_blocks=4 + seed % 8, prompt=6, answer=10)) for seed in range(60)
+    )
+    assert all(verdict.finished == 12 for verdict in verdicts)
+    assert sum(verdict.preemptions > 0 for verdict in verdicts) > 30
+
+
+@pytest.mark.parametrize("kind", CRASHES)
+@pytest.mark.parametrize("actor", ACTORS)
+def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str) -> None:
+    """Whoever falls, at whatever message: everybody is answered, and the engine serves on or has failed for good."""
+    stay = Fault("client", "stall", 1, span=4)  # long enough for the stall watch to look several times
+    hits = set()
+    for at in range(1, MESSAGES + 1):
+        scenarios = (crowd(seed, size=MESSAGES + 2, num_blocks=6, prompt=6, answer=8) for seed in range(3))
+        found = assert_right(run_scenario(changed(one, faults=(stay, Fault(actor, kind, at)))) for one in scenarios)
+        hits |= {at for verdict in found if (actor, kind) in verdict.hits}
+    assert len(hits) >= (2 if actor == "stalls" else MESSAGES), f"only messages {sorted(hits)} were met"
+
+
+def test_E7_mailboxes_of_one_message_never_deadlock() -> None:
+    scenarios = [draw_scenario(seed) for seed in range(2000, 2400)]
+    small = [scenario for scenario in scenarios if scenario.pressure.smallest_mailboxes]
+    assert len(small) > 100
+    assert_right(run_scenario(scenario) for scenario in small)
+
+
+def departures(seeds: range) -> Iterable[Verdict]:
+    """Every client leaves, at a moment that the seed picks."""
+    leave = (Fault("client", "disconnect", 1, span=100),)
+    return (run_scenario(changed(draw_scenario(seed), faults=leave)) for seed in seeds)
+
+
+def test_D3_clients_leave_at_random_moments() -> None:
+    verdicts = assert_right(departures(range(300)))
+    assert sum(verdict.hits.get(("client", "disconnect"), 0) for verdict in verdicts) > 600
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_D3_ten_thousand_departures() -> None:
+    assert_right(departures(range(5000)))
+
+
+def flooded(seed: int) -> Scenario:
+    """One stream runs while long prompts arrive behind it; all budgets are small."""
+    scenario = crowd(seed, size=10, num_blocks=200, prompt=4, answer=4)
+    first, *others = scenario.asks
+    stream = msgspec.structs.replace(
+        first, streaming=True, params=SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    )
+    random = Random(seed)
+    floods = tuple(
+        msgspec.structs.replace(
+            ask,
+            start=random.uniform(0.05, 0.2),
+            prompt=TokensPrompt(tuple(random.choices(range(1, 30), k=300))),
+            calm=False,
+        )
+        for ask in others
+    )
+    stream_config = msgspec.structs.replace(scenario.config.stream, stream_budget_tokens=10_000, flush_interval=0.0)
+    scenario = msgspec.structs.replace(
+        scenario, asks=(stream, *floods), config=msgspec.structs.replace(scenario.config, stream=stream_config)
+    )
+    return changed(scenario, max_num_batched_tokens=16, enable_chunked_prefill=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_D7_long_prompts_do_not_hold_up_a_running_stream(seed: int) -> None:
+    """The stream has a token in every step that it can be in: no gap is longer than the plans under way."""
+    scenario = flooded(seed)
+    verdict = run_scenario(scenario, tracing=True)
+    assert_right([verdict])
+    shown = [event[0] for event in verdict.trace if event[1:3] == ("delta", 0)]
+    gaps = [later - earlier for earlier, later in pairwise(shown)]
+    assert len(gaps) >= 20
+    longest_step = 2 * scenario.pressure.step_seconds
+    assert max(gaps) <= longest_step * (1 + scenario.config.scheduler.max_plans_in_flight) + 0.01
