@@ -62,6 +62,22 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
 
 
+class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant (one API key) may use. Limits are for this tenant alone; None is no limit."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$")]
+    """Shows in logs and metrics."""
+    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
+    """Its part of the whole under the fair policy, relative to the others."""
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    """Under the priority policy: lower runs earlier, before the priority that a request asks for counts."""
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    """Prompt and generated tokens together."""
+    max_concurrency: PositiveInt | None = None
+    """Sequences inside the engine at once: a request with n answers counts n times."""
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What runs in a step, and what may wait."""
 
@@ -76,7 +92,22 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: Annotated[
         PositiveInt | None, _help("prompt tokens that may wait (default: no bound beyond requests)")
     ] = None
-    scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("order of the waiting room")] = "fcfs"
+    scheduling_policy: Annotated[
+        Literal["fair", "fcfs", "priority"],
+        _help("order of the waiting room; fair: equal shares for all API keys, and first come first served within one"),
+    ] = "fair"
+    queue_timeout: Annotated[
+        Seconds | None, _help("seconds a request may wait to begin; then it is refused with 503 (default: no bound)")
+    ] = None
+    max_num_prefill_tokens: Annotated[
+        PositiveInt | Auto, _help("prompt tokens computed in one step; auto: as many as keep the device busy")
+    ] = "auto"
+    itl_target_ms: Annotated[
+        float,
+        Meta(ge=0.0, description="milliseconds between the tokens of running streams while prompts come; 0 is off"),
+    ] = 200.0
+    tenants: tuple[TenantConfig, ...] = ()
+    """Whose names are known, with their shares and limits; the server reads them from its key file."""
     async_scheduling: Annotated[bool, _help("plan the next step while one runs; off waits for its result")] = True
     max_plans_in_flight: Annotated[
         int, Meta(ge=1, le=2, description="steps planned before the first one has come back")

@@ -238,6 +238,10 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     memory_free_bytes: int
     load_seconds: float
+    saturation_tokens: int = 0
+    """From so many tokens on a step does no more of them per second; 0 was not measured."""
+    saturation_seconds: float = 0.0
+    """What a step of so many takes."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

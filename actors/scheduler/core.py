@@ -13,8 +13,10 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
+from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
+from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
@@ -33,6 +35,8 @@ from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 _EARLY_ABORTS = 1024
 """How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
 _SPARE_DEADLINES = 64
+_PRIORITY_SPAN = 2**33
+"""More than priorities of requests differ by: that of the tenant counts before them."""
 
 
 class SchedulerCore:
@@ -53,16 +57,29 @@ class SchedulerCore:
         self._tables = BlockTables(
             len(ready.groups), ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
         )
-        self._room = WaitingRoom()
+        self._tenants = {tenant.name: tenant for tenant in config.tenants}
+        shares = Shares({tenant.name: tenant.weight for tenant in config.tenants})
+        self._room = WaitingRoom(shares)
+        self._prefill_budget = PrefillBudget(config, ready)
         self._flights = Flights(config.plans_in_flight)
-        self._residents = Residents(self._tables, self._room, self._flights)
+        self._residents = Residents(self._tables, self._room, self._flights, shares)
         self._ledger = Ledger(self._residents, self._room)
-        self._planner = Planner(config, self._tables, self._room, self._flights, self._residents, engine_epoch)
+        self._planner = Planner(
+            config,
+            self._tables,
+            self._room,
+            self._flights,
+            self._residents,
+            shares,
+            self._prefill_budget,
+            engine_epoch,
+        )
         self._updates = Updates(self._ledger, self._residents, self._tables, ready.vocab_width)
         self._deadlines: list[tuple[float, int]] = []
         self._early_aborts: dict[int, None] = {}
         """Requests that were aborted before they came, oldest first."""
         self._draining = False
+        self._fair = config.scheduling_policy == "fair"
         self._num_submitted = 0
 
     @property
@@ -90,10 +107,12 @@ class SchedulerCore:
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
-        request = Request(message, self._prompt_keys(message))
+        request = Request(message, self._prompt_keys(message), tenant=message.tenant if self._fair else "")
         tokens = array("i", message.prompt)
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
         self._num_submitted += 1
+        known = self._tenants.get(message.tenant)
+        priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
         request.sequences = tuple(
             Sequence(
                 request,
@@ -103,7 +122,7 @@ class SchedulerCore:
                 message,
                 limit=limit,
                 num_groups=len(self._ready.groups),
-                arrival_key=arrival_key(self._config.scheduling_policy, message.priority, self._num_submitted, index),
+                arrival_key=arrival_key(self._config.scheduling_policy, priority, self._num_submitted, index),
             )
             for index, spec in enumerate(message.sequences)
         )
@@ -187,6 +206,12 @@ class SchedulerCore:
         self._ledger.now = now
         flight = self._flights.land(result.step) if result.engine_epoch == self._engine_epoch else None
         if flight is not None:
+            self._prefill_budget.learn(
+                prefill_tokens=flight.prefill_tokens,
+                decode_rows=len(flight.rows) - len(flight.prefills),
+                planned_at=flight.planned_at,
+                now=now,
+            )
             return self._updates.apply(flight, result, now)
         self._updates.num_dropped += len(result.rows)
         return self._ledger.take(result.step) or StepOutput(step=result.step)

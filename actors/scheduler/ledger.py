@@ -27,6 +27,7 @@ class Ledger:
 
     def open(self, request: Request) -> None:
         """Let a request in. Where it pays, its other sequences wait for the first to compute their prompt."""
+        self._room.arrive(request.tenant)
         self.requests[request.number] = request
         request.num_live = len(request.sequences)
         for sequence in request.sequences:

@@ -8,8 +8,10 @@ step's tokens, its rows or the blocks are used up.
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.worker import NewRow, RowChange, StepPlan
 
@@ -26,11 +28,15 @@ class SchedulerFrozen(RuntimeError):
 class _Draft:
     """One plan while it is drawn up; parallel lists."""
 
-    __slots__ = ("budget", "changes", "counts", "expected", "flight", "new_rows", "plain", "sequences", "starts")
+    __slots__ = (
+        "budget", "changes", "counts", "expected", "flight", "new_rows", "plain", "prefill", "sequences", "starts",
+    )  # fmt: skip
 
     def __init__(self, flight: Flight, budget: int) -> None:
         self.flight = flight
         self.budget = budget
+        self.prefill = budget
+        """How much of it may go to prompts."""
         self.sequences: list[Sequence] = []
         self.starts: list[int] = []
         self.counts: list[int] = []
@@ -59,6 +65,8 @@ class Planner:
         room: WaitingRoom,
         flights: Flights,
         residents: Residents,
+        shares: Shares,
+        prefill_budget: PrefillBudget,
         engine_epoch: int,
     ) -> None:
         self._max_rows = config.max_num_seqs
@@ -68,9 +76,13 @@ class Planner:
         self._room = room
         self._flights = flights
         self._residents = residents
+        self._shares = shares
+        self._prefill_budget = prefill_budget
         self._engine_epoch = engine_epoch
         self.step = 0
         """Plans made."""
+        self._blocked: Sequence | None = None
+        """Who was next in the last plan and did not get enough blocks."""
         self._last = Flight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
 
@@ -79,6 +91,7 @@ class Planner:
         flight = Flight(self.step, now)
         draft = _Draft(flight, self._max_tokens)
         running = self._residents.running
+        self._make_way()
         turn = list(running.values())
         most = min(self._max_rows, self._max_tokens)
         if len(turn) > most:  # resumed readers came on top: those who waited longest go first
@@ -86,9 +99,14 @@ class Planner:
         others = self._plan_decodes(draft, turn)
         preemptions = self._residents.num_preemptions
         starved = False
-        for sequence in others:
-            if sequence.row in running:
-                starved = not self._plan_span(draft, sequence) or starved
+        if others or len(self._room):
+            streaming = any(sequence.request.streaming for sequence in draft.sequences)
+            draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming)
+            kept_back = self._keep_back(draft, others)
+            for sequence in others:
+                if sequence.row in running and not self._plan_span(draft, sequence):
+                    starved = starved or not (kept_back and draft.prefill <= 0)
+            draft.prefill += kept_back
         if self._residents.num_preemptions > preemptions:
             draft.drop_preempted()
         elif not starved:
@@ -96,7 +114,42 @@ class Planner:
         if not draft.sequences:
             self._check_not_frozen()
             return None
+        self._shares.charge_step()
         return self._seal(draft)
+
+    def _make_way(self) -> None:
+        """Let a tenant who runs less than a fair share have a row, or the blocks that its next sequence lacked.
+
+        One sequence per plan gives way, before anything is planned: what it computed mostly stays in the prefix cache.
+        """
+        blocked, self._blocked = self._blocked, None
+        if not len(self._room) or self._residents.blocks_leaving:
+            return
+        first = self._room.first()
+        if first is None or (len(self._residents.running) < self._max_rows and first is not blocked):
+            return
+        victim = self._residents.in_the_way(first)
+        if victim is not None:
+            self._residents.preempt(victim)
+
+    def _keep_back(self, draft: _Draft, others: list[Sequence]) -> int:
+        """Half of the step's prompt tokens are kept for the waiting room's first, whose tenant was served less than
+        those whose prompts are under way. Of these, who was served least goes first.
+        """
+        if not others or len(self._shares.running) + len(self._room) < 2:
+            return 0
+        served = self._shares.served
+        if len(self._shares.running) > 1:
+            others.sort(key=lambda sequence: served(sequence.request.tenant))
+        first = self._room.first()
+        if first is None or len(self._residents.running) >= self._max_rows:
+            return 0
+        least = min(served(sequence.request.tenant) for sequence in others)
+        if served(first.request.tenant) >= least or draft.prefill < 2:
+            return 0
+        half = draft.prefill // 2
+        draft.prefill -= half
+        return half
 
     def _plan_decodes(self, draft: _Draft, turn: list[Sequence]) -> list[Sequence]:
         """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
@@ -165,8 +218,12 @@ class Planner:
 
     def _allowed(self, wanted: int, draft: _Draft) -> int:
         """Tokens of the budget for a sequence. Without chunking all or none, except what exceeds a whole step."""
-        if wanted <= draft.budget or self._chunked:
-            return min(wanted, draft.budget)
+        if wanted == 1:
+            return min(1, draft.budget)
+        if self._chunked:
+            return max(0, min(wanted, draft.budget, draft.prefill))
+        if wanted <= draft.budget:
+            return wanted if draft.prefill > 0 else 0
         return draft.budget if draft.budget == self._max_tokens else 0
 
     def _take_span(self, draft: _Draft, sequence: Sequence, start: int, count: int) -> None:
@@ -179,6 +236,7 @@ class Planner:
             sequence.open_fence()
         if count > 1 or not sequence.decoding:
             draft.flight.prefills.append((sequence, sequence.epoch, count, samples))
+            draft.prefill -= count
         draft.sequences.append(sequence)
         draft.starts.append(start)
         draft.counts.append(count)
@@ -196,6 +254,7 @@ class Planner:
             reserve = -(-tables.num_blocks // _RESERVE_SHARE) if residents.running else 0
             while not residents.start(sequence, reserve):
                 if residents.blocks_leaving or not residents.paused:
+                    self._blocked = sequence
                     return
                 victim = residents.victim()
                 if victim is None:
@@ -208,6 +267,8 @@ class Planner:
         if request.scheduled is None:
             request.scheduled = now
             request.cached_tokens = min(sequence.num_computed, request.num_prompt_tokens)
+        if sequence.epoch == 0:  # who computes again after a preemption has paid
+            self._shares.charge(request.tenant, len(sequence.tokens) - sequence.num_computed)
         draft.new_rows.append(
             NewRow(
                 row=sequence.row,

@@ -4,6 +4,7 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence, State
+from troupellm.actors.scheduler.shares import Shares
 
 
 class Residents:
@@ -12,10 +13,11 @@ class Residents:
     Blocks that a plan in flight may write come back when that plan has returned; until then they are on their way.
     """
 
-    def __init__(self, tables: BlockTables, room: WaitingRoom, flights: Flights) -> None:
+    def __init__(self, tables: BlockTables, room: WaitingRoom, flights: Flights, shares: Shares) -> None:
         self._tables = tables
         self._room = room
         self._flights = flights
+        self._shares = shares
         self.running: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
         self.held: set[int] = set()
@@ -38,15 +40,18 @@ class Residents:
         self._room.remove(sequence)
         sequence.handle(Event.START)
         self.running[sequence.row] = sequence
+        self._shares.runs(sequence.request.tenant)
         return True
 
     def pause(self, sequence: Sequence) -> None:
         sequence.handle(Event.PAUSE)
         self.paused[sequence.row] = self.running.pop(sequence.row)
+        self._shares.rests(sequence.request.tenant)
 
     def resume(self, sequence: Sequence) -> None:
         sequence.handle(Event.RESUME)
         self.running[sequence.row] = self.paused.pop(sequence.row)
+        self._shares.runs(sequence.request.tenant)
 
     def hold(self, sequence: Sequence) -> None:
         """From the waiting room to those who wait for their reader first."""
@@ -60,9 +65,28 @@ class Residents:
         self.held.remove(sequence.row)
 
     def victim(self) -> Sequence | None:
-        """Who gives up blocks next: readers that do not read before those that do, the latest served first."""
+        """Who gives up blocks next: readers that do not read before those that do, then the tenant that was served
+        most, then who came last.
+        """
         candidates = self.paused or self.running
-        return max(candidates.values(), key=lambda sequence: sequence.arrival_key, default=None)
+        return max(candidates.values(), key=self._age, default=None)
+
+    def in_the_way(self, waiting: Sequence) -> Sequence | None:
+        """Who should make room for the first of the waiting room: the last to come of the tenant that runs most.
+
+        None while nobody has more than a fair share, so that nobody who makes room can ask for it back.
+        """
+        shares, tenant = self._shares, waiting.request.tenant
+        most = max(shares.running, key=shares.rows, default=tenant)
+        after = shares.rows(most) - shares.row_share(most)
+        if most == tenant or after < shares.rows(tenant) + shares.row_share(tenant):
+            return None
+        candidates = [sequence for sequence in self.running.values() if sequence.request.tenant == most]
+        return max(candidates, key=self._age)
+
+    def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
+        """Greater gives way first."""
+        return self._shares.served(sequence.request.tenant), sequence.arrival_key
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks away. What was computed is computed again later, from all tokens so far."""
@@ -111,7 +135,8 @@ class Residents:
         return ended
 
     def _leave(self, sequence: Sequence) -> None:
-        self.running.pop(sequence.row, None)
+        if self.running.pop(sequence.row, None) is not None:
+            self._shares.rests(sequence.request.tenant)
         self.paused.pop(sequence.row, None)
         self.held.discard(sequence.row)
         if sequence.known_to_worker:
@@ -143,6 +168,10 @@ class Residents:
                 for block in tables[group]:
                     owners[block] = owners.get(block, 0) + 1
             pool.assert_invariants(owners)
+        counted: dict[str, int] = {}
+        for sequence in self.running.values():
+            counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
+        assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
         for sequence in (*self.running.values(), *self.paused.values()):
             assert sequence.num_computed <= sequence.capacity, "positions without blocks"
             assert sequence.capacity == len(sequence.tables[0]) * self._tables.block_size, "capacity is not the tables'"

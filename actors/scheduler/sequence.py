@@ -104,12 +104,20 @@ class Request:
         "scheduled",
         "sequences",
         "stop_or_eos",
+        "streaming",
+        "tenant",
     )
 
-    def __init__(self, message: SubmitRequest, prompt_keys: list[bytes]) -> None:
-        """prompt_keys: the root of the prefix cache's key chain, then a key per full block; none without that cache."""
+    def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
+        """
+        Args:
+            prompt_keys: the root of the prefix cache's key chain, then a key per full block; none without that cache.
+            tenant: whose share it is served from.
+        """
         self.number = message.request
         self.request_id = message.request_id
+        self.tenant = tenant
+        self.streaming = message.streaming
         self.arrival = message.arrival
         self.deadline = message.deadline
         self.priority = message.priority

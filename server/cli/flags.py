@@ -70,6 +70,8 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:
+        if isinstance(field.type, inspect.VarTupleType) and isinstance(field.type.item_type, inspect.StructType):
+            continue  # a table: comes from a file of its own
         description, kinds, choices = "", [], []
         pending: list[Any] = [field.type]
         while pending:

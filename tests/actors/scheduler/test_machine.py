@@ -29,7 +29,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "max_num_batched_tokens": st.sampled_from([1, 3, 8, 64]),
                 "max_plans_in_flight": st.sampled_from([1, 2]),
                 "enable_chunked_prefill": st.booleans(),
-                "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+                "scheduling_policy": st.sampled_from(["fair", "fair", "fcfs", "priority"]),
+                "max_num_prefill_tokens": st.sampled_from(["auto", 1, 2, 5]),
             }
         ),
     )
@@ -58,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from([0, 0, 2]),
         priority=st.integers(0, 1),
         salt=st.sampled_from([b"", b"", b"tenant"]),
+        tenant=st.sampled_from(["", "a", "b"]),
     )
     def submit(
         self,
@@ -68,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         priority: int,
         salt: bytes,
+        tenant: str,
     ) -> None:
         request = len(self.rows) + 1
         min_tokens = min(min_tokens, max_tokens)
@@ -86,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 min_tokens=min_tokens,
                 priority=priority,
                 cache_salt=salt,
+                tenant=tenant,
                 eos_token_ids=frozenset({EOS}),
                 stop_token_ids=frozenset({1}),
             )

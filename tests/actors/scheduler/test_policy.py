@@ -7,6 +7,7 @@ from oracle import submission
 
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.sequence import Request, Sequence
+from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.worker import SamplingState
 
 
@@ -35,7 +36,7 @@ def drain(room: WaitingRoom) -> list[int]:
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2, 3, 4]), ("priority", [3, 2, 4, 1])])
 def test_order_of_service(policy: str, order: list[int]) -> None:
-    room = WaitingRoom()
+    room = WaitingRoom(Shares())
     for ordinal, priority in ((4, 1), (2, 0), (1, 5), (3, -1)):
         room.add(waiting(policy, priority, ordinal))
     assert drain(room) == order
@@ -43,7 +44,7 @@ def test_order_of_service(policy: str, order: list[int]) -> None:
 
 
 def test_who_comes_back_is_served_before_later_arrivals() -> None:
-    room = WaitingRoom()
+    room = WaitingRoom(Shares())
     first, second = waiting("fcfs", 0, 1), waiting("fcfs", 0, 2)
     room.add(first)
     room.add(second)
@@ -55,7 +56,7 @@ def test_who_comes_back_is_served_before_later_arrivals() -> None:
 
 
 def test_removal_is_idempotent_and_nobody_waits_twice() -> None:
-    room = WaitingRoom()
+    room = WaitingRoom(Shares())
     one = waiting("fcfs", 0, 1)
     room.remove(one)
     room.add(one)
@@ -68,11 +69,11 @@ def test_removal_is_idempotent_and_nobody_waits_twice() -> None:
 
 
 def test_removed_entries_do_not_pile_up_behind_a_blocked_head() -> None:
-    room = WaitingRoom()
+    room = WaitingRoom(Shares())
     room.add(waiting("fcfs", 0, 0))
     for ordinal in range(1, 1000):
         gone = waiting("fcfs", 0, ordinal)
         room.add(gone)
         room.remove(gone)
-    assert len(room._heap) < 100
+    assert len(room._lines[""]._heap) < 100
     assert drain(room) == [0]

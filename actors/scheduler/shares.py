@@ -1,0 +1,76 @@
+"""Fair shares: a virtual token counter per tenant.
+
+A tenant's counter grows with what it is served, divided by its weight: a prompt's tokens when it starts, and a token
+for each of its running sequences in every step. Who has the smallest counter is served next, so tenants who want more
+than there is get equal parts of it, whatever they send. A tenant who comes back after a rest starts level with the one
+who was served least: time in which it asked for nothing earns it nothing. ("Fairness in Serving Large Language Models",
+OSDI 2024.)
+"""
+
+from collections.abc import Iterable, Mapping
+
+_GENERATED_COST = 2.0
+"""A generated token takes a step of its own, a prompt's tokens share one."""
+_MOST_REMEMBERED = 4096
+"""Counters of tenants who have nothing open; beyond this the smallest, which matter least, are forgotten."""
+
+
+class Shares:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """weights: of the tenants whose weight is not 1."""
+        self._weights = dict(weights or {})
+        self._served: dict[str, float] = {}
+        self._rows: dict[str, int] = {}
+        """Running sequences, of those tenants who have any."""
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        """Running sequences by tenant."""
+        return self._rows
+
+    def served(self, tenant: str) -> float:
+        """Virtual tokens. Comparable between tenants, grows only."""
+        return self._served.get(tenant, 0.0)
+
+    def rows(self, tenant: str) -> float:
+        """Running sequences over the tenant's weight."""
+        return self._rows.get(tenant, 0) / self._weights.get(tenant, 1.0)
+
+    def row_share(self, tenant: str) -> float:
+        """What one sequence adds to `rows`."""
+        return 1.0 / self._weights.get(tenant, 1.0)
+
+    def arrive(self, tenant: str, waiting: Iterable[str]) -> None:
+        """A tenant with nothing waiting or running asks for something."""
+        others = [self.served(other) for other in {*self._rows, *waiting} if other != tenant]
+        if others:
+            self._served[tenant] = max(self.served(tenant), min(others))
+            if len(self._served) > _MOST_REMEMBERED:
+                self._forget({tenant, *self._rows, *waiting})
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """So many tokens of a prompt are computed for a tenant."""
+        self._served[tenant] = self.served(tenant) + tokens / self._weights.get(tenant, 1.0)
+
+    def charge_step(self) -> None:
+        """Every running sequence gets a token. Costs nothing while one tenant runs alone."""
+        if len(self._rows) > 1:
+            for tenant, rows in self._rows.items():
+                self._served[tenant] = self.served(tenant) + _GENERATED_COST * rows / self._weights.get(tenant, 1.0)
+
+    def runs(self, tenant: str) -> None:
+        """One more sequence of a tenant runs."""
+        self._rows[tenant] = self._rows.get(tenant, 0) + 1
+
+    def rests(self, tenant: str) -> None:
+        """One of its running sequences does not any more."""
+        left = self._rows[tenant] - 1
+        if left:
+            self._rows[tenant] = left
+        else:
+            del self._rows[tenant]
+
+    def _forget(self, kept: set[str]) -> None:
+        idle = sorted((served, tenant) for tenant, served in self._served.items() if tenant not in kept)
+        for _, tenant in idle[: max(1, len(idle) // 2)] if idle else ():
+            del self._served[tenant]
