@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 
 _GENERATED_COST = 2.0
 """A generated token takes a step of its own, a prompt's tokens share one."""
+_HEAD_START = 1.0
+"""Virtual tokens by which who comes after a rest goes before those who are level with it."""
 _MOST_REMEMBERED = 4096
 """Counters of tenants who have nothing open; beyond this the smallest, which matter least, are forgotten."""
 
@@ -44,7 +46,7 @@ class Shares:
         """A tenant with nothing waiting or running asks for something."""
         others = [self.served(other) for other in {*self._rows, *waiting} if other != tenant]
         if others:
-            self._served[tenant] = max(self.served(tenant), min(others))
+            self._served[tenant] = max(self.served(tenant), min(others) - _HEAD_START)
             if len(self._served) > _MOST_REMEMBERED:
                 self._forget({tenant, *self._rows, *waiting})
 
@@ -53,10 +55,9 @@ class Shares:
         self._served[tenant] = self.served(tenant) + tokens / self._weights.get(tenant, 1.0)
 
     def charge_step(self) -> None:
-        """Every running sequence gets a token. Costs nothing while one tenant runs alone."""
-        if len(self._rows) > 1:
-            for tenant, rows in self._rows.items():
-                self._served[tenant] = self.served(tenant) + _GENERATED_COST * rows / self._weights.get(tenant, 1.0)
+        """Every running sequence gets a token; O(tenants), not O(sequences)."""
+        for tenant, rows in self._rows.items():
+            self._served[tenant] = self.served(tenant) + _GENERATED_COST * rows / self._weights.get(tenant, 1.0)
 
     def runs(self, tenant: str) -> None:
         """One more sequence of a tenant runs."""

@@ -1,0 +1,108 @@
+"""How many prompt tokens a step computes."""
+
+import msgspec
+import pytest
+from oracle import Harness, make_core, ready, submission
+
+from troupellm.actors.scheduler.prefill_budget import LEAST_TOKENS, PrefillBudget
+from troupellm.protocol.config import SchedulerConfig
+
+MEASURED = msgspec.structs.replace(ready(), saturation_tokens=128, saturation_seconds=0.128)
+
+
+def budget(**config: object) -> PrefillBudget:
+    return PrefillBudget(SchedulerConfig(**config), MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({}, 128),
+        ({"max_num_batched_tokens": 64}, 64),
+        ({"max_num_prefill_tokens": 512}, 512),
+        ({"max_num_prefill_tokens": 9999}, 2048),
+    ],
+)
+def test_without_streams_it_is_what_fills_the_device(config: dict[str, int], most: int) -> None:
+    made = budget(**config)
+    assert made.most == made.tokens(100, streaming=False) == made.tokens(0, streaming=True) == most
+
+
+def test_what_was_not_measured_is_bounded_by_the_step() -> None:
+    assert PrefillBudget(SchedulerConfig(), ready()).tokens(0, streaming=False) == 2048
+
+
+def test_streams_bound_it_to_their_target() -> None:
+    made = budget(itl_target_ms=60.0)
+    assert made.tokens(4, streaming=True) == 60  # a millisecond each, as measured at the start
+    assert budget(itl_target_ms=0.0).tokens(4, streaming=True) == 128
+
+
+def test_it_follows_what_steps_take() -> None:
+    """A device whose steps take 20 ms and 3 ms per prompt token comes to 100 ms, whatever it was thought to take."""
+    made = budget(itl_target_ms=100.0)
+    now = 0.0
+    for turn in range(40):
+        tokens = made.tokens(4, streaming=True) if turn % 4 else 0
+        begin, now = now, now + 0.020 + 0.003 * tokens
+        made.learn(prefill_tokens=tokens, decode_rows=4, planned_at=begin, now=now)
+    assert made.tokens(4, streaming=True) == pytest.approx(80 / 3, abs=1)
+
+
+def test_it_converges_also_when_no_step_was_ever_without_prompts() -> None:
+    made = budget(itl_target_ms=100.0)
+    now = 0.0
+    for _ in range(60):
+        tokens = made.tokens(4, streaming=True)
+        begin, now = now, now + 0.020 + 0.001 * tokens
+        made.learn(prefill_tokens=tokens, decode_rows=4, planned_at=begin, now=now)
+    assert 0.020 + 0.001 * made.tokens(4, streaming=True) == pytest.approx(0.100, rel=0.05)
+
+
+def test_prompts_do_not_starve_where_decoding_alone_misses_the_target() -> None:
+    made = budget(itl_target_ms=50.0)
+    made.learn(prefill_tokens=0, decode_rows=4, planned_at=0.0, now=0.1)
+    assert made.tokens(4, streaming=True) == 100  # as long again as a step without prompts
+    slow = budget(itl_target_ms=1.0)
+    assert slow.tokens(4, streaming=True) == LEAST_TOKENS
+
+
+def test_a_step_that_waited_behind_another_is_not_charged_for_that() -> None:
+    made = budget(itl_target_ms=50.0)
+    made.learn(prefill_tokens=0, decode_rows=4, planned_at=0.0, now=1.0)
+    made.learn(prefill_tokens=0, decode_rows=4, planned_at=0.1, now=1.01)
+    assert made._decode[3] == pytest.approx(0.7 * 1.0 + 0.3 * 0.01)
+
+
+def test_prompts_that_come_together_get_their_first_tokens_one_after_another() -> None:
+    made = ready(num_blocks=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=12), made)
+    for request in range(1, 5):
+        harness.submit(submission(request, [request] * 12, max_tokens=6))
+    for _ in range(4):
+        harness.step()
+    assert [plan.counts for plan in harness.plans[:4]] == [(12,), (1, 12), (1, 1, 12), (1, 1, 1, 12)]
+
+
+def test_the_budget_bounds_a_step_of_many_and_leaves_decoding_alone() -> None:
+    made = ready(num_blocks=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=5, max_num_seqs=16), made)
+    for request in range(1, 13):
+        harness.submit(submission(request, [request] * 7, max_tokens=20))
+    while harness.step():
+        counts = harness.plans[-1].counts
+        new = {row.row for row in harness.plans[-1].new_rows}
+        prompts = sum(count for count in counts if count > 1) + len(new & {row for row in new if counts == ()})
+        assert prompts <= 5
+    assert len(harness.reader.closed) == 12
+    assert max(len(plan.rows) for plan in harness.plans) > 5
+
+
+def test_without_chunking_the_budget_ends_admission_and_splits_nothing() -> None:
+    made = ready(num_blocks=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=5, enable_chunked_prefill=False), made)
+    for request in range(1, 4):
+        harness.submit(submission(request, [request] * 7, max_tokens=4))
+    for _ in range(3):
+        harness.step()
+    assert [plan.counts for plan in harness.plans[:3]] == [(7,), (1, 7), (1, 1, 7)]

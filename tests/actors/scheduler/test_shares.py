@@ -1,0 +1,187 @@
+"""Fair shares: whose turn it is, who makes way, and what a rest earns."""
+
+from collections import Counter
+
+import pytest
+from oracle import Harness, make_core, ready, stream_of, submission
+
+from troupellm.actors.scheduler.shares import Shares
+from troupellm.protocol.config import TenantConfig
+
+NEVER = frozenset[int]()
+
+
+def flood(harness: Harness, tenant: str, first: int, requests: int, length: int = 6, max_tokens: int = 8) -> None:
+    for request in range(first, first + requests):
+        harness.submit(submission(request, [1 + request % 40] * length, tenant=tenant, max_tokens=max_tokens))
+
+
+def served_first(harness: Harness) -> list[int]:
+    """Requests in the order of their first steps."""
+    order: list[int] = []
+    for plan in harness.plans:
+        order += [new.row // 100 for new in plan.new_rows if new.row // 100 not in order]
+    return order
+
+
+def test_tenants_take_turns_whatever_they_have_queued() -> None:
+    harness = Harness(make_core(max_num_seqs=1))
+    flood(harness, "loud", 1, 10)
+    flood(harness, "quiet", 11, 3)
+    harness.run()
+    order = ["loud" if request <= 10 else "quiet" for request in served_first(harness)]
+    assert order[:6].count("quiet") == 3
+
+
+def test_within_a_tenant_the_first_to_come_is_the_first_served() -> None:
+    harness = Harness(make_core(max_num_seqs=1))
+    flood(harness, "a", 1, 5)
+    flood(harness, "b", 6, 5)
+    harness.run()
+    order = served_first(harness)
+    assert [request for request in order if request <= 5] == [1, 2, 3, 4, 5]
+    assert [request for request in order if request > 5] == [6, 7, 8, 9, 10]
+
+
+def test_first_come_first_served_looks_at_no_tenant() -> None:
+    harness = Harness(make_core(max_num_seqs=1, scheduling_policy="fcfs"))
+    flood(harness, "loud", 1, 4)
+    flood(harness, "quiet", 5, 2)
+    harness.run()
+    assert served_first(harness) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("long", [6, 24])
+def test_equal_parts_are_counted_in_tokens_and_not_in_requests(long: int) -> None:
+    """One tenant sends prompts that are `long`, the other short ones; both always have more to ask for."""
+    core = make_core(ready(num_blocks=200), max_num_seqs=2, max_num_batched_tokens=12, max_num_prefill_tokens=8)
+    harness = Harness(core, ready(num_blocks=200))
+    flood(harness, "long", 1, 40, length=long, max_tokens=2)
+    flood(harness, "short", 101, 200, length=3, max_tokens=2)
+    tokens: Counter[str] = Counter()
+    for _ in range(60):
+        harness.step()
+    for plan in harness.plans:
+        for new in plan.new_rows:
+            request = new.row // 100
+            tokens["long" if request <= 40 else "short"] += (long if request <= 40 else 3) + 2 * 2
+    assert 0.7 < tokens["long"] / tokens["short"] < 1.4  # turn by turn it would be up to 4
+
+
+def test_a_weight_is_a_part_of_the_whole() -> None:
+    tenants = (TenantConfig(name="gold", weight=3.0), TenantConfig(name="tin"))
+    harness = Harness(make_core(max_num_seqs=1, tenants=tenants))
+    flood(harness, "gold", 1, 40)
+    flood(harness, "tin", 41, 40)
+    for _ in range(300):
+        harness.step()
+    order = served_first(harness)
+    gold = sum(request <= 40 for request in order[:24])
+    assert 16 <= gold <= 20
+
+
+def test_the_priority_of_a_key_counts_before_that_of_a_request() -> None:
+    tenants = (TenantConfig(name="first", priority=-1), TenantConfig(name="second", priority=1))
+    harness = Harness(make_core(max_num_seqs=1, scheduling_policy="priority", tenants=tenants))
+    harness.submit(submission(1, [1, 2, 3], tenant="second", priority=-(2**31)))
+    harness.submit(submission(2, [1, 2, 3], tenant="first", priority=2**31 - 1))
+    harness.submit(submission(3, [1, 2, 3], tenant="", priority=0))
+    harness.run()
+    assert served_first(harness) == [2, 3, 1]
+
+
+def test_a_newcomer_gets_a_row_in_the_next_step_although_all_are_taken() -> None:
+    harness = Harness(make_core(ready(num_blocks=200), max_num_seqs=4), ready(num_blocks=200))
+    flood(harness, "loud", 1, 12, max_tokens=30)
+    for _ in range(3):
+        harness.step()
+    harness.submit(submission(100, [7, 8, 9], tenant="quiet", max_tokens=4))
+    harness.step()
+    assert [new.row for new in harness.plans[-1].new_rows] == [10000]
+    assert harness.core.snapshot().preemptions == 1
+    harness.run()
+    for request in range(1, 13):  # who made way lost no token
+        right = stream_of([1 + request % 40] * 6, 0, 30, NEVER)
+        assert harness.reader.streams[100 * request] == right
+
+
+def test_who_makes_way_goes_on_where_it_was_and_cannot_ask_for_it_back() -> None:
+    harness = Harness(make_core(ready(num_blocks=400), max_num_seqs=4), ready(num_blocks=400))
+    flood(harness, "loud", 1, 8, max_tokens=40)
+    harness.step()
+    flood(harness, "quiet", 101, 8, max_tokens=40)
+    for _ in range(20):
+        harness.step()
+    snapshot = harness.core.snapshot()
+    assert snapshot.preemptions == 2  # half of four rows, once
+    rows = harness.plans[-1].rows
+    assert sum(row < 10000 for row in rows) == sum(row >= 10000 for row in rows) == 2
+    harness.run()
+
+
+def test_blocks_make_way_too() -> None:
+    made = ready(num_blocks=16)
+    harness = Harness(make_core(made, caching=False), made)
+    flood(harness, "loud", 1, 6, length=10, max_tokens=20)
+    for _ in range(4):
+        harness.step()
+    harness.submit(submission(100, [5] * 9, tenant="quiet", max_tokens=4))
+    for _ in range(3):
+        harness.step()
+    assert 10000 in harness.plans[-1].rows
+    harness.run()
+    for request in range(1, 7):
+        assert harness.reader.streams[100 * request] == stream_of([1 + request % 40] * 10, 0, 20, NEVER)
+
+
+def test_half_of_the_prompt_tokens_are_kept_for_who_was_served_less() -> None:
+    made = ready(num_blocks=400, max_model_len=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=8), made)
+    harness.submit(submission(1, [1] * 300, tenant="loud"))
+    harness.step()
+    harness.submit(submission(2, [2] * 4, tenant="quiet"))
+    harness.step()
+    plan = harness.plans[-1]
+    assert dict(zip(plan.rows, plan.counts, strict=True)) == {100: 4, 200: 4}
+
+
+def test_a_rest_earns_nothing() -> None:
+    shares = Shares()
+    shares.arrive("a", ())
+    shares.runs("a")
+    shares.charge("a", 1000)
+    shares.arrive("b", ())
+    assert shares.served("b") == 999
+    shares.runs("b")
+    shares.rests("b")
+    shares.charge("a", 500)
+    shares.arrive("b", ())
+    assert shares.served("b") == 1499
+
+
+def test_what_was_served_is_remembered_over_a_rest() -> None:
+    shares = Shares()
+    shares.arrive("a", ())
+    shares.runs("a")
+    shares.arrive("b", ())
+    shares.charge("b", 700)
+    shares.arrive("b", ())
+    assert (shares.served("a"), shares.served("b")) == (0, 700)
+
+
+def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
+    shares = Shares()
+    shares.runs("stays")
+    for number in range(20_000):
+        shares.arrive(f"tenant-{number}", ())
+        shares.charge(f"tenant-{number}", number)
+    assert len(shares._served) <= 4097
+
+
+def test_a_step_is_charged_by_running_rows_over_the_weight() -> None:
+    shares = Shares({"half": 0.5})
+    shares.runs("a")
+    shares.runs("a")
+    shares.runs("half")
+    shares.charge_step()
+    assert (shares.served("a"), shares.served("half")) == (4, 4)
