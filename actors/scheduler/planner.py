@@ -112,6 +112,8 @@ class Planner:
         elif not starved:
             self._admit(draft, now)
         if not draft.sequences:
+            if self._residents.num_preemptions > preemptions:  # whose turn it was gave up its own blocks
+                return self.plan(now)
             self._check_not_frozen()
             return None
         self._shares.charge_step()

@@ -250,3 +250,21 @@ def test_a_freeze_is_raised_not_waited_for() -> None:
     core._tables.pools[0].take(64)
     with pytest.raises(SchedulerFrozen, match="1 wait"):
         core.plan(1.0)
+
+
+def test_a_sequence_that_gives_up_its_blocks_alone_leaves_the_step_to_others() -> None:
+    """A budget of one token and two that run: the younger one's turn comes when only its own blocks are left to take."""
+    made = ready(4, 2, max_model_len=16)
+    harness = Harness(make_core(made, caching=False, max_num_seqs=2, max_num_batched_tokens=1), made)
+    for request in (1, 2):
+        harness.submit(submission(request, [5, 6], max_tokens=6))
+    harness.step()
+    harness.core.pause(1)
+    while 200 not in harness.reader.streams:
+        harness.step()
+    harness.core.resume(1)
+    harness.run()
+    assert harness.core.snapshot().preemptions
+    for request in (1, 2):
+        assert harness.reader.streams[100 * request] == stream_of([5, 6], 0, 6, frozenset())
+    harness.assert_idle()

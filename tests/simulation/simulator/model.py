@@ -51,12 +51,13 @@ class Language(msgspec.Struct, frozen=True):
     tables: TextTables
     width: int
     eos: frozenset[int]
-    continuation: Callable[[Sequence[int], float, int, int, int], list[int]]
-    """(prompt, temperature, seed, fork, how many) -> the tokens that follow, end tokens ignored."""
+    continuation: Callable[[Sequence[int], SamplingParams, int, int], Sequence[int]]
+    """(prompt, parameters, fork, how many) -> the tokens that follow, ends ignored."""
 
 
-def hashed_tokens(prompt: Sequence[int], temperature: float, seed: int, fork: int, count: int) -> list[int]:
-    state, key, tokens = 0, draw_key(temperature, seed, fork), []
+def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, count: int) -> Sequence[int]:
+    state, key = 0, draw_key(params.temperature, params.seed or 0, fork)
+    tokens: list[int] = []
     for token in prompt:
         state = extend(state, token)
     for _ in range(count):
@@ -99,8 +100,7 @@ def right_answer(
     language: Language, prompt: Sequence[int], params: SamplingParams, fork: int, max_tokens: int
 ) -> Answer:
     """What a request's sequence must say when nothing goes wrong."""
-    seed = params.seed or 0
-    tokens = language.continuation(prompt, params.temperature, seed, fork, max_tokens)
+    tokens = language.continuation(prompt, params, fork, max_tokens)
     ends = frozenset() if params.ignore_eos else language.eos
     stops = frozenset(params.stop_token_ids or ())
     for count, token in enumerate(tokens, 1):
@@ -117,7 +117,7 @@ def right_answer(
     raise AssertionError("an answer has an end")
 
 
-def _cut(language: Language, tokens: list[int], params: SamplingParams, *, final: bool) -> tuple[str, str] | None:
+def _cut(language: Language, tokens: Sequence[int], params: SamplingParams, *, final: bool) -> tuple[str, str] | None:
     """The text up to the first stop string, and that string. Text of the first `min_tokens` tokens does not count."""
     if not params.stop_strings or len(tokens) <= params.min_tokens:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from simulator.model import WIDTH, draw_key, extend, token_after
+from simulator.model import draw_key, extend, token_after
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import (
     CacheGroup,
@@ -81,8 +81,9 @@ class OracleWorker:
             for group, table in enumerate(self.rows[change.row].tables):
                 del table[len(table) - change.dropped_blocks :]
                 table.extend(change.appended_blocks[group] if change.appended_blocks else ())
-        for copy in plan.copies:
-            self.content[copy.group][copy.target] = list(self.content[copy.group][copy.source])
+        copied = [list(self.content[copy.group][copy.source]) for copy in plan.copies]
+        for copy, content in zip(plan.copies, copied, strict=True):
+            self.content[copy.group][copy.target] = content
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
         sampled = [self._compute(*column) for column in columns]
         return Ticket(
@@ -163,10 +164,10 @@ class OracleWorker:
             content[table[position // size]][position % size] = row.states[position + 1]
 
 
-def oracle_ready(num_blocks: int, block_size: int, max_model_len: int, groups: int) -> WorkerReady:
-    """What the oracle says when it is loaded."""
+def worker_ready(width: int, num_blocks: int, block_size: int, max_model_len: int, groups: int) -> WorkerReady:
+    """What a simulated worker says when it is loaded."""
     return WorkerReady(
-        vocab_width=WIDTH, max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size,
+        vocab_width=width, max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size,
         groups=(CacheGroup(num_layers=1),) * groups, dtype="float32", device="cpu", architecture="Oracle",
         num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
     )  # fmt: skip

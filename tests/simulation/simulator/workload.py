@@ -13,6 +13,7 @@ from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
 POLICIES: tuple[str, ...] = typing.get_args(typing.get_type_hints(SchedulerConfig)["scheduling_policy"])
+TORCH_SHARE = 0.02
 STEP_TIMEOUT = 2.0
 STALL_TIMEOUT = 3.0
 _PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=12)) for number in range(3))
@@ -44,6 +45,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     smallest_mailboxes: bool
     """Every mailbox that a sender may wait for takes one message."""
     step_seconds: float
+    torch: bool
+    """The tiny torch model computes, instead of the oracle."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +61,16 @@ def draw_scenario(seed: int) -> Scenario:
     random = Random(seed)
     block_size = random.choice((1, 2, 4, 4, 8))
     context = random.choice((16, 32, 32, 48))
-    capacity = random.choice((context, context + 8, 2 * context, 8 * context))
+    capacity = random.choice((context, context, context + 8, 2 * context, 8 * context))
+    torch = random.random() < TORCH_SHARE
     pressure = Pressure(
         num_blocks=-(-capacity // block_size),
         block_size=block_size,
         max_model_len=context,
-        groups=random.choice((1, 1, 1, 2)),
+        groups=1 if torch else random.choice((1, 1, 1, 2)),
         smallest_mailboxes=random.random() < 0.5,
         step_seconds=random.choice((0.001, 0.005, 0.03)),
+        torch=torch,
     )
     asks = [_draw_ask(random, number, context) for number in range(random.choice((1, 2, 3, 4, 6, 9)))]
     asks += [_draw_ask(random, len(asks) + extra, context, calm=True) for extra in range(2)]
@@ -127,7 +132,7 @@ def _draw_params(random: Random) -> SamplingParams:
         stop=stop,
         stop_token_ids=random.choices(range(len(PIECES)), k=2) if random.random() < 0.25 else None,
         include_stop_str_in_output=random.random() < 0.2,
-        ignore_eos=random.random() < 0.3,
+        ignore_eos=random.random() < 0.5,
         max_tokens=max_tokens,
         min_tokens=random.choice((0, 0, 0, min(3, max_tokens))),
         bad_words=["x" * 501] if random.random() < 0.05 else None,

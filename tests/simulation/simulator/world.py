@@ -13,8 +13,8 @@ from simulator.clients import Client
 from simulator.faults import MAILBOXES, Injected, Injector
 from simulator.history import Record, Verdict
 from simulator.invariants import Turns, check_baseline, check_core, check_mailbox, check_outbox
-from simulator.model import chat_template, oracle_language
-from simulator.oracle_worker import OracleWorker, oracle_ready
+from simulator.model import Language, chat_template, oracle_language
+from simulator.oracle_worker import OracleWorker, worker_ready
 from simulator.ports import FaultyWorker, SimClock, SimPool, SimRandomness, SimThread
 from simulator.taps import tapped
 from simulator.workload import Scenario
@@ -60,7 +60,7 @@ class World:
         self.injector = Injector(scenario.faults)
         self.failures: list[str] = []
         self.trace: list[tuple[object, ...]] | None = [] if tracing else None
-        self.language = oracle_language()
+        self.language = _language(scenario)
         self.clock = SimClock()
         self.records = [Record(ask) for ask in scenario.asks]
         self.calm = anyio.Event()
@@ -78,8 +78,10 @@ class World:
         self._group: Any = None
         self._scope = anyio.CancelScope()
         pressure = scenario.pressure
-        self.ready = oracle_ready(pressure.num_blocks, pressure.block_size, pressure.max_model_len, pressure.groups)
-        self.oracle = OracleWorker(self.ready, self.fail)
+        self.ready = worker_ready(
+            self.language.width, pressure.num_blocks, pressure.block_size, pressure.max_model_len, pressure.groups
+        )
+        self.worker: Any = self._build_worker()
 
     async def run(self) -> Verdict:
         self._begin = self.clock.now()
@@ -154,8 +156,8 @@ class World:
         if len(self.system.requests):
             self.fail(f"9: {len(self.system.requests)} requests are open, and nobody waits for them")
         useful = self._wanted + 1
-        if self.oracle.num_computed > _MOST_RECOMPUTED * useful:
-            self.fail(f"7: {self.oracle.num_computed} positions were computed for {useful} wanted ones")
+        if self.worker.num_computed > _MOST_RECOMPUTED * useful:
+            self.fail(f"7: {self.worker.num_computed} positions were computed for {useful} wanted ones")
 
     async def _stop(self) -> None:
         with anyio.move_on_after(STOP_SECONDS) as scope:
@@ -171,7 +173,7 @@ class World:
             config=self.scenario.config,
             ready=self.ready,
             limits=Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len),
-            worker=FaultyWorker(self.oracle, random, injector, self._blame_row),
+            worker=FaultyWorker(self.worker, random, injector, self._blame_row),
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),
@@ -181,6 +183,13 @@ class World:
             randomness=SimRandomness(random),
             hash_key=b"a secret of the simulation",
         )
+
+    def _build_worker(self) -> Any:
+        if self.scenario.pressure.torch:
+            from simulator.torch_worker import TinyTorchWorker
+
+            return TinyTorchWorker(self.ready)
+        return OracleWorker(self.ready, self.fail)
 
     def _verdict(self) -> Verdict:
         return Verdict(
@@ -313,14 +322,24 @@ class World:
 
     def labelled(self, pool: BlockPool, block: int, key: bytes) -> None:
         """8: equal keys mean equal content, and all of it is computed."""
+        if self.scenario.pressure.torch:
+            return
         group = next((index for index, own in enumerate(self._core._tables.pools) if own is pool), None)
         if group is None:
             return
-        held = self.oracle.held(group, block)
+        held = self.worker.held(group, block)
         if None in held:
             self.fail(f"8: block {block} is found by its key before it is full: {held}")
         elif self._contents.setdefault(key, held) != held:
             self.fail(f"8: one key names {held} and {self._contents[key]}")
+
+
+def _language(scenario: Scenario) -> Language:
+    if scenario.pressure.torch:
+        from simulator.torch_worker import torch_language
+
+        return torch_language()
+    return oracle_language()
 
 
 def _brief(message: Any) -> str:
