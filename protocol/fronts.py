@@ -74,19 +74,26 @@ class HttpCount(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
-class CountHttp(msgspec.Struct, frozen=True, tag=True):
-    """What was answered since the last of these."""
+class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Whenever one of these changes, and several times a second."""
 
     counts: tuple[HttpCount, ...]
+    """What was answered since the last report."""
     in_flight: int
-    """Exchanges that use the engine right now."""
+    """Exchanges that use the engine."""
+    draining: bool
+    """The front has heard of it: `in_flight` does not rise any more."""
+    loop_lag: float
+    """Seconds; worst lateness of the event loop lately."""
+    log_lines_dropped: int
+    """Since the front began."""
 
 
 class FrontReady(msgspec.Struct, frozen=True, tag=True):
     """The front has read tokenizer and chat template, and answers requests."""
 
 
-FromFront = Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | CountHttp | FrontReady
+FromFront = Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | FrontReport | FrontReady
 
 # From the engine's process.
 

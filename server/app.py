@@ -129,6 +129,7 @@ class App:
         except (Exception, BaseExceptionGroup) as error:
             logger.error("request %s could not be answered", exchange.request_id, exc_info=error)
         finally:
+            self.host.answered(exchange)
             quiet = probe or (exchange.raw_path == METRICS_PATH and exchange.status == 200)
             if not quiet and not self._config.disable_access_log:
                 log_access(exchange)
@@ -138,6 +139,7 @@ class App:
             check_size(exchange)
             exchange.key = self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
             route, exchange.tail = self._router.match(exchange.method, exchange.raw_path)
+            exchange.route = route.path
             if probe:
                 await route.handler(exchange, None)
                 return

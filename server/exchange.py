@@ -21,6 +21,8 @@ MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
 """What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+CLIENT_CLOSED = 499
+"""Only ever logged and counted: the client left before the answer was complete."""
 _SCHEMES = (b"http://", b"https://")
 
 
@@ -36,6 +38,8 @@ class Exchange:
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
         self.tail = ""
+        self.route = ""
+        """Path of the route that answers; "" before it is known, and where there is none."""
         self.key = ""
         """Name of the API key that was given; "" without keys."""
         self.began = time.monotonic()
@@ -72,6 +76,11 @@ class Exchange:
             self.completion_tokens = (self.completion_tokens or 0) + tokens
             if self.first_token_seconds is None:
                 self.first_token_seconds = time.monotonic() - self.began
+
+    @property
+    def final_status(self) -> int:
+        """What log and metrics say of the answer."""
+        return CLIENT_CLOSED if self.gone else self.status
 
     async def receive(self) -> Message:
         return await self._receive()

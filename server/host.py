@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
+from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.served import ServedEngine
 from troupellm.server.vitals import Vitals
 
@@ -40,6 +42,13 @@ class EngineHost:
         self.progress: LoadProgress | None = None
         self.vitals: Vitals | None = None
         """Of a process that is ours; a host application has its own."""
+        self.counts = HttpCounts()
+        self.in_flight_elsewhere = 0
+        """Exchanges of other processes that serve the same engine."""
+        self.told_elsewhere = False
+        """The engine's metrics hold what this process counts, and what others do."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when an exchange begins to use the engine, ceases to, or was answered."""
         self.in_flight: set[Exchange] = set()
         """Exchanges that use the engine; probes are not among them."""
         self.created = self.now()
@@ -48,11 +57,29 @@ class EngineHost:
 
     def enter(self, exchange: Exchange) -> None:
         self.in_flight.add(exchange)
+        self.on_change()
 
     def leave(self, exchange: Exchange) -> None:
         self.in_flight.discard(exchange)
         if not self.in_flight and self._idle is not None:
             self._idle.set()
+        self.on_change()
+
+    def answered(self, exchange: Exchange) -> None:
+        """Count it."""
+        self.counts.count(exchange.method, exchange.route or UNMATCHED, exchange.final_status)
+        self.on_change()
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text format: the engine's, and what this process counts.
+
+        Raises:
+            HttpError: 503 with the reason.
+        """
+        text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
+        if self.told_elsewhere:
+            return text
+        return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")
 
     def refuse(self) -> None:
         """Draining from now on: new requests are refused, also those whose body is still on its way."""

@@ -12,8 +12,6 @@ from troupellm.server.log_writer import LogWriter, QueuedHandler
 access = logging.getLogger("troupellm.access")
 stats = logging.getLogger("troupellm.stats")
 
-CLIENT_CLOSED = 499
-"""Only ever logged: the client left before the answer was complete."""
 _PACKAGE = "troupellm"
 
 
@@ -22,7 +20,7 @@ def log_access(exchange: Exchange) -> None:
     if not access.isEnabledFor(logging.INFO):
         return
     seconds = time.monotonic() - exchange.began
-    status = CLIENT_CLOSED if exchange.gone else exchange.status
+    status = exchange.final_status
     path = exchange.raw_path[:256].decode("ascii", "replace")
     fields: dict[str, object] = {
         "client": exchange.client,

@@ -35,14 +35,12 @@ async def version(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 async def load(host: EngineHost, exchange: Exchange, _: None) -> None:
     """Requests in flight, as vLLM's /load says it."""
-    await exchange.respond(200, msgspec.json.encode({"server_load": len(host.in_flight)}))
+    await exchange.respond(200, msgspec.json.encode({"server_load": len(host.in_flight) + host.in_flight_elsewhere}))
 
 
 async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
     """Prometheus text; gauges are read from live state now."""
-    text = await host.require().metrics(compat=host.config.metrics_compat == "vllm")
-    if host.vitals is not None:
-        text += host.vitals.text()
+    text = await host.metrics()
     await exchange.respond(200, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import anyio
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -105,22 +106,31 @@ async def log_stats(engine: Engine, interval: float) -> None:
             logs.stats.info(text, extra={"fields": fields})
 
 
+class VitalSigns(msgspec.Struct, frozen=True):
+    """Of one process."""
+
+    loop_lag: float
+    """Seconds; worst lateness of the event loop lately."""
+    log_lines_dropped: int | None
+    """None where the process has logging of its own."""
+
+
 class _VitalsCollector(Collector):
-    def __init__(self, lag: LoopLag, process: str) -> None:
-        self._lag = lag
-        self._process = process
+    def __init__(self, signs: Mapping[str, VitalSigns]) -> None:
+        self._signs = signs
 
     def collect(self) -> Iterator[Metric]:
         labels = ["process"]
         late = GaugeMetricFamily(
             "troupellm_loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", labels=labels
         )
-        late.add_metric([self._process], self._lag.worst)
+        lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
+        for process, signs in self._signs.items():
+            late.add_metric([process], signs.loop_lag)
+            if signs.log_lines_dropped is not None:
+                lines.add_metric([process], signs.log_lines_dropped)
         yield late
-        dropped = logs.dropped()
-        if dropped is not None:
-            lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
-            lines.add_metric([self._process], dropped)
+        if lines.samples:
             yield lines
 
 
@@ -129,9 +139,14 @@ class Vitals:
 
     def __init__(self, lag_alarm: float, process: str = "server") -> None:
         self.lag = LoopLag(lag_alarm)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_VitalsCollector(self.lag, process))
+        self._process = process
 
-    def text(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self._registry)
+    @property
+    def signs(self) -> VitalSigns:
+        return VitalSigns(self.lag.worst, logs.dropped())
+
+    def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
+        """Prometheus' text format, together with other processes by their names."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_VitalsCollector({self._process: self.signs, **(others or {})}))
+        return generate_latest(registry)
