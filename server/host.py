@@ -51,6 +51,8 @@ class EngineHost:
         """Called when an exchange begins to use the engine, ceases to, or was answered."""
         self.in_flight: set[Exchange] = set()
         """Exchanges that use the engine; probes are not among them."""
+        self.further_reasons: Callable[[], list[str]] = list
+        """More reasons not to be ready."""
         self.created = self.now()
         self._fingerprint: str | None = None
         self._idle: anyio.Event | None = None
@@ -149,7 +151,7 @@ class EngineHost:
             return [refusal.message]
         engine = self.require()
         snapshot = engine.snapshot()
-        scheduler, reasons = snapshot.scheduler, []
+        scheduler, reasons = snapshot.scheduler, self.further_reasons()
         age = snapshot.last_step_age_seconds
         busy = scheduler.running > scheduler.paused
         if busy and age is not None and age > engine.config.worker.step_timeout:

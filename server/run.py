@@ -19,6 +19,7 @@ from troupellm.server.auth import as_keys
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS
+from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.host import STREAM_DEFAULTS
 from troupellm.server.http_side import HttpSide, LocalSide
 from troupellm.server.listener import bind, unlink
@@ -60,7 +61,7 @@ async def serve(
     logs.configure(config.log_format, config.log_level)
     as_keys(config.api_key)  # before anything is bound
     listener, url = bind(config)
-    side = LocalSide(config, listener)
+    side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None
     try:
@@ -109,25 +110,34 @@ async def _run_engine(
                     group.start_soon(log_stats, engine, config.log_stats_interval)
                 if on_ready is not None:  # cancelled last: where a step hangs it ends with the drain, not before
                     group.start_soon(on_ready, engine, url)
-                await _until_over(engine, shutdown)
+                failure = await _until_over(engine, side, shutdown)
                 await _wind_up(side, engine, shutdown)
                 group.cancel_scope.cancel()
             await side.stop(shutdown.closing_seconds())
+            if failure is not None:
+                raise failure
             if engine.failure is not None:
                 raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
 
 
-async def _until_over(engine: Engine, shutdown: Shutdown) -> None:
-    """Until a signal, or until the engine has failed for good."""
+async def _until_over(engine: Engine, side: HttpSide, shutdown: Shutdown) -> Exception | None:
+    """Until a signal, or until the engine has failed for good; or the HTTP side, whose failure it gives."""
+    failures: list[Exception] = []
     async with anyio.create_task_group() as group:
 
         async def until_failed() -> None:
             await engine.wait_failed()
             group.cancel_scope.cancel()
 
+        async def until_side_failed() -> None:
+            failures.append(await side.failure())
+            group.cancel_scope.cancel()
+
         group.start_soon(until_failed)
+        group.start_soon(until_side_failed)
         await shutdown.requested.wait()
         group.cancel_scope.cancel()
+    return failures[0] if failures else None
 
 
 async def _wind_up(side: HttpSide, engine: Engine, shutdown: Shutdown) -> None:

@@ -50,7 +50,6 @@ ELSEWHERE = {
     "disable-log-requests": "requests are never logged with their text; use --disable-access-log",
     "enable-log-requests": "requests are never logged with their text",
     "otlp-traces-endpoint": _LATER + "; scrape /metrics",
-    "api-server-count": _LATER + "; one front process serves",
     "task": "text generation is the only task",
     "stream-interval": "use --flush-interval, in seconds",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",

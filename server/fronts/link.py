@@ -5,11 +5,13 @@ protocol and version. What is not understood ends the link: there is no way back
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import anyio
 import msgspec
 
 from troupellm.protocol.errors import TroupeError
@@ -17,6 +19,7 @@ from troupellm.protocol.errors import TroupeError
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_QUEUED_BYTES = 4 * MAX_FRAME_BYTES
 """A peer that leaves more than this in our buffer has stopped."""
+CLOSE_SECONDS = 0.3
 HIGH_WATER_BYTES = 65_536
 """What may be queued before `drained` waits."""
 _LENGTH = struct.Struct("<I")
@@ -72,8 +75,12 @@ class Link(Generic[MessageT]):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise LinkBroken(f"a frame of {len(payload)} bytes is no message: {error}") from None
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        """Let what is queued go out, for a moment, and close."""
         self._writer.close()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS), contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        self._writer.transport.abort()
 
     async def greet(self, release: str) -> None:
         """
@@ -121,7 +128,7 @@ class Link(Generic[MessageT]):
 
 
 async def open_link(peer: socket.socket, kind: Any, release: str) -> Link[Any]:
-    """Take a connected socket over, and greet.
+    """Take a connected socket over, whatever comes of it, and greet.
 
     Args:
         kind: union of the messages that may come.
@@ -130,12 +137,16 @@ async def open_link(peer: socket.socket, kind: Any, release: str) -> Link[Any]:
         LinkBroken: the peer is not one of ours.
     """
     peer.setblocking(False)
-    reader, writer = await asyncio.open_unix_connection(sock=peer, limit=2 * HIGH_WATER_BYTES)
+    try:
+        reader, writer = await asyncio.open_unix_connection(sock=peer, limit=2 * HIGH_WATER_BYTES)
+    except BaseException:
+        peer.close()
+        raise
     writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
     link: Link[Any] = Link(reader, writer, kind)
     try:
         await link.greet(release)
     except BaseException:
-        link.close()
+        await link.aclose()
         raise
     return link

@@ -1,0 +1,241 @@
+"""A front process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
+
+Started by the fleet with an inherited listening socket and one end of a socket pair. It ends when told to, with the
+other end of the pair, and with its parent, by whatever it dies: no front outlives the engine it serves.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+
+import troupellm
+from troupellm.actors.front_client import SILENT_SECONDS, RemoteEngine
+from troupellm.actors.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.fronts import (
+    Admitted,
+    Configure,
+    Cut,
+    Ended,
+    FrontReady,
+    FrontReport,
+    Leave,
+    Loading,
+    MetricsText,
+    Pieces,
+    Serving,
+    Status,
+    ToFront,
+)
+from troupellm.server import logs
+from troupellm.server.app import App
+from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
+from troupellm.server.front import CLOSE_SECONDS, HttpFront
+from troupellm.server.fronts.link import Link, open_link
+from troupellm.server.host import EngineHost
+from troupellm.server.vitals import Vitals
+
+REPORT_SECONDS = 0.25
+FAREWELL_SECONDS = 0.5
+"""What streams get to take the news that the engine's process is gone."""
+_FLUSH_SECONDS = 0.3
+_POOL_SIZE = 2
+_PR_SET_PDEATHSIG = 1
+
+
+class Front:
+    """One front's life, from its configuration to its end."""
+
+    def __init__(self, link: Link[ToFront], configure: Configure, listener: socket.socket) -> None:
+        config = configure.server
+        self._link = link
+        self._host = host = EngineHost(config)
+        host.loading = True
+        host.told_elsewhere = True
+        host.created = configure.created
+        host.on_change = self._report_soon
+        host.further_reasons = self._reasons
+        host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
+        self._http = HttpFront(App(host, keys=config.api_key), config, listener)
+        self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
+        self._remote: RemoteEngine | None = None
+        self._serving: Serving | None = None
+        self._status: Status | None = None
+        self._closing_seconds = CLOSE_SECONDS
+        self._changed: Waiter | None = None
+        self._stale = False
+
+    async def run(self) -> int:
+        """Until told to leave (0), or until the engine's process is gone (1)."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._http.run)
+                group.start_soon(self._vitals.lag.run)
+                group.start_soon(self._report)
+                told = await self._listen(group)
+                if not told:
+                    await self._say_farewell()
+                await self._http.stop(self._closing_seconds)
+                self._link.post(self._state())
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._pool.close(_FLUSH_SECONDS)
+        return EXIT_OK if told else EXIT_FAILED
+
+    async def _listen(self, group: anyio.abc.TaskGroup) -> bool:
+        """Follow the engine's process; True when it has said that it is time to leave."""
+        while (message := await self._link.receive()) is not None:
+            match message:
+                case Pieces() | Admitted() | Ended() | MetricsText():
+                    if self._remote is not None:
+                        self._remote.handle(message)
+                case Status():
+                    self._on_status(message)
+                case Loading(progress=progress):
+                    self._host.progress = progress
+                case Serving():
+                    self._serving = message
+                    group.start_soon(self._open)
+                case Cut():
+                    self._host.cut()
+                case Leave(seconds=seconds):
+                    self._closing_seconds = seconds
+                    return True
+                case Configure():
+                    raise RuntimeError("configured twice")
+                case _:
+                    assert_never(message)
+        return False
+
+    def _on_status(self, status: Status) -> None:
+        self._status = status
+        self._host.in_flight_elsewhere = status.in_flight_elsewhere
+        if self._remote is not None:
+            self._remote.handle(status)
+        if status.draining and not self._host.draining:
+            self._host.refuse()
+            self._report_soon()
+
+    async def _open(self) -> None:
+        """Read tokenizer and template, which the engine's process has on this machine, and serve."""
+        serving, status = self._serving, self._status
+        assert serving is not None
+        assert status is not None, "the state comes before the engine"
+        tokenizer, template = await self._pool.run(_read, serving)
+        self._remote = RemoteEngine(
+            serving,
+            self._status or status,
+            tokenizer=tokenizer,
+            chat_template=template,
+            post=self._link.post,
+            on_loop=LoopPort().post,
+            threads=self._pool,
+            clock=SystemClock(),
+            randomness=SystemRandomness(),
+        )
+        self._host.engine = self._remote
+        self._link.post(FrontReady())
+
+    def _reasons(self) -> list[str]:
+        """Why requests should not be sent here, beside what the engine itself says."""
+        silent = 0.0 if self._remote is None else self._remote.silent_seconds
+        return (
+            [f"the engine's process has not been heard of for {silent:.0f} seconds"] if silent > SILENT_SECONDS else []
+        )
+
+    async def _say_farewell(self) -> None:
+        if self._remote is not None:
+            self._remote.lost()
+        self._host.failure = "the engine's process has ended"
+        with anyio.move_on_after(FAREWELL_SECONDS):
+            await self._host.idle()
+        self._host.cut()
+
+    def _report_soon(self) -> None:
+        self._stale = True
+        if self._changed is not None:
+            self._changed.wake()
+
+    async def _report(self) -> None:
+        """All that changed in one turn of the loop is one report."""
+        while True:
+            self._stale = False
+            self._link.post(self._state())
+            if not self._stale:
+                self._changed = new_waiter()
+                await self._changed.wait(REPORT_SECONDS)
+                self._changed = None
+
+    def _state(self) -> FrontReport:
+        signs = self._vitals.signs
+        return FrontReport(
+            counts=self._host.counts.take(),
+            in_flight=len(self._host.in_flight),
+            draining=self._host.draining,
+            loop_lag=signs.loop_lag,
+            log_lines_dropped=signs.log_lines_dropped or 0,
+        )
+
+
+def _read(serving: Serving) -> tuple[Tokenizer, ChatTemplate]:
+    folder = Path(serving.tokenizer_folder)
+    return Tokenizer.load(folder), ChatTemplate.load(folder, serving.config.model.chat_template)
+
+
+async def serve(engine: socket.socket, listener: socket.socket) -> int:
+    """A front on an inherited listener, for the engine at the other end of a socket pair."""
+    link = await open_link(engine, ToFront, troupellm.__version__)
+    try:
+        configure = await link.receive()
+        if not isinstance(configure, Configure):
+            return EXIT_FAILED
+        logs.configure(configure.server.log_format, configure.server.log_level)
+        return await Front(link, configure, listener).run()
+    finally:
+        await link.aclose()
+        logs.flush(_FLUSH_SECONDS)
+
+
+def die_with(parent: int) -> bool:
+    """Have the kernel kill this process when `parent` dies, where it can; False when it is dead already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="troupellm-front")
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of the listening socket")
+    parser.add_argument("--engine", type=int, required=True, help="descriptor of the socket to the engine's process")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the engine's process")
+    arguments = parser.parse_args(argv)
+    if not die_with(arguments.parent):
+        return EXIT_FAILED
+    # Whoever stops a whole group of processes means the server: its first process decides, and drains its fronts.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)
+    return anyio.run(serve, engine, listener, backend_options={"use_uvloop": _has_uvloop()})
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

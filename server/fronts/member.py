@@ -1,0 +1,247 @@
+"""One front as its parent runs it: the process, the link to it, and the engine's side of its requests.
+
+Owns:      one child process at a time and what it has in flight.
+Receives:  frames of the front.
+Sends:     frames to it; its requests to the engine.
+On crash:  the front's requests are ended, and the supervisor starts another one.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Any, Protocol, assert_never
+
+import anyio
+import anyio.abc
+from anyio.abc import TaskStatus
+
+import troupellm
+from troupellm.actors.engine import Engine
+from troupellm.actors.front_session import FrontSession
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.fronts import (
+    Abort,
+    Apply,
+    AskMetrics,
+    Configure,
+    FromFront,
+    FrontReady,
+    FrontReport,
+    HttpCount,
+    Leave,
+    Loading,
+    MetricsText,
+    PauseReader,
+    ResumeReader,
+    Status,
+    Submit,
+    ToFront,
+)
+from troupellm.protocol.worker import LoadProgress
+from troupellm.server.errors import flatten
+from troupellm.server.fronts.link import Link, open_link
+from troupellm.server.vitals import VitalSigns
+
+GREETING_SECONDS = 30.0
+"""From the start of a process to its first word; a loaded machine takes seconds to start Python."""
+END_SECONDS = 1.0
+"""What a front gets to end after it has closed its connections; then it is killed."""
+STATUS_SECONDS = 0.25
+
+
+class FrontDied(TroupeError):
+    """A front ended although nobody had asked it to."""
+
+    default_code = "front_died"
+
+
+class Office(Protocol):
+    """What a front's parent knows: see `fleet`."""
+
+    @property
+    def engine(self) -> Engine | None: ...
+
+    @property
+    def progress(self) -> LoadProgress | None: ...
+
+    def configure(self, number: int) -> Configure: ...
+
+    def status(self, number: int) -> Status: ...
+
+    def counted(self, counts: tuple[HttpCount, ...]) -> None: ...
+
+    def metrics(self, *, compat: bool) -> bytes: ...
+
+    def changed(self) -> None:
+        """A front is ready, idle, or gone."""
+
+
+class Member:
+    """One front. Rebuilt after a crash."""
+
+    def __init__(self, office: Office, number: int, listener: socket.socket) -> None:
+        self._office = office
+        self._number = number
+        self._listener = listener
+        self._link: Link[FromFront] | None = None
+        self._process: anyio.abc.Process | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._session: FrontSession | None = None
+        self._leaving = False
+        self._starting = anyio.CancelScope()
+        self.linked = False
+        """It may be sent messages, and may have requests."""
+        self.ready = False
+        self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def drained(self) -> bool:
+        """It has heard that it takes no more requests, and has none."""
+        return self.report.draining and not self.report.in_flight
+
+    @property
+    def signs(self) -> VitalSigns:
+        return VitalSigns(self.report.loop_lag, self.report.log_lines_dropped)
+
+    def post(self, message: ToFront) -> None:
+        if self._link is not None:
+            self._link.post(message)
+
+    def tell_status(self) -> None:
+        self.post(self._office.status(self._number))
+
+    def leave(self, seconds: float) -> None:
+        """Have it close its connections and end."""
+        self._leaving = True
+        if self.linked:
+            self.post(Leave(seconds))
+        else:
+            self._starting.cancel()
+
+    def serve(self, engine: Engine) -> None:
+        """The engine is there: tell the front, and take its requests from now on."""
+        if self._link is None or self._group is None:
+            return  # it is starting, and will find the engine there
+        self._session = engine.front_session(self._link.post, self._link.drained)
+        self._group.start_soon(self._session.run)
+        self.tell_status()
+        self.post(engine.serving())
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """
+        Raises:
+            FrontDied: the process ended by itself, or broke the protocol.
+        """
+        task_status.started()  # nobody waits for a process to start: the others serve meanwhile
+        why, patience = "", END_SECONDS
+        try:
+            with self._starting:
+                self._link = await self._start()
+            if self._link is not None:
+                await self._live(self._link)
+        except Exception as error:  # a front that misbehaves is a front that is replaced
+            cause, patience = flatten(error), 0.0
+            why = f": {cause}"
+            if not isinstance(cause, TroupeError):
+                raise
+        finally:
+            self.ready, self.linked = False, False
+            self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
+            code = await self._end(0.0 if self._link is None else patience)
+            self._office.changed()
+        if not self._leaving:
+            raise FrontDied(f"front {self._number} ended{_how(code)}{why}")
+
+    async def _start(self) -> Link[FromFront]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await self._spawn(theirs)
+            except BaseException:
+                ours.close()
+                raise
+        with anyio.move_on_after(GREETING_SECONDS):
+            return await open_link(ours, FromFront, troupellm.__version__)
+        raise FrontDied(f"it did not say a word for {GREETING_SECONDS:g} seconds")
+
+    async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
+        module = [sys.executable, "-m", "troupellm.server.fronts.main"]
+        descriptors = (self._listener.fileno(), theirs.fileno())
+        arguments = ["--listener", str(descriptors[0]), "--engine", str(descriptors[1]), "--parent", str(os.getpid())]
+        return await anyio.open_process(
+            [*module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=None,
+            stderr=None,  # its lines are lines of this server
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+
+    async def _live(self, link: Link[FromFront]) -> None:
+        """Until the link ends."""
+        self.linked = True
+        link.post(self._office.configure(self._number))
+        if self._office.progress is not None:
+            link.post(Loading(self._office.progress))
+        async with anyio.create_task_group() as group:
+            self._group = group
+            group.start_soon(self._tell)
+            if self._office.engine is not None:
+                self.serve(self._office.engine)
+            try:
+                while (message := await link.receive()) is not None:
+                    self._on_message(message)
+            finally:
+                self._group = None
+                group.cancel_scope.cancel()
+
+    async def _tell(self) -> None:
+        while True:
+            self.tell_status()
+            await anyio.sleep(STATUS_SECONDS)
+
+    def _on_message(self, message: FromFront) -> None:
+        match message:
+            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader():
+                if self._session is None:
+                    raise FrontDied("it sent a request before there was an engine")
+                self._session.handle(message)
+            case FrontReport():
+                before, self.report = self.report, message
+                self._office.counted(message.counts)
+                if (before.in_flight, before.draining) != (message.in_flight, message.draining):
+                    self._office.changed()
+            case FrontReady():
+                self.ready = True
+                self._office.changed()
+            case AskMetrics(query=query, compat=compat):
+                self.post(MetricsText(query, self._office.metrics(compat=compat)))
+            case _:
+                assert_never(message)
+
+    async def _end(self, seconds: float) -> int | None:
+        """The exit code of the process, which is killed after `seconds`."""
+        if self._link is not None:
+            await self._link.aclose()
+        process: Any = self._process
+        if process is None:
+            return None
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(seconds):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await process.aclose()
+        return int(process.returncode)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f" by signal {-code}" if code < 0 else f" with exit code {code}"
