@@ -25,7 +25,7 @@ _PIECE_WEIGHT = 32
 class Sent:
     """A request of the front, as far as the front has been told of it."""
 
-    __slots__ = ("backlog", "held", "number", "outbox", "prompt_sent", "told_opened")
+    __slots__ = ("backlog", "held", "number", "outbox", "over", "prompt_sent", "told_opened")
 
     def __init__(self, number: int, outbox: LocalOutbox) -> None:
         self.number = number
@@ -34,6 +34,8 @@ class Sent:
         """Its reader is paused."""
         self.told_opened = False
         self.prompt_sent = False
+        self.over = False
+        """The front was told of its end; the engine may wake a reader that is not there any more."""
         self.backlog: deque[Piece | PromptPiece] = deque()
         """Taken from the outbox and too much for the last frame."""
 
@@ -50,7 +52,8 @@ class Outgoing:
 
     def mark(self, request: Sent) -> None:
         """There may be something to send."""
-        self._marked[request.number] = request
+        if not request.over:
+            self._marked[request.number] = request
 
     def collect(self) -> Pieces | None:
         """The next frame; None when nobody has anything to say."""
@@ -80,6 +83,7 @@ class Outgoing:
                 waiting[number] = request
             elif outbox.terminal and not outbox.waiting:
                 ended.append(_end(request))
+                request.over = True
                 weight += _PIECE_WEIGHT
         self._marked |= waiting  # behind those whose turn has not come
         if not (opened or prompts or pieces or ended):

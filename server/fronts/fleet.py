@@ -23,6 +23,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.fronts import Configure, Cut, HttpCount, Loading, Status, ToFront
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.errors import flatten
 from troupellm.server.fronts.member import FrontDied, Member
 from troupellm.server.http_counts import HttpCounts
 from troupellm.server.vitals import Vitals
@@ -83,9 +84,9 @@ class FrontFleet:
                 await self._supervisor.run(task_status=task_status)
                 group.cancel_scope.cancel()
         except Exception as error:
-            text = str(error) or type(error).__name__
-            failure = FrontsFailed(f"the HTTP fronts keep ending: {text}")
-            failure.__cause__ = error
+            cause = flatten(error)
+            failure = FrontsFailed(f"the HTTP fronts keep ending: {str(cause) or type(cause).__name__}")
+            failure.__cause__ = cause
             self._failed.append(failure)
         finally:
             self._over = True
@@ -172,9 +173,8 @@ class FrontFleet:
 
     def _on_crash(self, number: int, cause: Exception, owed: list[Any]) -> None:
         """Its requests ended with it; those of the others go on."""
-        if not self._draining:
-            bug = None if isinstance(cause, FrontDied) else cause
-            logger.error("%s; another one is started", cause, exc_info=bug)
+        bug = None if isinstance(cause, FrontDied) else cause
+        logger.error("%s%s", cause, "" if self._draining else "; another one is started", exc_info=bug)
 
     def _post(self, message: ToFront) -> None:
         for member in list(self._members.values()):

@@ -27,6 +27,7 @@ from troupellm.protocol.fronts import (
     Configure,
     Cut,
     Ended,
+    FromFront,
     FrontReady,
     FrontReport,
     Leave,
@@ -41,7 +42,7 @@ from troupellm.server import logs
 from troupellm.server.app import App
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS, HttpFront
-from troupellm.server.fronts.link import Link, open_link
+from troupellm.server.fronts.link import Link, PeerGone, open_link
 from troupellm.server.host import EngineHost
 from troupellm.server.vitals import Vitals
 
@@ -56,7 +57,7 @@ _PR_SET_PDEATHSIG = 1
 class Front:
     """One front's life, from its configuration to its end."""
 
-    def __init__(self, link: Link[ToFront], configure: Configure, listener: socket.socket) -> None:
+    def __init__(self, link: Link[FromFront, ToFront], configure: Configure, listener: socket.socket) -> None:
         config = configure.server
         self._link = link
         self._host = host = EngineHost(config)
@@ -95,7 +96,11 @@ class Front:
 
     async def _listen(self, group: anyio.abc.TaskGroup) -> bool:
         """Follow the engine's process; True when it has said that it is time to leave."""
-        while (message := await self._link.receive()) is not None:
+        while True:
+            try:
+                message = await self._link.receive()
+            except PeerGone:
+                return False
             match message:
                 case Pieces() | Admitted() | Ended() | MetricsText():
                     if self._remote is not None:
@@ -116,7 +121,6 @@ class Front:
                     raise RuntimeError("configured twice")
                 case _:
                     assert_never(message)
-        return False
 
     def _on_status(self, status: Status) -> None:
         self._status = status

@@ -40,7 +40,7 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import flatten
-from troupellm.server.fronts.link import Link, open_link
+from troupellm.server.fronts.link import FrameError, Link, PeerGone, open_link
 from troupellm.server.vitals import VitalSigns
 
 GREETING_SECONDS = 30.0
@@ -84,14 +84,15 @@ class Member:
         self._office = office
         self._number = number
         self._listener = listener
-        self._link: Link[FromFront] | None = None
+        self._link: Link[ToFront, FromFront] | None = None
         self._process: anyio.abc.Process | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: FrontSession | None = None
         self._leaving = False
-        self._starting = anyio.CancelScope()
+        self._scope = anyio.CancelScope()
+        """Around all of its life."""
         self.linked = False
-        """It may be sent messages, and may have requests."""
+        """It has spoken, and may have requests."""
         self.ready = False
         self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
 
@@ -121,7 +122,7 @@ class Member:
         if self.linked:
             self.post(Leave(seconds))
         else:
-            self._starting.cancel()
+            self._scope.cancel()
 
     def serve(self, engine: Engine) -> None:
         """The engine is there: tell the front, and take its requests from now on."""
@@ -140,24 +141,24 @@ class Member:
         task_status.started()  # nobody waits for a process to start: the others serve meanwhile
         why, patience = "", END_SECONDS
         try:
-            with self._starting:
+            with self._scope:
                 self._link = await self._start()
-            if self._link is not None:
                 await self._live(self._link)
         except Exception as error:  # a front that misbehaves is a front that is replaced
-            cause, patience = flatten(error), 0.0
-            why = f": {cause}"
-            if not isinstance(cause, TroupeError):
+            cause = flatten(error)
+            if not isinstance(cause, PeerGone):  # which says no more than the exit code
+                why, patience = f": {cause}", 0.0
+            if not isinstance(cause, FrameError | FrontDied):
                 raise
         finally:
             self.ready, self.linked = False, False
             self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
-            code = await self._end(0.0 if self._link is None else patience)
+            code = await self._end(0.0 if self._scope.cancel_called else patience)
             self._office.changed()
         if not self._leaving:
             raise FrontDied(f"front {self._number} ended{_how(code)}{why}")
 
-    async def _start(self) -> Link[FromFront]:
+    async def _start(self) -> Link[ToFront, FromFront]:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -165,9 +166,7 @@ class Member:
             except BaseException:
                 ours.close()
                 raise
-        with anyio.move_on_after(GREETING_SECONDS):
-            return await open_link(ours, FromFront, troupellm.__version__)
-        raise FrontDied(f"it did not say a word for {GREETING_SECONDS:g} seconds")
+        return await open_link(ours, FromFront, troupellm.__version__)
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
         module = [sys.executable, "-m", "troupellm.server.fronts.main"]
@@ -182,9 +181,8 @@ class Member:
             pass_fds=descriptors,
         )
 
-    async def _live(self, link: Link[FromFront]) -> None:
-        """Until the link ends."""
-        self.linked = True
+    async def _live(self, link: Link[ToFront, FromFront]) -> None:
+        """Until the link ends, with PeerGone when all is well."""
         link.post(self._office.configure(self._number))
         if self._office.progress is not None:
             link.post(Loading(self._office.progress))
@@ -194,8 +192,14 @@ class Member:
             if self._office.engine is not None:
                 self.serve(self._office.engine)
             try:
-                while (message := await link.receive()) is not None:
+                with anyio.fail_after(GREETING_SECONDS):
+                    message = await link.receive()
+                self.linked = True
+                while True:
                     self._on_message(message)
+                    message = await link.receive()
+            except TimeoutError:
+                raise FrontDied(f"it did not say a word for {GREETING_SECONDS:g} seconds") from None
             finally:
                 self._group = None
                 group.cancel_scope.cancel()

@@ -345,6 +345,18 @@ def test_what_a_paused_reader_has_stays_where_it_is() -> None:
     assert [end.request for end in frame.ended] == [1]
 
 
+def test_an_end_is_told_once(engine_of: Any) -> None:
+    request = Sent(1, StubOutbox([]))  # type: ignore[arg-type]
+    outgoing = Outgoing()
+    outgoing.mark(request)
+    frame = outgoing.collect()
+    assert frame is not None
+    assert len(frame.ended) == 1
+    outgoing.mark(request)  # the output actor wakes the reader once more
+    assert outgoing.empty
+    assert outgoing.collect() is None
+
+
 def test_a_heavy_request_does_not_keep_the_others_from_the_next_frame() -> None:
     heavy = Sent(1, StubOutbox([Delta(index=number, text="x" * FRAME_WEIGHT) for number in range(3)]))  # type: ignore[arg-type]
     light = Sent(2, StubOutbox([Delta(text="y")]))  # type: ignore[arg-type]
