@@ -15,6 +15,7 @@ from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
+from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.threads import StepThreads
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -37,6 +38,10 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+
+
+BUSY_SECONDS = 0.2
+"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,17 @@ class ModelWorker:
         cache = KVCache(model, budget.num_blocks, config.cache.block_size, dtype)
         progress(LoadProgress(phase="warm_up"))
         path = paged_attention.prepare()
-        warm_up(ModelRunner(decoder, cache, max_model_len=budget.max_model_len))
+        spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
+        warming = perf_counter()
+        warm_up(spare)
+        saturation = (LEAST_TOKENS, 0.0)
+        if config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS:
+            saturation = measure_runner(
+                spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
+            )
         self._runner = ModelRunner(decoder, cache, max_model_len=budget.max_model_len, poison=_poison(config, cache))
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
-        return _ready(model, budget, config, dtype, perf_counter() - begin)
+        return _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
 
     def launch(self, plan: StepPlan) -> FinishedStep:
         """Execute a plan; on a CPU the ticket is ready at once."""
@@ -143,7 +155,12 @@ def warm_up(runner: ModelRunner) -> None:
 
 
 def _ready(
-    model: DecoderConfig, budget: MemoryBudget, config: EngineConfig, dtype: torch.dtype, seconds: float
+    model: DecoderConfig,
+    budget: MemoryBudget,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    seconds: float,
+    saturation: tuple[int, float],
 ) -> WorkerReady:
     windows = set(model.windows)
     return WorkerReady(
@@ -161,4 +178,6 @@ def _ready(
         activation_bytes=budget.activation_bytes,
         memory_free_bytes=budget.free_bytes,
         load_seconds=seconds,
+        saturation_tokens=saturation[0],
+        saturation_seconds=saturation[1],
     )

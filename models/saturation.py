@@ -1,0 +1,74 @@
+"""How many tokens a step needs to keep the device busy: timed once, while the worker warms up."""
+
+from array import array
+from collections.abc import Callable
+from time import perf_counter
+
+from troupellm.models.runner import ModelRunner
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+
+SIZES = (32, 128, 256, 512)
+"""Tokens of the timed steps."""
+LEAST_TOKENS = 128
+"""What is reported at least: smaller steps are not worth what comes with every one of them."""
+GAIN = 1.1
+"""Twice the tokens must do so many times as many per second to be worth a longer step."""
+SLOW = 0.05
+"""Seconds. Where a step takes longer, its size is enough for the device, and larger ones would hold up the start."""
+SHORT = 0.02
+"""Seconds. Steps that are shorter are timed twice, and the quicker time counts."""
+
+
+def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], float] = perf_counter) -> tuple[int, float]:
+    """The fewest tokens with which a step does nearly as many per second as with any more, and how long it takes.
+
+    Args:
+        run: executes a step of so many tokens of one prompt.
+        most: tokens that a step can have, at least 1.
+
+    Returns:
+        tokens and seconds; 0.0 seconds where not even the smallest step fits.
+    """
+    tokens, seconds = LEAST_TOKENS, 0.0
+    for size in SIZES:
+        if size > most:
+            break
+        took = _timed(run, size, clock)
+        if took < SHORT:
+            took = min(took, _timed(run, size, clock))
+        if size > LEAST_TOKENS and size / took < GAIN * tokens / seconds:
+            break
+        tokens, seconds = max(size, LEAST_TOKENS), took * max(1.0, LEAST_TOKENS / size)
+        if took > SLOW:
+            break
+    return tokens, seconds
+
+
+def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max_model_len: int) -> tuple[int, float]:
+    """See `measure`. Writes into the first blocks of the cache, which nobody reads yet.
+
+    Args:
+        runner: warmed up with row 0; nothing else is run on it.
+    """
+    step = 0
+
+    def run(size: int) -> None:
+        nonlocal step
+        step += 1
+        row = NewRow(
+            row=step, epoch=0, request_id="", token_ids=array("i", bytes(4 * size)).tobytes(), num_prompt_tokens=size,
+            sampling=SamplingState(temperature=0.0), blocks=(tuple(range(-(-size // block_size))),),
+        )  # fmt: skip
+        plan = StepPlan(
+            step=step, engine_epoch=0, rows=(step,), epochs=(0,), starts=(0,), counts=(size,), new_rows=(row,),
+            retired=(step - 1,),
+        )  # fmt: skip
+        runner.run(plan)
+
+    return measure(run, min(num_blocks * block_size, max_model_len))
+
+
+def _timed(run: Callable[[int], object], size: int, clock: Callable[[], float]) -> float:
+    begin = clock()
+    run(size)
+    return max(clock() - begin, 1e-9)

@@ -1,0 +1,59 @@
+"""How many tokens fill the device."""
+
+from collections.abc import Callable
+
+import pytest
+
+from troupellm.models.saturation import LEAST_TOKENS, SIZES, measure
+
+
+class Device:
+    """Steps take `fixed` seconds and `per_token` more for each token, on a clock of its own."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.now = 0.0
+        self.seconds = seconds
+        self.sizes: list[int] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, size: int) -> None:
+        self.sizes.append(size)
+        self.now += self.seconds(size)
+
+    def measure(self, most: int = 10**6) -> tuple[int, float]:
+        return measure(self.run, most, clock=self.clock)
+
+
+@pytest.mark.parametrize(("knee", "expected"), [(32, 128), (100, 128), (200, 256), (512, 512)])
+def test_the_knee_of_the_roofline_is_found(knee: int, expected: int) -> None:
+    """Up to the knee a step takes as long whatever its size."""
+    tokens, seconds = Device(lambda size: 1e-5 * max(size, knee)).measure()
+    assert tokens == expected
+    assert seconds == pytest.approx(1e-5 * max(expected, knee))
+
+
+def test_it_does_not_go_below_what_is_worth_a_step_nor_on_when_nothing_is_gained() -> None:
+    device = Device(lambda size: 1e-5 * size)
+    assert device.measure()[0] == LEAST_TOKENS
+    assert max(device.sizes) == 256
+
+
+def test_a_slow_model_holds_up_the_start_by_one_step() -> None:
+    device = Device(lambda size: 0.01 * size)
+    assert device.measure() == (128, pytest.approx(1.28))
+    assert device.sizes == [32]
+
+
+def test_a_hiccup_in_a_short_step_does_not_count() -> None:
+    hiccups = iter([0.005])
+    device = Device(lambda size: 1e-5 * max(size, 256) + (next(hiccups, 0.0) if size == 256 else 0.0))
+    assert device.measure()[0] == 256
+
+
+def test_a_small_cache_bounds_it() -> None:
+    device = Device(lambda size: 1e-5 * max(size, 512))
+    assert device.measure(most=100)[0] == LEAST_TOKENS
+    assert device.sizes == [32, 32]
+    assert Device(lambda size: 1e-5).measure(most=SIZES[0] - 1) == (LEAST_TOKENS, 0.0)
