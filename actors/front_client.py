@@ -275,6 +275,7 @@ class RemoteEngine(Door):
                     arrival=outbox.arrival,
                     sequences=submission.params.n,
                     tokens=estimate_tokens(submission.prompt),
+                    tenant=submission.tenant,
                     wait=submission.wait,
                     deadline=submission.deadline,
                 )

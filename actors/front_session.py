@@ -229,6 +229,8 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         request_id=submit.request_id,
         prompt=TokensPrompt(memoryview(submit.prompt).cast("i").tolist()),
         params=submit.params,
+        wait=apply.wait,
+        tenant=apply.tenant,
         cache_salt=submit.cache_salt,
         deadline=apply.deadline,
         streaming=submit.streaming,

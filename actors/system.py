@@ -59,6 +59,9 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
 
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest).
+
+    An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
+    was taken for each; what goes to it merges in each request's outbox while much waits in its socket.
     """
     plans = config.scheduler.plans_in_flight
     requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs

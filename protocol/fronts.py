@@ -28,6 +28,7 @@ class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sequences: int
     tokens: int
     """Prompt tokens, roughly."""
+    tenant: str
     wait: bool
     deadline: float | None
 

@@ -43,11 +43,14 @@ from troupellm.server.errors import flatten
 from troupellm.server.fronts.link import FrameError, Link, PeerGone, open_link
 from troupellm.server.vitals import VitalSigns
 
+MODULE = "troupellm.server.fronts.main"
 GREETING_SECONDS = 30.0
 """From the start of a process to its first word; a loaded machine takes seconds to start Python."""
 END_SECONDS = 1.0
 """What a front gets to end after it has closed its connections; then it is killed."""
 STATUS_SECONDS = 0.25
+DEAF_REPORTS = 120
+"""A front that misses so many of its reports in a row (half a minute of them) hangs, and is replaced."""
 
 
 class FrontDied(TroupeError):
@@ -169,7 +172,7 @@ class Member:
         return await open_link(ours, FromFront, troupellm.__version__)
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
-        module = [sys.executable, "-m", "troupellm.server.fronts.main"]
+        module = [sys.executable, "-m", MODULE]
         descriptors = (self._listener.fileno(), theirs.fileno())
         arguments = ["--listener", str(descriptors[0]), "--engine", str(descriptors[1]), "--parent", str(os.getpid())]
         return await anyio.open_process(
@@ -188,7 +191,7 @@ class Member:
             link.post(Loading(self._office.progress))
         async with anyio.create_task_group() as group:
             self._group = group
-            group.start_soon(self._tell)
+            group.start_soon(self._tell, link)
             if self._office.engine is not None:
                 self.serve(self._office.engine)
             try:
@@ -204,10 +207,24 @@ class Member:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    async def _tell(self) -> None:
-        while True:
-            self.tell_status()
+    async def _tell(self, link: Link[ToFront, FromFront]) -> None:
+        """Say how the engine is as long as the front listens, and notice when it says nothing itself.
+
+        Counted in turns of this loop and not in seconds: a process that was stopped itself has missed nothing.
+        """
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch)
+            while True:
+                await link.drained()
+                self.tell_status()
+                await anyio.sleep(STATUS_SECONDS)
+
+    async def _watch(self) -> None:
+        missed, last = 0, self.report
+        while missed < DEAF_REPORTS or not self.linked:
             await anyio.sleep(STATUS_SECONDS)
+            missed, last = (missed + 1 if self.report is last else 0), self.report
+        raise FrontDied(f"it has not been heard of for {DEAF_REPORTS * STATUS_SECONDS:g} seconds")
 
     def _on_message(self, message: FromFront) -> None:
         match message:

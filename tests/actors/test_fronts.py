@@ -3,11 +3,13 @@
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 from front_pair import FrontPair, front_pair
 
 from troupellm.actors.front_outgoing import FRAME_WEIGHT, PORTION, Outgoing, Sent
+from troupellm.actors.submission import Submission
 from troupellm.protocol import errors
 from troupellm.protocol.errors import (
     ContextLengthExceeded,
@@ -19,6 +21,7 @@ from troupellm.protocol.errors import (
 )
 from troupellm.protocol.fronts import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
 from troupellm.protocol.outputs import Delta, TokenLogprob, TopLogprob, Usage
+from troupellm.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +55,47 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         assert all(submit.prompt for submit in crossed(pair, Submit))  # nobody but the front tokenized
         assert not remote._requests
         assert not len(pair.session)
+
+
+async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "request_id": "r-1",
+        "params": SamplingParams(
+            n=2, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=-3, stop=["x", "y"], stop_token_ids=[300],
+            include_stop_str_in_output=True, ignore_eos=True, max_tokens=9, min_tokens=2, presence_penalty=0.5,
+            frequency_penalty=-0.5, repetition_penalty=1.5, logit_bias={5: 1.5}, allowed_token_ids=[5, 6, 300],
+            bad_words=["zz"], logprobs=2, prompt_logprobs=1, skip_special_tokens=False, priority=4,
+        ),
+        "wait": False,
+        "tenant": "anna",
+        "cache_salt": b"salt",
+        "deadline": 50.0,
+        "streaming": False,
+    }  # fmt: skip
+    fields = {field.name: field for field in msgspec.structs.fields(Submission)}
+    assert set(given) | {"prompt"} == set(fields)
+    assert all(given[name] != field.default for name, field in fields.items() if name in given)
+    async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
+        inside: list[Any] = []
+        intake = engine._running.system.intake
+        put = intake.put
+
+        async def noted(message: Any) -> None:
+            inside.append(message)
+            await put(message)
+
+        monkeypatch.setattr(intake, "put", noted)
+        for door in (engine, pair.remote):
+            async with door.stream(PROMPT, **given) as stream:
+                await stream.collect()
+        local, remote = inside
+        for field in msgspec.structs.fields(type(local)):
+            if field.name not in ("request", "arrival", "prompt", "outbox", "deadline", "params"):
+                assert getattr(local, field.name) == getattr(remote, field.name), field.name
+        assert remote.deadline - remote.arrival == pytest.approx(50.0)
+        assert list(remote.prompt.token_ids) == PROMPT
+        for field in msgspec.structs.fields(SamplingParams):
+            assert getattr(local.params, field.name) == getattr(remote.params, field.name), field.name
 
 
 async def test_one_frame_holds_the_pieces_of_all_requests(engine_of: Any, quiet: Any) -> None:
@@ -374,7 +418,7 @@ def test_messages_that_break_the_rules_are_refused(engine_of: Any) -> None:
     async def main() -> None:
         async with engine_of() as engine:
             session = engine.front_session(lambda message: None, lambda: checkpoint())
-            apply = Apply(request=1, arrival=0.0, sequences=1, tokens=1, wait=False, deadline=None)
+            apply = Apply(request=1, arrival=0.0, sequences=1, tokens=1, tenant="", wait=False, deadline=None)
             session.handle(apply)
             with pytest.raises(ValueError, match="twice"):
                 session.handle(apply)

@@ -253,7 +253,7 @@ def test_a_freeze_is_raised_not_waited_for() -> None:
 
 
 def test_a_sequence_that_gives_up_its_blocks_alone_leaves_the_step_to_others() -> None:
-    """A budget of one token and two that run: the younger one's turn comes when only its own blocks are left to take."""
+    """A budget of one token and two that run: at the younger one's turn only its own blocks are left to take."""
     made = ready(4, 2, max_model_len=16)
     harness = Harness(make_core(made, caching=False, max_num_seqs=2, max_num_batched_tokens=1), made)
     for request in (1, 2):

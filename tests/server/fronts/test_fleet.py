@@ -1,0 +1,82 @@
+"""Fronts as children of the test's own process, over an engine in it."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+from serving import server_config
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.front import CLOSE_SECONDS
+from troupellm.server.fronts import fleet as fleets, member as members
+from troupellm.server.fronts.fleet import FrontFleet, FrontsFailed
+from troupellm.server.listener import bind
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def running_fleet(config: ServerConfig) -> AsyncIterator[tuple[FrontFleet, str]]:
+    listener, url = bind(config)
+    fleet = FrontFleet(config, listener)
+    async with anyio.create_task_group() as group:
+        await group.start(fleet.run)
+        try:
+            yield fleet, url
+        finally:
+            with anyio.CancelScope(shield=True):
+                await fleet.stop(CLOSE_SECONDS)
+
+
+def pids_of(fleet: FrontFleet) -> set[int]:
+    return {member.pid for member in fleet._members.values() if member.pid is not None}
+
+
+async def until(holds: Callable[[], object], timeout: float = 20.0) -> None:
+    with anyio.fail_after(timeout):
+        while not holds():  # noqa: ASYNC110 - other processes
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_a_front_that_hangs_is_replaced(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "DEAF_REPORTS", 20)
+    config = server_config(api_server_count=2)
+    async with tiny_engine() as engine, running_fleet(config) as (fleet, url):
+        await fleet.open(engine)
+        hung = min(pids_of(fleet))
+        os.kill(hung, signal.SIGSTOP)
+        await until(lambda: hung not in pids_of(fleet))
+        assert not psutil.pid_exists(hung)
+        await until(lambda: all(member.ready for member in fleet._members.values()))
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            request = {"model": "tiny", "prompt": "x", "max_tokens": 2, "ignore_eos": True}
+            answer = await client.post("/v1/completions", json=request)
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        await until(lambda: not fleet.in_flight)
+        children = pids_of(fleet)
+    assert not any(psutil.pid_exists(pid) for pid in children)
+
+
+async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MODULE", "troupellm.server.fronts.no_such_module")
+    config = server_config(api_server_count=2)
+    async with tiny_engine() as engine, running_fleet(config) as (fleet, _):
+        with pytest.raises(FrontsFailed, match="exit code 1"):
+            await fleet.open(engine)
+        assert isinstance(await fleet.failure(), FrontsFailed)
+        restarts = fleet._supervisor.restarts
+        assert max(restarts.values()) == fleets.INTENSITY.restarts
+
+
+async def test_a_fleet_that_is_stopped_while_it_starts_leaves_nothing() -> None:
+    async with running_fleet(server_config(api_server_count=3)) as (fleet, _):
+        await until(lambda: len(pids_of(fleet)) == 3)
+        children = pids_of(fleet)
+    assert not any(psutil.pid_exists(pid) for pid in children)
