@@ -1,0 +1,151 @@
+"""Row H1 of the fault table: slots are recycled, and nothing of the last request in one shows in the next.
+
+Random neighbours with every option join, leave by themselves, are aborted, and push each other out of a small KV
+cache, while canaries with options of their own run over and over. Each canary's tokens and log-probabilities must be
+those of its solo run.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.outputs import Completion
+from troupellm.protocol.sampling import SamplingParams
+
+pytestmark = pytest.mark.anyio
+
+CROWDED = {
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 42,
+    "kv_cache_memory_bytes": None,
+    "max_num_batched_tokens": 48,
+    "max_model_len": 512,
+}
+"""Slots change hands all the time, prompts come in pieces, and the blocks do not suffice for eight long sequences."""
+TOLERANCE = 1e-4
+TOKENS = 40
+CANARIES = {
+    "greedy": {"temperature": 0.0, "logprobs": 5},
+    "sampled": {"temperature": 0.9, "seed": 7, "top_p": 0.95, "top_k": 40, "logprobs": 3},
+    "penalised": {
+        "temperature": 0.7, "seed": 8, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2,
+        "logprobs": 2,
+    },
+    "biased": {
+        "temperature": 0.0, "logit_bias": {65: 3.0, 66: -100.0}, "bad_words": ["a", "bc"], "min_tokens": TOKENS,
+        "logprobs": 0,
+    },
+    "several": {"temperature": 1.0, "seed": 9, "n": 3, "min_p": 0.02, "logprobs": 1},
+}  # fmt: skip
+NEIGHBOURS = 16
+"""At once; twice as many as there are slots."""
+
+
+def canary(name: str) -> tuple[str, SamplingParams]:
+    return f"canary {name}", SamplingParams(max_tokens=TOKENS, ignore_eos=True, **CANARIES[name])
+
+
+class Crowd:
+    """Neighbours whose options, lengths and manner of leaving come from a seed."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._engine = engine
+        self._random = random.Random(seed)
+        self.ends: Counter[str] = Counter()
+
+    async def neighbour(self) -> None:
+        choose = self._random
+        prompt = [choose.randrange(256) for _ in range(choose.choice((1, 3, 17, 40, 130)))]
+        stay = choose.choice((None, None, 0, 1, 5))
+        left = False
+        async with self._engine.stream(prompt, self.options(), cache_salt=choose.choice((b"", b"other"))) as stream:
+            read = 0
+            try:
+                async for _ in stream:
+                    read += 1
+                    if stay is not None and read > stay:
+                        left = True
+                        break
+            except RequestFailed as error:  # its own options may leave it no token: a row that fails is a neighbour too
+                if "no token is left" not in error.message:
+                    raise
+                self.ends["failed"] += 1
+                return
+        self.ends["left" if left else "finished"] += 1
+
+    def options(self) -> SamplingParams:
+        choose = self._random
+        most = choose.choice((1, 4, 20, 90))
+        options: dict[str, Any] = {
+            "max_tokens": most,
+            "n": choose.choice((1, 1, 1, 2, 3)),
+            "temperature": choose.choice((0.0, 0.3, 1.0, 1.9)),
+        }
+        for name, values in (
+            ("top_p", (0.1, 0.9)), ("top_k", (1, 5, 50)), ("min_p", (0.05, 0.5)), ("seed", (1, 2, 2**40)),
+            ("presence_penalty", (-2.0, 2.0)), ("frequency_penalty", (-2.0, 2.0)), ("repetition_penalty", (0.5, 3.0)),
+            ("logit_bias", ({65: 100.0}, dict.fromkeys(range(200), -100.0))),
+            ("allowed_token_ids", ([65, 66, 67], [70])), ("bad_words", (["a"], ["ab", "b c"])),
+            ("stop", ("a", ["b", "\n"])), ("stop_token_ids", ([66], list(range(100)))),
+            ("min_tokens", (most,)), ("ignore_eos", (True,)), ("logprobs", (0, 20)), ("prompt_logprobs", (0, 5)),
+        ):  # fmt: skip
+            if choose.random() < 0.25:
+                options[name] = choose.choice(values)
+        return SamplingParams(**options)
+
+    async def keep_coming(self) -> None:
+        while True:
+            await self.neighbour()
+
+
+async def check(engine: Engine, name: str, solo: Completion) -> None:
+    prompt, params = canary(name)
+    answer = await engine.generate(prompt, params)
+    for choice, alone in zip(answer.choices, solo.choices, strict=True):
+        assert choice.token_ids == alone.token_ids, name
+        assert numbers(choice.logprobs) == pytest.approx(numbers(alone.logprobs), abs=TOLERANCE), name
+
+
+def numbers(entries: Sequence[Any] | None) -> list[float]:
+    """Every log-probability, the alternatives' too, in an order that depends on the token ids only."""
+    assert entries is not None
+    flat = []
+    for entry in entries:
+        flat.append(entry.logprob)
+        flat += [other.logprob for other in sorted(entry.top, key=lambda other: other.token_id)]
+    return flat
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [
+        (1, 300),
+        *(pytest.param(seed, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for seed in (2, 3)),
+    ],
+)
+async def test_H1_nothing_of_the_last_request_shows_in_the_next(tiny_engine, seed, steps, caching):
+    async with tiny_engine(**CROWDED, enable_prefix_caching=caching) as engine:
+        solos = {name: await engine.generate(*canary(name)) for name in CANARIES}
+        crowd, rounds = Crowd(engine, seed), 0
+        first = engine.snapshot().scheduler
+        async with anyio.create_task_group() as group:
+            for _ in range(NEIGHBOURS):
+                group.start_soon(crowd.keep_coming)
+            while rounds < 1 or engine.snapshot().scheduler.steps - first.steps < steps:
+                for name, solo in solos.items():
+                    await check(engine, name, solo)
+                rounds += 1
+            group.cancel_scope.cancel()
+        last = engine.snapshot().scheduler
+        print(f"{last.steps - first.steps} steps, {rounds} rounds, {last.preemptions} preemptions, {dict(crowd.ends)}")
+        assert last.preemptions > first.preemptions, "the crowd was too small to push anybody out"
+        assert min(crowd.ends["left"], crowd.ends["finished"]) > 0
+        for name, solo in solos.items():
+            await check(engine, name, solo)
