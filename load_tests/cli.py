@@ -7,6 +7,7 @@ from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
+from troupellm.load_tests.soak import flags as soak
 from troupellm.load_tests.throughput import flags as throughput
 
 _BENCHMARKS = {
@@ -14,6 +15,7 @@ _BENCHMARKS = {
     "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),
+    "soak": (soak.add_flags, "troupellm.load_tests.soak.command", "mixed traffic and faults; leaks and memory slope"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 

@@ -88,6 +88,8 @@ class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Seconds; worst lateness of the event loop lately."""
     log_lines_dropped: int
     """Since the front began."""
+    tasks: int = 0
+    """Of the front's event loop."""
 
 
 class FrontReady(msgspec.Struct, frozen=True, tag=True):

@@ -113,6 +113,8 @@ class VitalSigns(msgspec.Struct, frozen=True):
     """Seconds; worst lateness of the event loop lately."""
     log_lines_dropped: int | None
     """None where the process has logging of its own."""
+    tasks: int = 0
+    """Of its event loop."""
 
 
 class _VitalsCollector(Collector):
@@ -125,11 +127,14 @@ class _VitalsCollector(Collector):
             "troupellm_loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", labels=labels
         )
         lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
+        tasks = GaugeMetricFamily("troupellm_tasks", "Tasks of the event loop.", labels=labels)
         for process, signs in self._signs.items():
+            tasks.add_metric([process], signs.tasks)
             late.add_metric([process], signs.loop_lag)
             if signs.log_lines_dropped is not None:
                 lines.add_metric([process], signs.log_lines_dropped)
         yield late
+        yield tasks
         if lines.samples:
             yield lines
 
@@ -143,7 +148,8 @@ class Vitals:
 
     @property
     def signs(self) -> VitalSigns:
-        return VitalSigns(self.lag.worst, logs.dropped())
+        """Only on the event loop."""
+        return VitalSigns(self.lag.worst, logs.dropped(), len(anyio.get_running_tasks()))
 
     def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
         """Prometheus' text format, together with other processes by their names."""

@@ -189,6 +189,7 @@ class Front:
             draining=self._host.draining,
             loop_lag=signs.loop_lag,
             log_lines_dropped=signs.log_lines_dropped or 0,
+            tasks=signs.tasks,
         )
 
 

@@ -110,7 +110,7 @@ class Member:
 
     @property
     def signs(self) -> VitalSigns:
-        return VitalSigns(self.report.loop_lag, self.report.log_lines_dropped)
+        return VitalSigns(self.report.loop_lag, self.report.log_lines_dropped, self.report.tasks)
 
     def post(self, message: ToFront) -> None:
         if self._link is not None:

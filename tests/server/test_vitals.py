@@ -65,7 +65,8 @@ def test_a_small_lateness_or_none_to_tell_is_silent(caplog, alarm):
     assert not caplog.records
 
 
-def test_the_process_shows_its_lateness_to_prometheus():
+@pytest.mark.anyio
+async def test_the_process_shows_its_lateness_to_prometheus():
     measured = Vitals(0.0)
     measured.lag.note(0.25, 1.0)
     assert 'troupellm_loop_lag_seconds{process="server"} 0.25' in measured.text().decode()

@@ -1,0 +1,139 @@
+"""`bench soak`: mixed traffic with aborts, errors, stalls and worker kills, and what it leaves behind in the server.
+
+Passes when memory grows by less than `--max-slope`, nothing is leaked, and no answer ends in a way it must not: a
+stream that is silently short, a 5xx, a broken connection. Worker kills need a server whose worker is a process.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import time
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+
+from troupellm.load_tests.soak.server import Held, SoakServer, soak_server
+from troupellm.load_tests.soak.traffic import UNEXPECTED, Traffic
+
+SAMPLE_SECONDS = 2.0
+WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, (5.0, 120.0)
+"""Caches fill and allocators find their size in this part of the run, within these bounds."""
+SLACK = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
+"""Connections close a little later than their clients think, and pools keep a thread."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    minutes: float
+    slope_mebibytes_per_minute: float
+    mebibytes: tuple[float, float]
+    """At the start of what is measured, and at its end: medians of a tenth of the samples each."""
+    before: Held
+    after: Held
+    worker_kills: int
+    exit_code: int
+    ends: dict[str, int]
+    samples: list[tuple[float, float]]
+    """Minutes since the start, mebibytes."""
+
+    @property
+    def leaks(self) -> dict[str, int]:
+        before, after = msgspec.structs.asdict(self.before), msgspec.structs.asdict(self.after)
+        return {name: after[name] - before[name] for name in SLACK if after[name] - before[name] > SLACK[name]}
+
+    def failures(self, max_slope: float) -> list[str]:
+        failures = [f"{count} leaked: {name}" for name, count in self.leaks.items()]
+        failures += [f"{count} x {end}" for end, count in self.ends.items() if end.startswith(UNEXPECTED)]
+        if self.slope_mebibytes_per_minute >= max_slope:
+            failures.append(f"memory grows by {self.slope_mebibytes_per_minute:.2f} MiB/min")
+        if self.exit_code != 0:
+            failures.append(f"the server ended with exit code {self.exit_code}")
+        return failures
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when the soak fails."""
+    report = asyncio.run(_soak(args))
+    failures = report.failures(args.max_slope)
+    print(_table(report, failures))
+    if args.result_json:
+        Path(args.result_json).write_bytes(msgspec.json.encode(report))
+    return 1 if failures else 0
+
+
+async def _soak(args: argparse.Namespace) -> Report:
+    async with soak_server(args.model, args.serve_arg) as server:
+        seconds = 60 * args.minutes
+        warm_up = min(max(seconds * WARM_UP_SHARE, WARM_UP_SECONDS[0]), WARM_UP_SECONDS[1])
+        await _drive(server, args, args.seed, warm_up)
+        before = await server.held()
+        samples, ends, kills = await _drive(server, args, args.seed + 1, seconds)
+        after = await server.held()
+        tenth = max(1, len(samples) // 10)
+        return Report(
+            minutes=args.minutes,
+            slope_mebibytes_per_minute=slope(samples),
+            mebibytes=(
+                statistics.median(size for _, size in samples[:tenth]),
+                statistics.median(size for _, size in samples[-tenth:]),
+            ),
+            before=before,
+            after=after,
+            worker_kills=kills,
+            exit_code=await server.stop(),
+            ends=dict(sorted(ends.items())),
+            samples=samples,
+        )
+
+
+async def _drive(
+    server: SoakServer, args: argparse.Namespace, seed: int, seconds: float
+) -> tuple[list[tuple[float, float]], dict[str, int], int]:
+    """Traffic for so long; memory samples, how calls ended, and the number of workers killed."""
+    traffic, samples, kills = Traffic(server, seed), [], 0
+    began = killed = time.monotonic()
+    clients = [asyncio.create_task(traffic.run()) for _ in range(args.concurrency)]
+    try:
+        while (now := time.monotonic()) - began < seconds and server.running:
+            samples.append(((now - began) / 60, server.resident_mebibytes()))
+            if args.kill_every and now - killed >= args.kill_every and (workers := server.workers()):
+                killed = now
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(workers[0], signal.SIGKILL)
+                    kills += 1
+            await asyncio.sleep(min(SAMPLE_SECONDS, seconds))
+        traffic.over = True
+        await asyncio.gather(*clients)
+    finally:
+        for client in clients:
+            client.cancel()
+        await traffic.close()
+    return samples, traffic.ends, kills
+
+
+def slope(samples: list[tuple[float, float]]) -> float:
+    """Per unit of the first coordinate: the median over all pairs, which single jumps do not move (Theil and Sen)."""
+    thinned = samples[:: max(1, len(samples) // 300)]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(thinned, 2) if b[0] > a[0]]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+def _table(report: Report, failures: list[str]) -> str:
+    lines = [
+        f"{'minutes':<34}{report.minutes:>10.1f}",
+        f"{'memory slope (MiB/min)':<34}{report.slope_mebibytes_per_minute:>10.2f}",
+        f"{'memory, start and end (MiB)':<34}{report.mebibytes[0]:>10.1f}{report.mebibytes[1]:>10.1f}",
+        f"{'worker kills':<34}{report.worker_kills:>10}",
+        f"{'exit code of the server':<34}{report.exit_code:>10}",
+        f"{'held when idle':<34}{'before':>10}{'after':>10}",
+    ]
+    before, after = msgspec.structs.asdict(report.before), msgspec.structs.asdict(report.after)
+    lines += [f"  {name:<32}{before[name]:>10}{after[name]:>10}" for name in before]
+    lines.append(f"{'how calls ended':<34}")
+    lines += [f"  {end:<60}{count:>8}" for end, count in report.ends.items()]
+    lines.append("failed: " + json.dumps(failures) if failures else "passed: nothing leaked")
+    return "\n".join(lines)
