@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import fewest_rows, linear, pack
+from troupellm.kernels.linear import best_rows, linear, pack
 from troupellm.kernels.rms_norm import add_rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.forward_batch import ForwardBatch
@@ -42,7 +42,7 @@ class Decoder:
             hidden states [logits, hidden] of the tokens that logits are wanted for, after the final norm.
         """
         token_ids, positions = batch.token_ids, batch.positions
-        missing = fewest_rows(self.head) - token_ids.shape[0]
+        missing = best_rows(self.head, token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self.cos[positions], self.sin[positions]

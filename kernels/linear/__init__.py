@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from troupellm.kernels.linear.onednn import FEWEST_ROWS, onednn_linear, onednn_pack, onednn_supports
+from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
 from troupellm.kernels.linear.reference import linear_reference
 
 
@@ -28,9 +28,9 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     return PackedLinear(weight, bias)
 
 
-def fewest_rows(packed: PackedLinear) -> int:
-    """Products of fewer rows are padded to so many; a caller with many products in a row pads once instead."""
-    return FEWEST_ROWS if packed.onednn else 1
+def best_rows(packed: PackedLinear, rows: int) -> int:
+    """Products are padded to so many rows; a caller with many products in a row pads once instead."""
+    return padded_rows(rows) if packed.onednn else rows
 
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:

@@ -15,6 +15,7 @@ from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 
 FEWEST_ROWS = 4
 """One or two rows take longer than four: oneDNN then leaves its blocked kernels."""
+_SIZES_PER_DOUBLING = 8
 
 
 def onednn_pack(weight: Tensor) -> Tensor:
@@ -25,11 +26,22 @@ def onednn_pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def padded_rows(rows: int) -> int:
+    """The number of rows, at least as many, that a product is computed with: eight sizes between powers of two.
+
+    oneDNN makes a kernel for every number of rows that it meets, which takes milliseconds and some half a mebibyte that
+    it never gives back: over the 2,048 sizes of a step that is a gibibyte. These are some sixty.
+    """
+    step = max(FEWEST_ROWS, (1 << (rows - 1).bit_length()) // (2 * _SIZES_PER_DOUBLING))
+    return -(-rows // step) * step
+
+
 def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """[rows, in] times a packed weight: [rows, out]."""
     rows = x.shape[0]
-    if rows < FEWEST_ROWS:
-        x = functional.pad(x, (0, 0, 0, FEWEST_ROWS - rows))
+    missing = padded_rows(rows) - rows
+    if missing:
+        x = functional.pad(x, (0, 0, 0, missing))
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product[:rows]
 
