@@ -28,8 +28,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self._branch_of: list[tuple[bytes, bytes] | None] = [None] * num_blocks
-        self._branches = Branches()
+        self._branches = Branches(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.num_evictions = 0
 
@@ -117,7 +116,7 @@ class BlockPool:
             if references < 0:
                 raise ValueError(f"block {block} released more often than it was taken")
             if references == 0:
-                if self._key_of[block] is None and self._branch_of[block] is None:
+                if self._key_of[block] is None and block not in self._branches:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
@@ -131,14 +130,12 @@ class BlockPool:
         """
         if self._key_of[block] is not None:
             return
-        if self._branch_of[block] is not None:  # it was known as not yet full
-            self._leave_branch(block)
+        self._branches.remove(block)  # if it was known as not yet full
         if key in self._block_of:
             return
         self._block_of[key] = block
         self._key_of[block] = key
         if tokens:
-            self._branch_of[block] = (parent, tokens)
             self._branches.add(parent, tokens, block)
 
     def label_beginning(self, block: int, parent: bytes, tokens: bytes) -> None:
@@ -148,9 +145,7 @@ class BlockPool:
         known = self._branches.longest(parent, tokens)
         if known is not None and 4 * known[1] == len(tokens):
             return
-        if self._branch_of[block] is not None:
-            self._leave_branch(block)
-        self._branch_of[block] = (parent, tokens)
+        self._branches.remove(block)
         self._branches.add(parent, tokens, block)
 
     def forget(self, block: int) -> None:
@@ -165,7 +160,6 @@ class BlockPool:
         self._block_of.clear()
         self._branches.clear()
         self._key_of = [None] * self.num_blocks
-        self._branch_of = [None] * self.num_blocks
 
     def assert_invariants(self, owners: dict[int, int] | None = None) -> None:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
@@ -178,12 +172,8 @@ class BlockPool:
         assert len(free) + len(used) + len(cached) == self.num_blocks, "a block is lost"
         named = {key: block for block, key in enumerate(self._key_of) if key is not None}
         assert named == self._block_of, "keys and blocks disagree"
-        branched = {block for block, branch in enumerate(self._branch_of) if branch is not None}
-        for block in branched:
-            parent, tokens = self._branch_of[block] or (b"", b"")
-            assert self._branches.holds(parent, tokens, block), "a block is not in its branch"
-        assert len(self._branches) == len(branched), "a branch has a block too many"
-        findable = branched | set(named.values())
+        self._branches.assert_invariants()
+        findable = set(named.values()) | {block for block in range(self.num_blocks) if block in self._branches}
         assert not free & findable, "a free block has a name"
         assert cached <= findable, "a cached block has no name"
         if owners is not None:
@@ -201,11 +191,4 @@ class BlockPool:
         if key is not None:
             del self._block_of[key]
             self._key_of[block] = None
-        if self._branch_of[block] is not None:
-            self._leave_branch(block)
-
-    def _leave_branch(self, block: int) -> None:
-        branch = self._branch_of[block]
-        if branch is not None:
-            self._branches.remove(*branch, block)
-            self._branch_of[block] = None
+        self._branches.remove(block)
