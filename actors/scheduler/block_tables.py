@@ -67,9 +67,9 @@ class BlockTables:
                 return None
         self.label(sequence)
         added = []
-        for pool, table in zip(self.pools, sequence.tables, strict=True):
+        for group, pool in enumerate(self.pools):
             blocks = pool.take(missing)
-            table.extend(blocks)
+            sequence.tables[group] += blocks
             added.append(tuple(blocks))
         sequence.capacity += missing * self.block_size
         return tuple(added)
@@ -86,7 +86,8 @@ class BlockTables:
         contents = sequence.tokens[first * size : num_full * size].tobytes()
         if len(keys) <= num_full:
             self.hasher.extend(keys, contents[(len(keys) - 1 - first) * width :])
-        for pool, table in zip(self.pools, sequence.tables, strict=True):
+        for group, pool in enumerate(self.pools):
+            table = sequence.tables[group]
             for index in range(first, num_full):
                 begin = (index - first) * width
                 pool.label(table[index], keys[index + 1], keys[index], contents[begin : begin + width])
