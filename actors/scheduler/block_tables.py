@@ -7,6 +7,7 @@ sliding window are kept until the sequence ends, so a window saves computation, 
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool
 from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import BlockCopy
 
 
@@ -27,21 +28,34 @@ class BlockTables:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def admit(self, sequence: Sequence, reserve: int) -> bool:
+    def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
         What is found is computed, so the sequence starts behind it: behind full blocks that it shares, and behind the
         first positions of one more that are copied into its own. Its last known token is never among them, because the
         step must have something to compute logits from. `reserve` blocks stay available for others.
+
+        Args:
+            trunk: what was computed for the sequence's request; used instead of the prefix cache.
         """
-        caching = self.caching and sequence.reads_prefix_cache
-        hits = self._find_prefix(sequence) if caching else [[] for _ in self.pools]
+        if not sequence.reads_prefix_cache:
+            trunk = None
+        caching = self.caching and sequence.reads_prefix_cache and trunk is None
+        if trunk is not None:
+            hits = self._trunk_blocks(sequence, trunk)
+        else:
+            hits = self._find_prefix(sequence) if caching else [[] for _ in self.pools]
         num_hits = len(hits[0])
         missing = self.blocks_for(len(sequence.tokens)) - num_hits
         for pool, found in zip(self.pools, hits, strict=True):
             if pool.num_available - pool.count_unused(found) < missing + reserve:
                 return False
-        beginnings, num_copied = self._find_beginnings(sequence, num_hits) if caching else ((), 0)
+        beginnings: tuple[int, ...] = ()
+        num_copied = 0
+        if trunk is not None:
+            beginnings, num_copied = self._trunk_end(sequence, trunk)
+        elif caching:
+            beginnings, num_copied = self._find_beginnings(sequence, num_hits)
         for group, (pool, found) in enumerate(zip(self.pools, hits, strict=True)):
             pool.share(found)
             if num_copied:
@@ -53,11 +67,33 @@ class BlockTables:
         sequence.capacity = (num_hits + missing) * self.block_size
         sequence.num_computed = sequence.num_confirmed_prefill = num_hits * self.block_size + num_copied
         sequence.num_labelled = num_hits
-        sequence.cache_age = self._age
+        sequence.cache_age = self._age if trunk is None else trunk.cache_age
         if caching:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         return True
+
+    def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
+        """Make sure that the sequence alone holds the block of a position that it is about to write, its table's last.
+
+        Returns:
+            a block per group that takes the place of a shared one once that was copied; () where nothing is shared;
+            None when there are too few blocks.
+        """
+        last = position // self.block_size
+        held = [table[last] for table in sequence.tables]
+        if all(pool.references(block) == 1 for pool, block in zip(self.pools, held, strict=True)):
+            return ()
+        if any(not pool.num_available for pool in self.pools):
+            return None
+        added = []
+        for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
+            (block,) = pool.take(1)
+            self.copies.append(BlockCopy(group, table[last], block))
+            pool.release([table[last]])
+            table[last] = block
+            added.append((block,))
+        return tuple(added)
 
     def grow(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
         """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few."""
@@ -123,7 +159,8 @@ class BlockTables:
             pool.release(table)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        copies = tuple(self.copies)
+        """Of two into one block the last counts: whoever wanted the first has lost the block meanwhile."""
+        copies = tuple({(copy.group, copy.target): copy for copy in self.copies}.values())
         self.copies.clear()
         return copies
 
@@ -141,6 +178,16 @@ class BlockTables:
         found = [pool.find_all(keys[1 : longest + 1]) for pool in self.pools]
         shortest = min(map(len, found))
         return [blocks[:shortest] for blocks in found]
+
+    def _trunk_blocks(self, sequence: Sequence, trunk: Trunk) -> list[list[int]]:
+        """Per group the full blocks of a trunk that the sequence shares."""
+        full = min(trunk.num_positions, len(sequence.tokens) - 1) // self.block_size
+        return [table[:full] for table in trunk.tables]
+
+    def _trunk_end(self, sequence: Sequence, trunk: Trunk) -> tuple[tuple[int, ...], int]:
+        """The block of each group to copy from behind those, and how many positions of it."""
+        full, rest = divmod(min(trunk.num_positions, len(sequence.tokens) - 1), self.block_size)
+        return (tuple(table[full] for table in trunk.tables), rest) if rest else ((), 0)
 
     def _find_beginnings(self, sequence: Sequence, num_hits: int) -> tuple[tuple[int, ...], int]:
         """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it."""

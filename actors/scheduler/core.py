@@ -8,21 +8,21 @@ from array import array
 from heapq import heapify, heappop, heappush
 
 from troupellm.actors.prefix_keys import namespace, split_keys
+from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
-    ContextLengthExceeded,
     EngineStopped,
-    InvalidRequest,
     RequestAborted,
     TroupeError,
 )
@@ -103,7 +103,7 @@ class SchedulerCore:
             del self._early_aborts[message.request]
             refusal = _aborted()
         else:
-            refusal = self._refusal(message)
+            refusal = find_refusal(message, self._ready, self._config)
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
@@ -126,7 +126,14 @@ class SchedulerCore:
             )
             for index, spec in enumerate(message.sequences)
         )
-        request.prompt_computed = not self._tables.caching
+        if message.beam is not None:
+            request.search = BeamSearch(
+                message.beam,
+                len(message.sequences),
+                num_prompt_tokens=request.num_prompt_tokens,
+                limit=limit,
+                stops=request.stop_or_eos,
+            )
         self._ledger.open(request)
         if message.deadline is not None:
             self._remember_deadline(message.deadline, message.request)
@@ -150,14 +157,14 @@ class SchedulerCore:
     def stop_string_met(self, row: int) -> None:
         """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
         sequence = self._ledger.sequences.get(row)
-        if sequence is not None and not sequence.ended:
+        if sequence is not None and not sequence.ended and not sequence.lockstep:
             sequence.request.reason = "stop"
             self._ledger.end(sequence, Event.STOP)
 
     def pause(self, request: int) -> None:
         """Leave a request's sequences out of the plans until `resume`. Idempotent."""
         found = self._ledger.requests.get(request)
-        if found is None or found.paused:
+        if found is None or found.paused or found.search is not None:  # a search shows nothing before its end
             return
         found.paused = True
         for sequence in found.sequences:
@@ -265,37 +272,6 @@ class SchedulerCore:
             owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
             keys = self._tables.hasher.prompt_keys(owner, message.prompt)
         return split_keys(keys)
-
-    def _refusal(self, message: SubmitRequest) -> InvalidRequest | None:
-        """Why a request can never run, whatever else ends."""
-        num_prompt = len(message.prompt) // 4
-        if not num_prompt:
-            return InvalidRequest("the prompt has no tokens", param="prompt")
-        if message.max_tokens < 1:
-            return InvalidRequest(f"max_tokens must be at least 1, got {message.max_tokens}", param="max_tokens")
-        room = self._ready.max_model_len
-        if num_prompt >= room:
-            return ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens; the context of {room} tokens leaves no room for an answer",
-                limit=room,
-                got=num_prompt,
-            )
-        budget = self._config.max_num_batched_tokens
-        if not self._config.enable_chunked_prefill and num_prompt > budget:
-            return ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens; a step takes {budget} and chunked prefill is off",
-                limit=budget,
-                got=num_prompt,
-            )
-        wanted = min(num_prompt + message.max_tokens, room) - 1  # the last token is never computed
-        capacity = self._ready.num_blocks * self._ready.block_size
-        if wanted > capacity:
-            return ContextLengthExceeded(
-                f"prompt and max_tokens need {wanted} tokens of KV cache; the whole cache has {capacity}",
-                limit=capacity,
-                got=wanted,
-            )
-        return None
 
     def _expire(self, now: float) -> None:
         """Close requests that still wait after their deadline."""

@@ -18,6 +18,7 @@ class Flight:
         "decode_tokens",
         "epochs",
         "expected",
+        "lockstep",
         "planned_at",
         "prefill_tokens",
         "prefills",
@@ -41,6 +42,8 @@ class Flight:
         """(sequence, epoch, tokens, whether it samples) of the rows that are not plain decodes."""
         self.prefill_tokens = 0
         self.decode_tokens = 0
+        self.lockstep = False
+        """Some of the sequences are beams."""
         self.clean = True
         """No sequence of the plan has ended or was preempted since."""
 

@@ -10,6 +10,8 @@ from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished, Ste
 from troupellm.protocol.outputs import Usage
 from troupellm.protocol.scheduler import SubmitRequest
 
+_NOT_STARTED = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
+
 
 class Ledger:
     """Opens and ends requests. `now` is the time of the last plan, result or submission, in seconds."""
@@ -26,23 +28,31 @@ class Ledger:
         self.stats: list[RequestStats] = []
 
     def open(self, request: Request) -> None:
-        """Let a request in. Where it pays, its other sequences wait for the first to compute their prompt."""
+        """Let a request in. Its other sequences wait for the first to compute their prompt."""
         self._room.arrive(request.tenant)
         self.requests[request.number] = request
         request.num_live = len(request.sequences)
         for sequence in request.sequences:
             self.sequences[sequence.row] = sequence
-        for sequence in request.sequences if request.prompt_computed else request.sequences[:1]:
-            self._room.add(sequence)
+        self._room.add(request.sequences[0])
 
-    def prompt_computed(self, request: Request) -> None:
-        """The prompt's blocks can be found: the siblings may start. Idempotent."""
-        if request.prompt_computed:
+    def prompt_computed(self, sequence: Sequence) -> None:
+        """A sequence has computed all its tokens: the siblings may start from what they share. Idempotent.
+
+        Beams that have not begun yet start as its children, not on their own.
+        """
+        request = sequence.request
+        if request.prompt_computed or (request.search is not None and not request.search.begun):
             return
         request.prompt_computed = True
-        for sequence in request.sequences[1:]:
-            if sequence.state is State.WAITING:
-                self._room.add(sequence)
+        others = [other for other in request.sequences if other.state in _NOT_STARTED and other is not sequence]
+        if others:
+            self._residents.trunks.hold(sequence)
+            if request.search is not None:
+                self._residents.regrouping[request.number] = request
+        for other in others:
+            if other.state is not State.HELD and other not in self._room:
+                self._room.add(other)
 
     def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
         """Close a request that was never opened."""

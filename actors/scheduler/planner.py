@@ -5,6 +5,9 @@ first (plain decodes, then those that need blocks or have more tokens to compute
 step's tokens, its rows or the blocks are used up.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
@@ -19,6 +22,9 @@ _MOST_FOUND_TOKENS = 1 << 15
 """Admission of one plan ends after so many tokens from the prefix cache, whose look-up takes 50 ns each."""
 _RESERVE_SHARE = 100
 """While others run, admission leaves one in so many blocks for them to grow into."""
+
+_Blocks = tuple[tuple[int, ...], ...]
+"""Per cache group."""
 
 
 class SchedulerFrozen(RuntimeError):
@@ -46,7 +52,7 @@ class _Draft:
         self.plain = True
         """One position for every row, and a token from it."""
 
-    def drop_preempted(self) -> None:
+    def drop_preempted(self, retired: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""
         kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
         rows = {self.sequences[index].row for index in kept}
@@ -54,6 +60,10 @@ class _Draft:
             column = getattr(self, name)
             setattr(self, name, [column[index] for index in kept])
         self.changes = [change for change in self.changes if change.row in rows]
+        for new in self.new_rows:
+            if new.row not in rows:
+                retired.remove(new.row)  # the worker has not heard of it
+        self.new_rows = [new for new in self.new_rows if new.row in rows]
         self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
 
 
@@ -95,7 +105,8 @@ class Planner:
         turn = list(running.values())
         most = min(self._max_rows, self._max_tokens)
         if len(turn) > most:  # resumed readers came on top: those who waited longest go first
-            turn = sorted(turn, key=lambda sequence: sequence.last_step)[:most]
+            able = [sequence for sequence in turn if not sequence.waits_for_siblings]
+            turn = sorted(able, key=lambda sequence: sequence.last_step)[:most]
         others = self._plan_decodes(draft, turn)
         preemptions = self._residents.num_preemptions
         starved = False
@@ -108,11 +119,12 @@ class Planner:
                     starved = starved or not (kept_back and draft.prefill <= 0)
             draft.prefill += kept_back
         if self._residents.num_preemptions > preemptions:
-            draft.drop_preempted()
+            draft.drop_preempted(self._residents.retired)
         elif not starved:
             self._admit(draft, now)
         if not draft.sequences:
-            if self._residents.num_preemptions > preemptions:  # whose turn it was gave up its own blocks
+            gave_way = self._residents.num_preemptions > preemptions  # whose turn it was gave up its own blocks
+            if gave_way or (not self._flights and self._residents.unblock()):
                 return self.plan(now)
             self._check_not_frozen()
             return None
@@ -177,7 +189,7 @@ class Planner:
     def _moves_fence(self, draft: _Draft, sequence: Sequence, start: int) -> bool:
         """A decoding sequence has filled its blocks: give it another one, if that takes none from anybody."""
         decodes = sequence.decoding and start == sequence.capacity and len(sequence.tokens) - start <= 1
-        if not decodes or start >= sequence.limit - 1:
+        if not decodes or sequence.lockstep or start >= sequence.limit - 1:
             return False
         added = self._tables.grow(sequence, start + 1)
         if added is None:
@@ -189,23 +201,33 @@ class Planner:
     def _plan_span(self, draft: _Draft, sequence: Sequence) -> bool:
         """Plan what a running sequence wants, as far as the budget goes; False if budget or blocks were missing."""
         start = sequence.num_computed
-        if start >= sequence.limit - 1:
-            return True  # its last token is on the way
+        if start >= sequence.limit - 1 or sequence.waits_for_siblings:
+            return True  # its last token is on the way, or not decided yet
         count = self._allowed(max(len(sequence.tokens) - start, 1), draft)
         if count == 0:
             return False
         if start + count > sequence.capacity:
-            added = self._make_room(sequence, start + count)
+            added = self._make_room(sequence, partial(self._tables.grow, sequence, start + count))
             if added is None:
                 return False
             if sequence.known_to_worker:
                 draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        elif sequence.lockstep:
+            copied = self._make_room(sequence, partial(self._tables.own, sequence, start))
+            if copied is None:
+                return False
+            if copied and sequence.known_to_worker:
+                draft.changes.append(RowChange(row=sequence.row, dropped_blocks=1, appended_blocks=copied))
+        if not sequence.known_to_worker:
+            self._introduce(draft, sequence)
         self._take_span(draft, sequence, start, count)
         return True
 
-    def _make_room(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
-        """Blocks for a sequence that outgrew its own, taken from others if need be; None when there are none yet."""
-        while (added := self._tables.grow(sequence, num_positions)) is None:
+    def _make_room(self, sequence: Sequence, take: Callable[[], _Blocks | None]) -> _Blocks | None:
+        """Blocks for a sequence that needs more, taken from others if need be; None when there are none yet."""
+        while (added := take()) is None:
+            if self._residents.trunks.release_youngest():
+                continue
             if self._residents.blocks_leaving:
                 return None
             victim = self._residents.victim()
@@ -214,7 +236,7 @@ class Planner:
             if victim.last_step == self.step:  # it leaves this plan before the plan is given away
                 victim.last_step -= 1
             self._residents.preempt(victim)
-            if victim is sequence:
+            if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None
         return added
 
@@ -232,6 +254,8 @@ class Planner:
         draft.plain = False
         end = start + count
         samples = end >= len(sequence.tokens)
+        if sequence.lockstep:
+            draft.flight.lockstep, draft.flight.clean = True, False
         sequence.num_computed = end
         sequence.last_step = self.step
         if samples:
@@ -250,11 +274,14 @@ class Planner:
         residents, tables = self._residents, self._tables
         most_found = tables.num_hit_tokens + _MOST_FOUND_TOKENS
         while draft.budget > 0 and len(residents.running) < self._max_rows and tables.num_hit_tokens < most_found:
-            sequence = self._room.first()
-            if sequence is None or not self._allowed(len(sequence.tokens), draft):
+            missed = residents.missed_beam()
+            sequence = missed or self._room.first()
+            if sequence is None or not self._allowed(sequence.num_wanted, draft):
                 return
-            reserve = -(-tables.num_blocks // _RESERVE_SHARE) if residents.running else 0
+            reserve = 0 if missed or not residents.running else -(-tables.num_blocks // _RESERVE_SHARE)
             while not residents.start(sequence, reserve):
+                if not residents.running and residents.trunks.release_youngest():
+                    continue
                 if residents.blocks_leaving or not residents.paused:
                     self._blocked = sequence
                     return
@@ -262,20 +289,22 @@ class Planner:
                 if victim is None:
                     return
                 residents.preempt(victim)
-            self._introduce(draft, sequence, now)
+            request, start = sequence.request, sequence.num_computed
+            if request.scheduled is None:
+                request.scheduled = now
+                request.cached_tokens = min(start, request.num_prompt_tokens)
+            if sequence.epoch == 0:  # who computes again after a preemption has paid
+                self._shares.charge(request.tenant, len(sequence.tokens) - start)
+            self._introduce(draft, sequence)
+            self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
 
-    def _introduce(self, draft: _Draft, sequence: Sequence, now: float) -> None:
-        request = sequence.request
-        if request.scheduled is None:
-            request.scheduled = now
-            request.cached_tokens = min(sequence.num_computed, request.num_prompt_tokens)
-        if sequence.epoch == 0:  # who computes again after a preemption has paid
-            self._shares.charge(request.tenant, len(sequence.tokens) - sequence.num_computed)
+    def _introduce(self, draft: _Draft, sequence: Sequence) -> None:
+        """The worker hears of a sequence, whose blocks are settled for this step."""
         draft.new_rows.append(
             NewRow(
                 row=sequence.row,
                 epoch=sequence.epoch,
-                request_id=request.request_id,
+                request_id=sequence.request.request_id,
                 token_ids=sequence.tokens.tobytes(),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sequence.sampling,
@@ -283,8 +312,6 @@ class Planner:
             )
         )
         sequence.known_to_worker = True
-        start = sequence.num_computed
-        self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
 
     def _seal(self, draft: _Draft) -> StepPlan:
         flight = draft.flight
@@ -315,9 +342,11 @@ class Planner:
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),
             retired=tuple(self._residents.retired),
+            forks=tuple(self._residents.forks),
             copies=self._tables.take_copies() if self._tables.copies else (),
         )
         self._residents.retired.clear()
+        self._residents.forks.clear()
         self._flights.launch(flight)
         self.step += 1
         return plan

@@ -2,9 +2,12 @@
 
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.forks import Trunks, find_trunk
 from troupellm.actors.scheduler.policy import WaitingRoom
-from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence, State
+from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
+from troupellm.actors.scheduler.trunk import Trunk
+from troupellm.protocol.worker import RowFork
 
 
 class Residents:
@@ -25,6 +28,11 @@ class Residents:
         self.ending: dict[int, Sequence] = {}
         self.retired: list[int] = []
         """Rows that the worker should forget with the next plan."""
+        self.forks: list[RowFork] = []
+        """What the worker should do with the next plan, whoever is in it: all forks of a step belong together."""
+        self.trunks = Trunks(tables)
+        self.regrouping: dict[int, Request] = {}
+        """Searches whose first beam has been computed again, and others have not begun to be."""
         self.num_preemptions = 0
         self._leaving: list[tuple[int, list[list[int]]]] = []
         """(newest step that names them, tables) of sequences that gave up their blocks."""
@@ -35,13 +43,39 @@ class Residents:
 
     def start(self, sequence: Sequence, reserve: int) -> bool:
         """From the waiting room to running, if the blocks suffice."""
-        if not self._tables.admit(sequence, reserve):
+        if not self._tables.admit(sequence, reserve, self._trunk(sequence)):
             return False
         self._room.remove(sequence)
         sequence.handle(Event.START)
         self.running[sequence.row] = sequence
         self._shares.runs(sequence.request.tenant)
+        self.trunks.settle(sequence.request)
         return True
+
+    def _trunk(self, sequence: Sequence) -> Trunk | None:
+        """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
+        if sequence.num_generated and self._tables.caching and not sequence.lockstep:
+            return None
+        return find_trunk(sequence)
+
+    def missed_beam(self) -> Sequence | None:
+        """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
+        for request in sorted(self.regrouping.values(), key=lambda request: self._age(request.sequences[0])):
+            for beam in request.sequences:
+                if beam in self._room:
+                    return beam
+            del self.regrouping[request.number]
+        return None
+
+    def adopt(self, sequence: Sequence, parent: Sequence) -> None:
+        """A beam becomes a copy of another one, whose blocks it was given a reference to."""
+        if sequence.state is State.WAITING:
+            sequence.handle(Event.START)
+            self.running[sequence.row] = sequence
+            self._shares.runs(sequence.request.tenant)
+        else:
+            self._tables.release(sequence.tables)
+        sequence.become(parent)
 
     def pause(self, sequence: Sequence) -> None:
         sequence.handle(Event.PAUSE)
@@ -63,6 +97,21 @@ class Residents:
         """Its reader reads again; it is not back in the waiting room yet."""
         sequence.handle(Event.RESUME)
         self.held.remove(sequence.row)
+
+    def unblock(self) -> bool:
+        """Nothing runs because beams wait for siblings that have no blocks: the youngest request makes way.
+
+        Returns:
+            False if there is nobody but the oldest, who has room when it is alone.
+        """
+        if self.trunks.release_youngest():
+            return True
+        oldest = min(self.running.values(), key=self._age, default=None)
+        victim = self.victim()
+        if oldest is None or victim is None or victim.request is oldest.request:
+            return False
+        self.preempt(victim)
+        return True
 
     def victim(self) -> Sequence | None:
         """Who gives up blocks next: readers that do not read before those that do, then the tenant that was served
@@ -89,7 +138,28 @@ class Residents:
         return self._shares.served(sequence.request.tenant), sequence.arrival_key
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take the blocks away. What was computed is computed again later, from all tokens so far."""
+        """Take the blocks away. What was computed is computed again later, from all tokens so far.
+
+        Beams go together, since none can go on without the others; the first one computes first again.
+        """
+        request = sequence.request
+        if request.search is None:
+            self._preempt_one(sequence)
+            return
+        for beam in request.sequences:
+            self._room.remove(beam)
+            if beam.capacity:
+                self._preempt_one(beam)
+        request.search.forget()
+        request.prompt_computed = False
+        self.regrouping.pop(request.number, None)
+        for beam in request.sequences[1:]:
+            self._room.remove(beam)
+        if request.sequences[0] not in self._room:
+            self._room.add(request.sequences[0])
+        self.trunks.settle(request)
+
+    def _preempt_one(self, sequence: Sequence) -> None:
         self._tables.label_all(sequence)
         self._leave(sequence)
         sequence.handle(Event.PREEMPT)
@@ -114,6 +184,7 @@ class Residents:
         self._leave(sequence)
         sequence.epoch = NO_EPOCH
         sequence.fence = -1
+        self.trunks.settle(sequence.request)
         if sequence.last_step <= self._flights.last_returned:
             return True
         self.ending[sequence.row] = sequence
@@ -142,6 +213,8 @@ class Residents:
         if sequence.known_to_worker:
             sequence.known_to_worker = False
             self.retired.append(sequence.row)
+            if self.forks:
+                self.forks = [fork for fork in self.forks if fork.row != sequence.row]
         if sequence.last_step <= self._flights.last_returned:
             self._tables.release(sequence.tables)
         else:
@@ -162,6 +235,8 @@ class Residents:
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
         holders = [sequence.tables for place in (self.running, self.paused) for sequence in place.values()]
         holders += [tables for _, tables in self._leaving]
+        holders += self.trunks.holders()
+        self.trunks.assert_invariants()
         for group, pool in enumerate(self._tables.pools):
             owners: dict[int, int] = {}
             for tables in holders:

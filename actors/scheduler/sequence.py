@@ -17,6 +17,8 @@ import enum
 from array import array
 from typing import Final
 
+from troupellm.actors.scheduler.beam_search import BeamSearch
+from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import FinishReason
 from troupellm.protocol.scheduler import SubmitRequest
@@ -102,10 +104,12 @@ class Request:
         "reason",
         "request_id",
         "scheduled",
+        "search",
         "sequences",
         "stop_or_eos",
         "streaming",
         "tenant",
+        "trunk",
     )
 
     def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
@@ -134,7 +138,11 @@ class Request:
         self.first_token: float | None = None
         self.cached_tokens = 0
         self.prompt_computed = False
-        """The prompt's blocks can be found in the prefix cache: siblings need not wait any more."""
+        """The prompt's blocks are there: siblings need not wait any more."""
+        self.trunk: Trunk | None = None
+        """What the siblings that have no blocks yet will share; the request holds a reference to each block of it."""
+        self.search: BeamSearch | None = None
+        """The sequences are beams: each step decides for all of them together which go on and how."""
         self.paused = False
         self.error: TroupeError | None = None
         self.reason: FinishReason | None = None
@@ -157,6 +165,7 @@ class Sequence:
         "last_step",
         "last_token_at",
         "limit",
+        "lockstep",
         "min_tokens",
         "num_computed",
         "num_confirmed_prefill",
@@ -222,6 +231,8 @@ class Sequence:
         """The newest plan that names the sequence."""
         self.last_token_at = 0.0
         self.known_to_worker = False
+        self.lockstep = message.beam is not None
+        """The host chooses its tokens, when its siblings have come as far: it is never planned beyond those it has."""
 
     @property
     def ended(self) -> bool:
@@ -231,6 +242,17 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens to compute when the sequence starts, as far as that is known without the prefix cache."""
+        trunk = self.request.trunk
+        return len(self.tokens) if trunk is None else max(1, len(self.tokens) - trunk.num_positions)
+
+    @property
+    def waits_for_siblings(self) -> bool:
+        """A beam that has computed all it has."""
+        return self.lockstep and self.num_computed >= len(self.tokens)
 
     @property
     def num_confirmed(self) -> int:
@@ -255,7 +277,15 @@ class Sequence:
 
     def open_fence(self) -> None:
         """All known tokens are planned: from here each plan takes one position, within the blocks and the limit."""
-        self.fence = min(self.capacity, self.limit - 1)
+        self.fence = -1 if self.lockstep else min(self.capacity, self.limit - 1)
+
+    def become(self, parent: "Sequence") -> None:
+        """Take over what another sequence has: tokens, computation, and its blocks, to which there are references."""
+        self.tokens, self.keys = parent.tokens[:], parent.keys.copy()
+        self.tables = [table.copy() for table in parent.tables]
+        self.capacity, self.cache_age, self.num_labelled = parent.capacity, parent.cache_age, parent.num_labelled
+        self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
+        self.decoding, self.fence = parent.decoding, -1
 
     def forget_computation(self) -> None:
         """Back to tokens alone, for another start under the next epoch."""

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence as Columns
+from itertools import chain
 
+from troupellm.actors.scheduler.beams import Beams
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight
 from troupellm.actors.scheduler.ledger import Ledger
@@ -46,6 +48,7 @@ class Updates:
         self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
         self._crowd = _Crowd([])
+        self._beams = Beams(ledger, residents, tables)
 
     def apply(self, flight: Flight, result: StepResult, now: float) -> StepOutput:
         aligned = align(flight, result)
@@ -59,6 +62,12 @@ class Updates:
             shown = self._accept_odd(flight, aligned, now)
         rows, counts, tokens = shown
         logprobs = self._logprobs(flight, result, rows, counts) if result.logprobs else ()
+        if flight.lockstep:
+            answers = self._beams.take(flight, result, now)
+            rows += tuple(answers.rows)
+            counts += tuple(map(len, answers.tokens))
+            tokens += tuple(chain.from_iterable(answers.tokens))
+            logprobs += tuple(answers.logprobs)
         self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now)
@@ -96,10 +105,9 @@ class Updates:
             else:
                 self._tables.label_all(sequence)
                 sequence.decoding = True
-                request = sequence.request
-                if request.first_token is None:
-                    request.first_token = now
-                self._ledger.prompt_computed(request)
+                if sequence.request.first_token is None:
+                    sequence.request.first_token = now
+                self._ledger.prompt_computed(sequence)
 
     def _accept_plain(self, flight: Flight, tokens: tuple[int, ...], now: float) -> Shown:
         """The usual step: every row answered as planned and nothing has ended since."""
@@ -142,7 +150,7 @@ class Updates:
                 self._ledger.fail(sequence, error.message, error.code)
             elif bool(count) != bool(expected) or not all(0 <= token < self._vocab_width for token in span):
                 self._ledger.fail(sequence, "the worker gave an impossible result", "engine_request_failed")
-            elif count:
+            elif count and not sequence.lockstep:
                 kept, finished = accept(sequence, span)
                 sequence.last_token_at = now
                 rows.append(sequence.row)

@@ -1,0 +1,81 @@
+"""What a request's sequences have in common is computed once: forks share its blocks and copy what they write to.
+
+The first sequence of a request computes the prompt. The moment that is done the request takes a reference of its own to
+those blocks, its *trunk*, so that they are there for the others even if the first one ends at once and nothing is
+cached. A fork shares the trunk's full blocks; the one block that it begins to write in, it copies first.
+"""
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.sequence import Request, Sequence, State
+from troupellm.actors.scheduler.trunk import Trunk
+
+_WITHOUT_BLOCKS = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
+
+
+class Trunks:
+    """The references that requests hold for sequences which have no blocks yet."""
+
+    def __init__(self, tables: BlockTables) -> None:
+        self._tables = tables
+        self._requests: dict[int, Request] = {}
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keep what a sequence has computed of the tokens that all of its request begin with."""
+        request = sequence.request
+        common = request.num_prompt_tokens if request.search is None else _common_length(request)
+        shared = min(common, sequence.num_computed)
+        blocks = self._tables.blocks_for(shared)
+        tables = [table[:blocks] for table in sequence.tables]
+        for pool, table in zip(self._tables.pools, tables, strict=True):
+            pool.share(table)
+        request.trunk = Trunk(tables, shared, sequence.cache_age)
+        self._requests[request.number] = request
+
+    def settle(self, request: Request) -> None:
+        """Let go of a trunk that nobody waits for any more."""
+        if request.trunk is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
+            self._release(request)
+
+    def release_youngest(self) -> bool:
+        """Give blocks back under pressure: who would have shared them computes them again. False: there are none."""
+        if not self._requests:
+            return False
+        self._release(max(self._requests.values(), key=lambda request: request.sequences[0].arrival_key))
+        return True
+
+    def holders(self) -> list[list[list[int]]]:
+        """The tables of all trunks."""
+        return [request.trunk.tables for request in self._requests.values() if request.trunk is not None]
+
+    def assert_invariants(self) -> None:
+        for request in self._requests.values():
+            waiting = [sequence for sequence in request.sequences if sequence.state in _WITHOUT_BLOCKS]
+            assert waiting, "a trunk is kept for nobody"
+
+    def _release(self, request: Request) -> None:
+        trunk, request.trunk = request.trunk, None
+        del self._requests[request.number]
+        if trunk is not None:
+            self._tables.release(trunk.tables)
+
+
+def find_trunk(sequence: Sequence) -> Trunk | None:
+    """Where a sequence that starts finds what others of its request have computed for it."""
+    request = sequence.request
+    if request.trunk is not None or len(request.sequences) == 1:
+        return request.trunk
+    prompt = request.num_prompt_tokens
+    for other in request.sequences:
+        if other is not sequence and other.capacity and other.num_confirmed >= prompt:
+            return Trunk(other.tables, prompt, other.cache_age)
+    return None
+
+
+def _common_length(request: Request) -> int:
+    """How many tokens all sequences begin with. The extremes in dictionary order differ where any two do."""
+    texts = [sequence.tokens for sequence in request.sequences]
+    first, last = min(texts), max(texts)
+    for index in range(request.num_prompt_tokens, min(len(first), len(last))):
+        if first[index] != last[index]:
+            return index
+    return min(len(first), len(last))

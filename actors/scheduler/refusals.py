@@ -1,0 +1,66 @@
+"""Requests that can never run, whatever else ends. One that can run later waits instead."""
+
+from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
+from troupellm.protocol.scheduler import BeamSettings, SubmitRequest
+from troupellm.protocol.worker import WorkerReady
+
+
+def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:
+    """Why a request is refused; None lets it in."""
+    num_prompt = len(message.prompt) // 4
+    if not num_prompt:
+        return InvalidRequest("the prompt has no tokens", param="prompt")
+    if message.max_tokens < 1:
+        return InvalidRequest(f"max_tokens must be at least 1, got {message.max_tokens}", param="max_tokens")
+    room = ready.max_model_len
+    if num_prompt >= room:
+        return ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens; the context of {room} tokens leaves no room for an answer",
+            limit=room,
+            got=num_prompt,
+        )
+    budget = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill and num_prompt > budget:
+        return ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens; a step takes {budget} and chunked prefill is off",
+            limit=budget,
+            got=num_prompt,
+        )
+    wanted = min(num_prompt + message.max_tokens, room) - 1  # the last token is never computed
+    capacity = ready.num_blocks * ready.block_size
+    if wanted > capacity:
+        return ContextLengthExceeded(
+            f"prompt and max_tokens need {wanted} tokens of KV cache; the whole cache has {capacity}",
+            limit=capacity,
+            got=wanted,
+        )
+    return None if message.beam is None else _beam_refusal(message, message.beam, ready, config, wanted)
+
+
+def _beam_refusal(
+    message: SubmitRequest, beam: BeamSettings, ready: WorkerReady, config: SchedulerConfig, wanted: int
+) -> InvalidRequest | None:
+    """Beams advance together, so all of them must fit at once; the prompt's full blocks they share."""
+    width = len(message.sequences)
+    if width > config.max_num_seqs:
+        return InvalidRequest(
+            f"n must be at most max_num_seqs ({config.max_num_seqs}) with use_beam_search, got {width}", param="n"
+        )
+    if beam.num_candidates > ready.vocab_width:
+        return InvalidRequest(
+            f"n is too large for use_beam_search: a step would look at {beam.num_candidates} tokens of"
+            f" {ready.vocab_width}",
+            param="n",
+        )
+    size = ready.block_size
+    shared = len(message.prompt) // 4 // size
+    blocks = shared + width * (-(-wanted // size) - shared)
+    if blocks > ready.num_blocks:
+        return ContextLengthExceeded(
+            f"{width} beams need {blocks * size} tokens of KV cache; the whole cache has {ready.num_blocks * size}",
+            limit=ready.num_blocks * size,
+            got=blocks * size,
+            param="n",
+        )
+    return None
