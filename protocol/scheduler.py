@@ -19,7 +19,8 @@ class BeamSettings(msgspec.Struct, frozen=True, kw_only=True):
     length_penalty: float = 1.0
     early_stopping: bool = False
     num_candidates: int
-    """Continuations of each beam that a step looks at; at least twice the beams."""
+    """Continuations of each beam that a step looks at: twice the beams, and at least so many that tokens which end a
+    sequence leave enough others."""
     logprobs: int = 0
     """Top alternatives to report with every token of the answers."""
 

@@ -25,6 +25,7 @@ class Trunks:
         common = request.num_prompt_tokens if request.search is None else _common_length(request)
         shared = min(common, sequence.num_computed)
         blocks = self._tables.blocks_for(shared)
+        self.drop(request)
         tables = [table[:blocks] for table in sequence.tables]
         for pool, table in zip(self._tables.pools, tables, strict=True):
             pool.share(table)
@@ -34,13 +35,13 @@ class Trunks:
     def settle(self, request: Request) -> None:
         """Let go of a trunk that nobody waits for any more."""
         if request.trunk is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
-            self._release(request)
+            self.drop(request)
 
     def release_youngest(self) -> bool:
         """Give blocks back under pressure: who would have shared them computes them again. False: there are none."""
         if not self._requests:
             return False
-        self._release(max(self._requests.values(), key=lambda request: request.sequences[0].arrival_key))
+        self.drop(max(self._requests.values(), key=lambda request: request.sequences[0].arrival_key))
         return True
 
     def holders(self) -> list[list[list[int]]]:
@@ -52,10 +53,11 @@ class Trunks:
             waiting = [sequence for sequence in request.sequences if sequence.state in _WITHOUT_BLOCKS]
             assert waiting, "a trunk is kept for nobody"
 
-    def _release(self, request: Request) -> None:
+    def drop(self, request: Request) -> None:
+        """Idempotent."""
         trunk, request.trunk = request.trunk, None
-        del self._requests[request.number]
         if trunk is not None:
+            del self._requests[request.number]
             self._tables.release(trunk.tables)
 
 

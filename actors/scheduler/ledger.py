@@ -115,6 +115,8 @@ class Ledger:
 
     def _close(self, request: Request) -> None:
         generated = sum(sequence.num_generated for sequence in request.sequences)
+        if request.search is not None and request.error is not None:
+            generated = 0  # a search that did not end has shown nothing
         usage = Usage(
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=generated,

@@ -53,6 +53,8 @@ def _beam_refusal(
             f" {ready.vocab_width}",
             param="n",
         )
+    if beam.num_candidates < width + len(message.stop_token_ids | message.eos_token_ids):
+        return InvalidRequest("too many tokens end a sequence for use_beam_search", param="stop_token_ids")
     size = ready.block_size
     shared = len(message.prompt) // 4 // size
     blocks = shared + width * (-(-wanted // size) - shared)

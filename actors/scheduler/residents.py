@@ -157,7 +157,7 @@ class Residents:
             self._room.remove(beam)
         if request.sequences[0] not in self._room:
             self._room.add(request.sequences[0])
-        self.trunks.settle(request)
+        self.trunks.drop(request)
 
     def _preempt_one(self, sequence: Sequence) -> None:
         self._tables.label_all(sequence)

@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.output import RequestClosed, RowFinished, StepOutput
-from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
-from troupellm.protocol.worker import CacheGroup, NewRow, RowError, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest
+from troupellm.protocol.worker import (
+    CacheGroup,
+    NewRow,
+    RowError,
+    RowLogprobs,
+    SamplingState,
+    StepPlan,
+    StepResult,
+    WorkerReady,
+)
 
 VOCAB = 50
 EOS = 0
@@ -23,6 +32,42 @@ SECRET = b"a secret of the tests"
 
 def next_token(tokens: list[int], fork: int) -> int:
     return zlib.crc32(struct.pack(f"<{len(tokens)}i", *tokens), fork) % VOCAB
+
+
+def candidates(tokens: list[int]) -> list[tuple[float, int]]:
+    """(log-probability, token) of everything that may come next, likeliest first."""
+    length = len(tokens)
+    heights = [zlib.crc32(struct.pack(f"<{length}i", *tokens), token + 1) / 2**32 for token in range(VOCAB)]
+    return sorted(((struct.unpack("<f", struct.pack("<f", height * 6 - 7))[0], token) for token, height in
+                   enumerate(heights)), reverse=True)  # fmt: skip
+
+
+def beams_of(
+    prompt: list[int],
+    width: int,
+    max_tokens: int,
+    stops: frozenset[int],
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
+) -> list[list[int]]:
+    """The generated tokens of each answer of a beam search, best first, written down the plain way."""
+
+    def score(beam: tuple[float, list[int]]) -> float:
+        cumulative, tokens = beam
+        return cumulative / (len(tokens) - (tokens[-1] in stops)) ** length_penalty
+
+    beams, complete = [(0.0, prompt)], []
+    for _ in range(max_tokens):
+        following = []
+        for cumulative, tokens in beams:
+            for logprob, token in candidates(tokens)[: max(2 * width, width + len(stops))]:
+                (complete if token in stops else following).append((cumulative + logprob, [*tokens, token]))
+        beams = sorted(following, key=lambda beam: -beam[0])[:width]
+        if early_stopping and len(complete) >= width:
+            beams = []
+            break
+    best = sorted([*complete, *beams], key=score, reverse=True)[:width]
+    return [tokens[len(prompt) :] for _, tokens in best]
 
 
 def stream_of(prompt: list[int], fork: int, max_tokens: int, stops: frozenset[int], min_tokens: int = 0) -> list[int]:
@@ -60,7 +105,7 @@ def make_core(
     return SchedulerCore(SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key)
 
 
-def submission(request: int, prompt: list[int], *, rows: int = 1, **fields: object) -> SubmitRequest:
+def submission(request: int, prompt: list[int], rows: int = 1, **fields: object) -> SubmitRequest:
     """A request whose rows are numbered 100 * request + index."""
     sampling = fields.pop("sampling", SamplingState())
     defaults: dict[str, object] = {
@@ -83,6 +128,15 @@ def submission(request: int, prompt: list[int], *, rows: int = 1, **fields: obje
     )
 
 
+def beam_submission(request: int, prompt: list[int], rows: int, **fields: object) -> SubmitRequest:
+    """A beam search; `length_penalty` and `early_stopping` may be given."""
+    given = {name: fields.pop(name) for name in ("length_penalty", "early_stopping") if name in fields}
+    stops = fields.get("eos_token_ids", frozenset()) | fields.get("stop_token_ids", frozenset())
+    beam = BeamSettings(num_candidates=max(2 * rows, rows + len(stops)), **given)
+    sampling = SamplingState(temperature=0.0, logprobs=beam.num_candidates)
+    return submission(request, prompt, rows=rows, beam=beam, sampling=sampling, **fields)
+
+
 def _fields(sampling: object) -> dict[str, object]:
     return {name: getattr(sampling, name) for name in SamplingState.__struct_fields__}
 
@@ -90,7 +144,7 @@ def _fields(sampling: object) -> dict[str, object]:
 @dataclass
 class _Row:
     epoch: int
-    fork: int
+    sampling: SamplingState
     tokens: list[int]
     num_computed: int
     tables: list[list[int]]
@@ -120,19 +174,24 @@ class Oracle:
         new = {row.row for row in plan.new_rows}
         for new_row in plan.new_rows:
             self._add(new_row, plan.starts[plan.rows.index(new_row.row)])
+        self._fork(plan)
         for change in plan.changes:
             assert change.row not in new, "a new row is changed in the plan that brings it"
             for table, added in zip(self.rows[change.row].tables, change.appended_blocks, strict=True):
+                del table[len(table) - change.dropped_blocks :]
                 table.extend(added)
         counts: list[int] = []
         tokens: list[int] = []
         errors: list[RowError] = []
+        logprobs: list[RowLogprobs] = []
         for row, epoch, start, count in zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True):
             sampled = self._compute(row, epoch, start, count)
             if row in self.broken_rows:
                 self.broken_rows.remove(row)
                 errors.append(RowError(row, "logits are NaN"))
                 sampled = []
+            elif sampled and self.rows[row].sampling.logprobs >= 0:
+                logprobs.append(self._describe(row))
             counts.append(len(sampled))
             tokens.extend(sampled)
         self.pending.append(
@@ -144,6 +203,7 @@ class Oracle:
                 token_counts=tuple(counts),
                 tokens=tuple(tokens),
                 errors=tuple(errors),
+                logprobs=tuple(logprobs),
             )
         )
 
@@ -155,12 +215,35 @@ class Oracle:
         assert known is None or known.epoch < new.epoch, "a row that is known comes again"
         tokens = list(struct.unpack(f"<{len(new.token_ids) // 4}i", new.token_ids))
         tables = [list(blocks) for blocks in new.blocks]
-        self.rows[new.row] = _Row(new.epoch, new.sampling.fork, tokens, start, tables)
+        self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables)
         assert start < len(tokens), "nothing is left to compute"
         for group, table in enumerate(tables):
             for position in range(start):
                 held = self.content.get((group, self._slot(table, position)))
                 assert held == tuple(tokens[: position + 1]), "a block from the prefix cache holds something else"
+
+    def _fork(self, plan: StepPlan) -> None:
+        """Every parent is read before any row is changed."""
+        parents = [self.rows[fork.parent] for fork in plan.forks]
+        read = [(parent.tokens[:], parent.num_computed, [table[:] for table in parent.tables]) for parent in parents]
+        for fork, (tokens, num_computed, tables) in zip(plan.forks, read, strict=True):
+            assert num_computed == fork.num_tokens <= len(tokens), "a fork of what is not computed"
+            row = self.rows[fork.row]
+            row.tokens, row.num_computed, row.tables = [*tokens[: fork.num_tokens], fork.token_id], num_computed, tables
+
+    def _describe(self, row: int) -> RowLogprobs:
+        """Of the token that was just sampled, the likeliest one."""
+        state = self.rows[row]
+        top = candidates(state.tokens[:-1])[: state.sampling.logprobs]
+        entries = [top[0], *top]
+        return RowLogprobs(
+            row=row,
+            position=len(state.tokens) - 1,
+            width=len(entries),
+            token_ids=struct.pack(f"<{len(entries)}i", *(token for _, token in entries)),
+            logprobs=struct.pack(f"<{len(entries)}f", *(logprob for logprob, _ in entries)),
+            ranks=struct.pack("<i", 1),
+        )
 
     def _copy(self, plan: StepPlan) -> None:
         """Every source is read before any target is written."""
@@ -197,9 +280,12 @@ class Oracle:
                 assert held == tuple(state.tokens[: position + 1]), "somebody wrote into this row's blocks"
         if state.num_computed < len(state.tokens):
             return []
+        if state.sampling.logprobs >= 0:
+            state.tokens.append(candidates(state.tokens)[0][1])
+            return state.tokens[-1:]
         sampled: list[int] = []
         for _ in range(self.burst):
-            sampled.append(next_token(state.tokens, state.fork))
+            sampled.append(next_token(state.tokens, state.sampling.fork))
             state.tokens.append(sampled[-1])
         return sampled
 

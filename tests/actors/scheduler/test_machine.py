@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
+from oracle import EOS, Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
 
@@ -41,6 +41,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             burst = 1  # drafts are verified with one plan in flight
         made = ready(num_blocks, block_size, max_model_len=num_blocks * block_size + 2, groups=groups)
         self.capacity = num_blocks * block_size
+        self.most_rows = config["max_num_seqs"]
+        self.too_wide: set[int] = set()
         self.harness = Harness(make_core(made, caching=caching, **config), made, burst=burst)
         self.right: dict[int, list[int]] = {}
         self.rows: dict[int, int] = {}
@@ -60,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         salt=st.sampled_from([b"", b"", b"tenant"]),
         tenant=st.sampled_from(["", "a", "b"]),
+        beams=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -71,20 +74,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         salt: bytes,
         tenant: str,
+        beams: bool,
     ) -> None:
         request = len(self.rows) + 1
-        min_tokens = min(min_tokens, max_tokens)
+        min_tokens = 0 if beams else min(min_tokens, max_tokens)
         prompt = prefix + tail
         limit = min(max_tokens, self.capacity + 2 - len(prompt))
         stops = frozenset({EOS, 1})
         self.rows[request] = rows
+        if beams and rows > self.most_rows:
+            self.too_wide.add(request)
+        searched = beams_of(prompt, rows, limit, stops) if beams and limit > 0 else [[]] * rows
         for fork in range(rows):
-            self.right[100 * request + fork] = stream_of(prompt, fork, limit, stops, min_tokens) if limit > 0 else []
+            stream = searched[fork] if beams else stream_of(prompt, fork, limit, stops, min_tokens)
+            self.right[100 * request + fork] = stream if limit > 0 else []
         self.harness.submit(
-            submission(
+            (beam_submission if beams else submission)(
                 request,
                 prompt,
-                rows=rows,
+                rows,
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
                 priority=priority,
@@ -162,7 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert closed.usage.completion_tokens == sum(map(len, streams))
             self.check_streams(request, streams)
             if closed.error is not None and request not in self.disturbed:
-                assert isinstance(closed.error, ContextLengthExceeded | RequestFailed)
+                assert isinstance(closed.error, ContextLengthExceeded | RequestFailed) or request in self.too_wide
 
     def check_streams(self, request: int, streams: list[list[int]]) -> None:
         reader = self.harness.reader
