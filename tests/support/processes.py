@@ -19,7 +19,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 START_SECONDS = 60.0
 SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
 """Flags that keep a server of the tiny model small and quick to start."""
-MODES = [pytest.param((), id="default")]
+MODES = [
+    pytest.param((), id="default"),
+    pytest.param(("--api-server-count", "2"), id="fronts", marks=pytest.mark.slow),
+]
 """Flags of every arrangement of processes that a server can have."""
 _URL = re.compile(r"http://\S+?:(\d+)")
 
