@@ -21,7 +21,7 @@ from troupellm.load_tests.soak.server import Held, SoakServer, soak_server
 from troupellm.load_tests.soak.traffic import UNEXPECTED, Traffic
 
 SAMPLE_SECONDS = 2.0
-WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, (5.0, 120.0)
+WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, (2.0, 240.0)
 """Caches fill and allocators find their size in this part of the run, within these bounds."""
 SLACK = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
 """Connections close a little later than their clients think, and pools keep a thread."""

@@ -1,0 +1,70 @@
+"""The soak itself, short and long, and its arithmetic."""
+
+import os
+
+import msgspec
+import pytest
+from tiny_model import write_tiny_model
+
+from troupellm.load_tests.soak.command import Report, slope
+from troupellm.load_tests.soak.server import Held
+from troupellm.server.cli.main import main
+
+MINUTES = float(os.environ.get("TROUPE_SOAK_MINUTES", "20"))
+HELD = Held(descriptors=20, tasks=10, threads=6, blocks=0, requests=0, messages=0)
+SHORT_SECONDS = 3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("soak") / "tiny")
+
+
+def report(**fields) -> Report:
+    values = {
+        "minutes": 1.0, "slope_mebibytes_per_minute": 0.1, "mebibytes": (1.0, 1.0), "before": HELD, "after": HELD,
+        "worker_kills": 0, "exit_code": 0, "ends": {"stream: ok": 3}, "samples": [],
+    }  # fmt: skip
+    return Report(**{**values, **fields})
+
+
+def soak(checkpoint, folder, minutes: float, max_slope: float) -> Report:
+    result = folder / "soak.json"
+    flags = ["--minutes", str(minutes), "--max-slope", str(max_slope), "--result-json", str(result)]
+    flags += ["--concurrency", "8", "--serve-arg=--kv-cache-memory-bytes=4MiB", "--serve-arg=--num-threads=1"]
+    code = main(["bench", "soak", "--model", str(checkpoint), *flags])
+    found = msgspec.json.decode(result.read_bytes(), type=Report)
+    assert (code, found.failures(max_slope)) == (0, [])
+    return found
+
+
+def test_a_slope_is_not_moved_by_jumps():
+    steady = [(minute / 10, 100 + 0.5 * minute / 10) for minute in range(200)]
+    assert slope(steady) == pytest.approx(0.5)
+    jumped = [(minute, size + (300 if 50 <= number < 60 else 0)) for number, (minute, size) in enumerate(steady)]
+    assert slope(jumped) == pytest.approx(0.5, abs=0.1)
+    assert slope([]) == slope([(0.0, 1.0)]) == 0.0
+
+
+def test_what_fails_a_soak():
+    assert report().failures(1.0) == []
+    assert report(slope_mebibytes_per_minute=1.5).failures(1.0) == ["memory grows by 1.50 MiB/min"]
+    assert report(exit_code=1).failures(1.0) == ["the server ended with exit code 1"]
+    leaky = msgspec.structs.replace(HELD, descriptors=40, blocks=1, tasks=12)
+    assert report(after=leaky).failures(1.0) == ["20 leaked: descriptors", "1 leaked: blocks"]
+    odd = {"stream: ok": 3, "unexpected: stream silently short": 2}
+    assert report(ends=odd).failures(1.0) == ["2 x unexpected: stream silently short"]
+
+
+def test_a_few_seconds_of_soak(checkpoint, tmp_path, capsys):
+    """Nothing is leaked; memory still finds its level and is not judged."""
+    found = soak(checkpoint, tmp_path, SHORT_SECONDS / 60, max_slope=100_000.0)
+    assert sum(found.ends.values()) > 8
+    assert "passed: nothing leaked" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 * MINUTES + 600)
+def test_soak(checkpoint, tmp_path):
+    found = soak(checkpoint, tmp_path, MINUTES, max_slope=1.0)
+    assert found.ends["stream: ok"] > 0
