@@ -42,7 +42,7 @@ def main() -> int:
 
     threading.Thread.start = start_if_there_are_threads
     ModelWorker.load, ModelWorker.launch = slow_load, slow_launch
-    return command()
+    return command([*sys.argv[1:], "--no-worker-process"])  # the faults are in this process
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
 """Flags that keep a server of the tiny model small and quick to start."""
 MODES = [
     pytest.param((), id="default"),
+    pytest.param(("--no-worker-process",), id="thread", marks=pytest.mark.slow),
     pytest.param(("--api-server-count", "2"), id="fronts", marks=pytest.mark.slow),
 ]
 """Flags of every arrangement of processes that a server can have."""
