@@ -15,6 +15,8 @@ from serving import server_config
 from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
 
 STEP_TOKENS = 128
+FIXED_BUDGET = {"max_num_prefill_tokens": STEP_TOKENS, "itl_target_ms": 0, "scheduling_policy": "fcfs"}
+"""How a prompt is cut depends neither on how long steps take nor on who waits, so that steps can be counted."""
 PROMPT_TOKENS = 600
 ANSWER_TOKENS = 3
 COLD = (5 + ANSWER_TOKENS - 1, PROMPT_TOKENS + ANSWER_TOKENS - 1)
@@ -53,7 +55,7 @@ class Sender:
 async def test_H2_a_foreign_prefix_costs_what_a_cold_one_costs(tiny_engine):
     workers: list[RecordingWorker] = []
     config = server_config(api_key=("canaries", "one", "two"))
-    engine = tiny_engine(worker=recording(workers), max_num_batched_tokens=STEP_TOKENS)
+    engine = tiny_engine(worker=recording(workers), max_num_batched_tokens=STEP_TOKENS, **FIXED_BUDGET)
     prompt = tokens(1)
     async with engine, under_attack(engine, config) as attacked:
         sender = Sender(attacked, workers[0])
