@@ -6,6 +6,7 @@ other end of the pair, and with its parent, by whatever it dies: no front outliv
 
 import argparse
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -40,11 +41,14 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.server import logs
 from troupellm.server.app import App
+from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS, HttpFront
 from troupellm.server.fronts.link import Link, PeerGone, open_link
 from troupellm.server.host import EngineHost
 from troupellm.server.vitals import Vitals
+
+logger = logging.getLogger("troupellm.server")
 
 REPORT_SECONDS = 0.25
 FAREWELL_SECONDS = 0.5
@@ -207,6 +211,9 @@ async def serve(engine: socket.socket, listener: socket.socket) -> int:
             return EXIT_FAILED
         logs.configure(configure.server.log_format, configure.server.log_level)
         return await Front(link, configure, listener).run()
+    except Exception as error:
+        logger.error("the front has crashed", exc_info=flatten(error))
+        return EXIT_FAILED
     finally:
         await link.aclose()
         logs.flush(_FLUSH_SECONDS)

@@ -35,7 +35,7 @@ def body_of(seen: bytes) -> str:
 
 async def rest_of(connection: RawSocket) -> list[dict[str, Any]]:
     """The events of a stream that ends as it should."""
-    whole = await connection.read_all()
+    whole = await connection.read_all(60)
     assert whole.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), whole[-300:]
     return events_of(body_of(whole))
 
@@ -264,6 +264,29 @@ async def test_a_model_that_cannot_be_loaded_is_exit_code_3(tmp_path):
         assert await server.exit_code(20) == 3
         assert not alive(server.children)
         assert not server.logged("Traceback")
+
+
+@pytest.mark.slow
+async def test_a_reader_that_stays_away_is_paused_across_the_socket(checkpoint):
+    async with fronts_process(checkpoint, "--stream-budget-tokens", "32") as fronts:
+        first, second = fronts.pids
+        asked = {"max_tokens": 500, "return_token_ids": True, "n": 4, "temperature": 1, "seed": 3, "logprobs": 5}
+        async with fronts.server.client() as client:
+            body = {"model": "tiny", "prompt": "Once", "ignore_eos": True} | asked
+            choices = (await client.post("/v1/completions", json=body)).json()["choices"]
+        with await fronts.stream(first, receive_buffer=4096, **asked) as slow:
+
+            async def it_is_paused() -> bool:
+                return await fronts.metric(second, "troupellm_streams_stalled") >= 1
+
+            await until(it_is_paused)
+            with await fronts.stream(first, max_tokens=50, prompt="other", return_token_ids=True) as neighbour:
+                assert len(tokens_of(await rest_of(neighbour))) == 50
+            events = await rest_of(slow)
+        for choice in choices:
+            mine = [event for event in events if event["choices"][0]["index"] == choice["index"]]
+            assert tokens_of(mine) == choice["token_ids"]
+            assert len(choice["token_ids"]) == 500
 
 
 @pytest.mark.slow

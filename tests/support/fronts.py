@@ -40,10 +40,10 @@ class Fronts:
             for other in others:
                 os.kill(other, signal.SIGCONT)
 
-    async def connect(self, pid: int, request: bytes) -> RawSocket:
+    async def connect(self, pid: int, request: bytes, receive_buffer: int | None = None) -> RawSocket:
         """A connection to this front, which has begun to answer."""
         with self.only(pid):
-            connection = await raw_socket(self.server.port, request)
+            connection = await raw_socket(self.server.port, request, receive_buffer=receive_buffer)
             await connection.read_until(b"\r\n\r\n")
         return connection
 
@@ -64,10 +64,10 @@ class Fronts:
             if line.startswith((f"{name} ", f"{name}{{")) and all(label in line for label in labels)
         )
 
-    async def stream(self, pid: int, **fields: object) -> RawSocket:
+    async def stream(self, pid: int, receive_buffer: int | None = None, **fields: object) -> RawSocket:
         """A completion that streams from this front; it has begun."""
         body = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True, "stream": True} | fields
-        return await self.connect(pid, http_request("/v1/completions", body, connection="close"))
+        return await self.connect(pid, http_request("/v1/completions", body, connection="close"), receive_buffer)
 
     async def back(self, number: int, without: int, timeout: float = 20.0) -> None:
         """Until so many fronts answer, none of which is `without`."""
