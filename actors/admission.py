@@ -1,80 +1,92 @@
-"""Admission: how many requests and prompt tokens may be inside the engine at once.
+"""Admission: how many requests and prompt tokens may be inside the engine at once, and how many of each tenant.
 
 Counted before anything is tokenized, so a refusal costs microseconds: a request with n answers counts n times, text is
-estimated by its length until the tokenizer has spoken. Those who wait are served strictly in their order.
+estimated by its length until the tokenizer has spoken, and what belongs together is let in together or not at all.
+Among those who wait in line the tenant with the fewest sequences inside comes first, and within it who came first.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 
 from troupellm.actors.ports import Clock
+from troupellm.actors.quotas import Quotas
+from troupellm.actors.room import Room
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped
-from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import Demand
+from troupellm.protocol.quota import Quota
 
-CHARACTERS_PER_TOKEN = 4
 _SMOOTHING = 0.2
 _RETRY_AFTER_RANGE = (1.0, 30.0)
-
-
-def estimate_tokens(prompt: Prompt) -> int:
-    """Prompt tokens, roughly, without touching the tokenizer."""
-    match prompt:
-        case TokensPrompt(token_ids=token_ids):
-            return len(token_ids)
-        case TextPrompt(text=text):
-            return len(text) // CHARACTERS_PER_TOKEN + 1
-        case ChatPrompt(messages=messages):
-            letters = sum(_letters(message) for message in messages)
-            return letters // CHARACTERS_PER_TOKEN + 4 * len(messages) + 1
-
-
-def _letters(value: object) -> int:
-    """Characters of text in a message or a part of one; what has another shape is refused later, by its reader."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_letters(value.get(field)) for field in ("content", "text"))
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return sum(_letters(part) for part in value if isinstance(part, Mapping))
-    return 0
 
 
 class Place:
     """What one request takes up. Every method is idempotent in effect: a place is left once, and stops waiting once."""
 
-    __slots__ = ("_admission", "_waiting_tokens", "sequences")
+    __slots__ = ("_admission", "_party", "_taken", "_waiting_tokens", "handed_over", "quota", "sequences", "tenant")
 
-    def __init__(self, admission: "Admission", sequences: int, tokens: int) -> None:
+    def __init__(self, admission: "Admission", demand: Demand, party: "_Party | None", quota: Quota | None) -> None:
         self._admission = admission
-        self.sequences = sequences
-        self._waiting_tokens = tokens
+        self._party = party
+        self.tenant = demand.tenant
+        self.sequences = demand.sequences
+        self.quota = quota
+        """What is left of its tenant's limits."""
+        self.handed_over = False
+        """The engine has the request, and will say what it used."""
+        self._waiting_tokens = demand.tokens
+        self._taken: int | None = demand.tokens + demand.max_tokens
 
     def tokenized(self, tokens: int) -> None:
         """The prompt's true length, instead of the estimate."""
         if self._waiting_tokens:
-            self._admission.change(tokens=tokens - self._waiting_tokens)
+            self._admission.change(self.tenant, tokens - self._waiting_tokens)
+            if self._taken is not None:
+                self._admission.quotas.change(self.tenant, tokens=tokens - self._waiting_tokens)
+                self._taken += tokens - self._waiting_tokens
             self._waiting_tokens = tokens
 
     def scheduled(self) -> None:
         """Its prompt waits no longer."""
-        self._admission.change(tokens=-self._waiting_tokens)
+        self._admission.change(self.tenant, -self._waiting_tokens)
         self._waiting_tokens = 0
 
     def leave(self) -> None:
         tokens, sequences = self._waiting_tokens, self.sequences
         self._waiting_tokens = self.sequences = 0
         if sequences:
-            self._admission.left(sequences, tokens)
+            self._admission.left(self.tenant, sequences, tokens, self._party)
+        if not self.handed_over:
+            self.settle(0, 0)
+
+    def settle(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """What the request has used in the end."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._admission.quotas.settle(
+                self.tenant, taken=taken, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+            )
+
+
+class _Party:
+    """Room that was taken for several requests of one call and is handed out to them one by one."""
+
+    __slots__ = ("inside", "name", "sequences", "tenant", "tokens")
+
+    def __init__(self, name: str, tenant: str, sequences: int, tokens: int) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.sequences = sequences
+        self.tokens = tokens
+        self.inside = 0
+        """Members that have not left."""
 
 
 class _Applicant:
-    __slots__ = ("place", "sequences", "tokens", "waiter")
+    __slots__ = ("demand", "place", "waiter")
 
-    def __init__(self, sequences: int, tokens: int) -> None:
-        self.sequences = sequences
-        self.tokens = tokens
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
         self.place: Place | None = None
         self.waiter: Waiter = new_waiter()
 
@@ -83,53 +95,63 @@ class Admission:
     """The engine's door. A request larger than the whole room is let in when it is empty."""
 
     def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
+        weights = {tenant.name: tenant.weight for tenant in config.tenants}
+        self.quotas = Quotas(config.tenants, clock)
         self.capacity = config.max_num_seqs + config.max_num_queued_reqs
-        self._max_tokens = config.max_num_queued_tokens
+        self._weights = weights
+        self._sequences = Room(self.capacity, weights)
+        self._tokens = None if config.max_num_queued_tokens is None else Room(config.max_num_queued_tokens, weights)
         self._clock = clock
-        self._sequences = 0
-        self._tokens = 0
-        self._line: deque[_Applicant] = deque()
+        self._parties: dict[str, _Party] = {}
+        self._line: dict[str, deque[_Applicant]] = {}
+        """By tenant; only those who have somebody in it."""
         self._closed = False
         self._seconds_per_leave: float | None = None
         self._last_leave: float | None = None
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return sum(len(line) for line in self._line.values())
 
-    def enter(self, sequences: int, tokens: int) -> Place:
+    def enter(self, demand: Demand) -> Place:
         """Take a place now.
 
         Raises:
-            EngineOverloaded: there is none; `retry_after` guesses from how fast places became free.
+            RateLimited: the tenant has reached a limit of its own.
+            EngineOverloaded: there is no place; `retry_after` guesses from how fast places became free.
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
-        if self._line or not self._fits(sequences, tokens):
-            raise EngineOverloaded(
-                f"the waiting room is full: {self._sequences} of {self.capacity} places are taken",
-                retry_after=self._retry_after(sequences),
-            )
-        return self._admit(sequences, tokens)
+        if self._has_room_of_its_party(demand):
+            return self._admit(demand)
+        self._check_quota(demand)
+        sequences, tokens = _whole(demand)
+        if not self._goes_first(demand.tenant) or not self._fits(demand.tenant, sequences, tokens):
+            raise self._refusal(sequences)
+        return self._admit(demand)
 
-    async def wait(self, sequences: int, tokens: int) -> Place:
+    async def wait(self, demand: Demand) -> Place:
         """Take a place, waiting in line for it.
 
         Raises:
+            RateLimited: the tenant has reached a limit of its own.
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
-        if not self._line and self._fits(sequences, tokens):
-            return self._admit(sequences, tokens)
-        applicant = _Applicant(sequences, tokens)
-        self._line.append(applicant)
+        if self._has_room_of_its_party(demand):
+            return self._admit(demand)
+        self._check_quota(demand)
+        if self._goes_first(demand.tenant) and self._fits(demand.tenant, *_whole(demand)):
+            return self._admit(demand)
+        applicant = _Applicant(demand)
+        self._line.setdefault(demand.tenant, deque()).append(applicant)
         try:
             await applicant.waiter.wait()
         except BaseException:
             if applicant.place is not None:
                 applicant.place.leave()
-            elif applicant in self._line:
-                self._line.remove(applicant)
+            elif applicant in self._line.get(demand.tenant, ()):
+                self._take_out(applicant)
                 self._serve()
             raise
         if applicant.place is None:
@@ -140,46 +162,136 @@ class Admission:
     def close(self) -> None:
         """Nobody is let in any more; those in line get `EngineStopped`."""
         self._closed = True
-        while self._line:
-            self._line.popleft().waiter.wake()
+        line, self._line = self._line, {}
+        for applicants in line.values():
+            for applicant in applicants:
+                applicant.waiter.wake()
 
-    def change(self, *, tokens: int) -> None:
-        self._tokens += tokens
+    def change(self, tenant: str, tokens: int) -> None:
+        """So many more prompt tokens of a tenant wait."""
+        if self._tokens is not None:
+            self._tokens.change(tenant, tokens)
         if tokens < 0:
             self._serve()
 
-    def left(self, sequences: int, tokens: int) -> None:
+    def left(self, tenant: str, sequences: int, tokens: int, party: _Party | None) -> None:
         now = self._clock.now()
         if self._last_leave is not None:
             gap = (now - self._last_leave) / sequences
             last = self._seconds_per_leave
             self._seconds_per_leave = gap if last is None else last + _SMOOTHING * (gap - last)
         self._last_leave = now
-        self._sequences -= sequences
-        self._tokens -= tokens
+        self.quotas.leave(tenant, sequences)
+        if party is not None:
+            party.inside -= 1
+            if not party.inside:  # whoever has not come by now does not come
+                if self._parties.get(party.name) is party:
+                    del self._parties[party.name]
+                sequences, tokens = sequences + party.sequences, tokens + party.tokens
+                party.sequences = party.tokens = 0
+        self._give_back(tenant, sequences, tokens)
         self._serve()
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineStopped("the engine takes no more requests")
 
-    def _fits(self, sequences: int, tokens: int) -> bool:
-        room = self._sequences == 0 or self._sequences + sequences <= self.capacity
-        return room and (self._max_tokens is None or self._tokens == 0 or self._tokens + tokens <= self._max_tokens)
+    def _check_quota(self, demand: Demand) -> None:
+        whole = demand.party or demand
+        self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=whole.tokens + whole.max_tokens)
 
-    def _admit(self, sequences: int, tokens: int) -> Place:
-        self._sequences += sequences
-        self._tokens += tokens
-        return Place(self, sequences, tokens)
+    def _fits(self, tenant: str, sequences: int, tokens: int) -> bool:
+        return self._sequences.fits(tenant, sequences) and (self._tokens is None or self._tokens.fits(tenant, tokens))
+
+    def _has_room_of_its_party(self, demand: Demand) -> bool:
+        party = None if demand.party is None else self._parties.get(demand.party.name)
+        fits = party is not None and party.sequences >= demand.sequences and party.tokens >= demand.tokens
+        return fits and party is not None and party.tenant == demand.tenant
+
+    def _admit(self, demand: Demand) -> Place:
+        """Room was found: take it, for the whole party if this is its first member."""
+        party, first = None, True
+        if demand.party is not None:
+            party = self._parties.get(demand.party.name)
+            if self._has_room_of_its_party(demand):
+                first = False
+            else:
+                sequences, tokens = _whole(demand)
+                self._take(demand.tenant, sequences, tokens)
+                party = self._parties[demand.party.name] = _Party(demand.party.name, demand.tenant, sequences, tokens)
+            assert party is not None
+            party.inside += 1
+            party.sequences -= demand.sequences
+            party.tokens -= demand.tokens
+        else:
+            self._take(demand.tenant, demand.sequences, demand.tokens)
+        quota = self.quotas.take(
+            demand.tenant,
+            requests=int(first),
+            sequences=demand.sequences,
+            tokens=demand.tokens + demand.max_tokens,
+        )
+        return Place(self, demand, party, quota)
+
+    def _take(self, tenant: str, sequences: int, tokens: int) -> None:
+        self._sequences.change(tenant, sequences)
+        if self._tokens is not None:
+            self._tokens.change(tenant, tokens)
+
+    def _give_back(self, tenant: str, sequences: int, tokens: int) -> None:
+        self._sequences.change(tenant, -sequences)
+        if self._tokens is not None:
+            self._tokens.change(tenant, -tokens)
 
     def _serve(self) -> None:
-        while self._line and self._fits(self._line[0].sequences, self._line[0].tokens):
-            applicant = self._line.popleft()
-            applicant.place = self._admit(applicant.sequences, applicant.tokens)
+        """Let in whoever comes next, until that one has to wait for somebody to leave."""
+        while (applicant := self._next()) is not None:
+            self._take_out(applicant)
+            applicant.place = self._admit(applicant.demand)
             applicant.waiter.wake()
+
+    def _next(self) -> _Applicant | None:
+        """Tenants whose own part is used up let others pass; who waits for the common part holds them back."""
+        for tenant in sorted(self._line, key=self._fullness):
+            applicant = self._line[tenant][0]
+            sequences, tokens = _whole(applicant.demand)
+            if self._has_room_of_its_party(applicant.demand) or self._fits(tenant, sequences, tokens):
+                return applicant
+            if not self._sequences.fits_without_tenants(sequences):
+                return None
+            if self._tokens is not None and not self._tokens.fits_without_tenants(tokens):
+                return None
+        return None
+
+    def _goes_first(self, tenant: str) -> bool:
+        """Whether nobody in line comes before one of this tenant's who has just come."""
+        fullness = self._fullness(tenant)
+        return all(fullness < self._fullness(other) for other in self._line)
+
+    def _fullness(self, tenant: str) -> float:
+        return self._sequences.usage(tenant) / self._weights.get(tenant, 1.0)
+
+    def _take_out(self, applicant: _Applicant) -> None:
+        line = self._line[applicant.demand.tenant]
+        line.remove(applicant)
+        if not line:
+            del self._line[applicant.demand.tenant]
+
+    def _refusal(self, sequences: int) -> EngineOverloaded:
+        used = self._sequences.used
+        return EngineOverloaded(
+            f"the waiting room is full: {used} of {self.capacity} places are taken",
+            retry_after=self._retry_after(sequences),
+        )
 
     def _retry_after(self, sequences: int) -> float:
         """Seconds until so many places should be free, and those in line served."""
         low, high = _RETRY_AFTER_RANGE
-        ahead = sequences + sum(applicant.sequences for applicant in self._line)
+        ahead = sequences + sum(_whole(applicant.demand)[0] for line in self._line.values() for applicant in line)
         return min(max((self._seconds_per_leave or low) * ahead, low), high)
+
+
+def _whole(demand: Demand) -> tuple[int, int]:
+    """Sequences and prompt tokens, of the whole party if it is one's."""
+    party = demand.party
+    return (demand.sequences, demand.tokens) if party is None else (party.sequences, party.tokens)

@@ -10,7 +10,7 @@ import msgspec
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
-from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.intake import ChatPrompt, Party
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
 
@@ -47,6 +47,7 @@ class Door(ABC):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
+        party: Party | None = None,
         cache_salt: bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
@@ -58,6 +59,7 @@ class Door(ABC):
             params: replaces the model's defaults; `sampling` overrides single fields of either.
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
+            party: those whose prompts belong to one call; see `party_of`.
             cache_salt: separates what the prefix cache may share, instead of the tenant.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
@@ -72,6 +74,7 @@ class Door(ABC):
             params=params,
             wait=wait,
             tenant=tenant,
+            party=party,
             cache_salt=cache_salt,
             deadline=deadline,
             streaming=streaming,

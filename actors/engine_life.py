@@ -158,6 +158,7 @@ class EngineLife:
             scheduler=running.system.scheduler_snapshot,
             actors=running.system.actor_snapshots(),
             last_step_age_seconds=None if last is None else now - last,
+            tenants=running.system.admission.quotas.snapshot(),
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
         )
 

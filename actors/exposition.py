@@ -60,6 +60,7 @@ class _EngineCollector(Collector):
         yield from self._histograms(base)
         yield from self._gauges(base, snapshot)
         yield from _actor_families(base, snapshot)
+        yield from _tenant_families(base, snapshot)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
@@ -136,6 +137,26 @@ def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterab
             messages.add_metric(values, mailbox.messages)
             dropped.add_metric(values, mailbox.dropped)
     return depth, capacity, messages, dropped, restarts
+
+
+def _tenant_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterable[Metric]:
+    """Per API key; only names from the configuration are labels, so there are no more than it lists."""
+    if not snapshot.tenants:
+        return ()
+    labels = [*base, "key"]
+    inside = GaugeMetricFamily("troupellm_key_sequences", "Sequences inside the engine.", labels=labels)
+    requests = CounterMetricFamily("troupellm_key_requests", "Requests that were let in.", labels=labels)
+    limited = CounterMetricFamily("troupellm_key_limited", "Requests that the key's own limits refused.", labels=labels)
+    prompt = CounterMetricFamily("troupellm_key_prompt_tokens", "Prompt tokens that were used.", labels=labels)
+    generated = CounterMetricFamily("troupellm_key_generation_tokens", "Tokens that were generated.", labels=labels)
+    for tenant in snapshot.tenants:
+        values = [*base.values(), tenant.name]
+        inside.add_metric(values, tenant.inside)
+        requests.add_metric(values, tenant.requests)
+        limited.add_metric(values, tenant.limited)
+        prompt.add_metric(values, tenant.prompt_tokens)
+        generated.add_metric(values, tenant.completion_tokens)
+    return inside, requests, limited, prompt, generated
 
 
 class Exposition:

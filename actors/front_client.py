@@ -12,7 +12,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from troupellm.actors.admission import estimate_tokens
+from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
 from troupellm.actors.front_session import front_half
 from troupellm.actors.intake import has_short_lists, is_short, render
@@ -179,8 +179,9 @@ class RemoteEngine(Door):
         match message:
             case Pieces():
                 self._on_pieces(message)
-            case Admitted(request=number):
+            case Admitted(request=number, quota=quota):
                 if (request := self._requests.get(number)) is not None:
+                    request.outbox.quota = quota
                     request.admitted = True
                     request.answered.wake()
             case Ended():
@@ -273,9 +274,7 @@ class RemoteEngine(Door):
                 Apply(
                     request=number,
                     arrival=outbox.arrival,
-                    sequences=submission.params.n,
-                    tokens=estimate_tokens(submission.prompt),
-                    tenant=submission.tenant,
+                    demand=demand_of(submission),
                     wait=submission.wait,
                     deadline=submission.deadline,
                 )

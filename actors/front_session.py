@@ -140,9 +140,9 @@ class FrontSession:
 
     async def _bring_in(self, request: _Request) -> None:
         apply, handed_over = request.apply, False
-        place = await take_place(self._system, apply.sequences, apply.tokens, wait=apply.wait, deadline=apply.deadline)
+        place = await take_place(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline)
         try:
-            self._post(Admitted(apply.request))
+            self._post(Admitted(apply.request, place.quota))
             await request.submitted.wait()
             assert request.submit is not None
             submission = _submission(request.apply, request.submit)
@@ -230,7 +230,8 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         prompt=TokensPrompt(memoryview(submit.prompt).cast("i").tolist()),
         params=submit.params,
         wait=apply.wait,
-        tenant=apply.tenant,
+        tenant=apply.demand.tenant,
+        party=apply.demand.party,
         cache_salt=submit.cache_salt,
         deadline=apply.deadline,
         streaming=submit.streaming,

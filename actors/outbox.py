@@ -12,6 +12,7 @@ from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Delta, Timing, TokenLogprob, Usage
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 
 
@@ -49,6 +50,8 @@ class LocalOutbox:
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.logprobs_of_prompt: tuple[TokenLogprob | None, ...] | None = None
         self.usage: Usage | None = None
+        self.quota: Quota | None = None
+        """What is left of the limits of whose request it is."""
         self.timing = Timing()
         self.error: TroupeError | None = None
         self.terminal = False

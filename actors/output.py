@@ -17,7 +17,7 @@ from troupellm.actors.detokenizer import TextTables
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.output_core import OutputCore
 from troupellm.actors.ports import Clock
-from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.output import OutputMessage, RequestClosed
 from troupellm.protocol.scheduler import SchedulerControl
 
 
@@ -32,16 +32,18 @@ class Output:
         clock: Clock,
         *,
         flush_interval: float,
+        on_closed: Callable[[RequestClosed], None] = lambda closed: None,
     ) -> None:
         """
         Args:
             tables: built once per tokenizer (that takes up to half a second); shared by restarts.
             flush_interval: least seconds between two wakes of one reader, but for first tokens and ends; 0 wakes
                 after every step.
+            on_closed: hears of every request that the scheduler has let go of, whoever still reads it.
         """
         self._inbox = inbox
         self._clock = clock
-        self._core = OutputCore(tables, to_scheduler, flush_interval)
+        self._core = OutputCore(tables, to_scheduler, flush_interval, on_closed)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty."""

@@ -62,11 +62,16 @@ class OutputCore:
     """All state of the output actor. Times are seconds on the engine's clock, passed in."""
 
     def __init__(
-        self, tables: TextTables, to_scheduler: Callable[[SchedulerControl], None], flush_interval: float
+        self,
+        tables: TextTables,
+        to_scheduler: Callable[[SchedulerControl], None],
+        flush_interval: float,
+        on_closed: Callable[[RequestClosed], None] = lambda closed: None,
     ) -> None:
         self._tables = tables
         self._to_scheduler = to_scheduler
         self._flush_interval = flush_interval
+        self._tell_closed = on_closed
         self._requests: dict[int, _Request] = {}
         self._rows: dict[int, _Row] = {}
         self._keeping: dict[int, _Row] = {}
@@ -285,6 +290,7 @@ class OutputCore:
             self._to_scheduler(AbortRequest(request.number))
 
     def _on_closed(self, closed: RequestClosed) -> None:
+        self._tell_closed(closed)
         request = self._requests.get(closed.request)
         if request is None:
             return

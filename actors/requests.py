@@ -21,6 +21,7 @@ from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import RequestAborted, TroupeError
+from troupellm.protocol.outputs import Usage
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl
 
 _CHECKS_PER_TIMEOUT = 4
@@ -41,6 +42,8 @@ class OpenRequests:
         self._on_cancelled = on_cancelled
         self._numbers = count(1)
         self._open: dict[int, LocalOutbox] = {}
+        self._owed: dict[int, Place] = {}
+        """Places whose requests the scheduler has not closed yet: what they used is not known."""
         self._emptied: list[Waiter] = []
 
     def __len__(self) -> int:
@@ -69,7 +72,20 @@ class OpenRequests:
             on_wake=on_wake,
         )
         self._open[outbox.request] = outbox
+        self._owed[outbox.request] = place
+        place.handed_over = True
+        outbox.quota = place.quota
         return outbox
+
+    def closed(self, request: int, usage: Usage, *, began: bool) -> None:
+        """The scheduler has let go of a request, which its reader may have left long before.
+
+        Args:
+            began: something was computed for it.
+        """
+        place = self._owed.pop(request, None)
+        if place is not None:
+            place.settle(usage.prompt_tokens if began else 0, usage.completion_tokens)
 
     def end(self, outbox: LocalOutbox, error: TroupeError, *, by: str | None = None) -> None:
         """End one request from outside the flow: its reader gets the error, the scheduler forgets it.
@@ -99,7 +115,9 @@ class OpenRequests:
         return await waiter.wait(timeout)
 
     def _remove(self, request: int) -> None:
-        self._open.pop(request, None)
+        outbox = self._open.pop(request, None)
+        if outbox is not None and outbox.prompt_token_ids is None:  # the scheduler never hears of it
+            self.closed(request, Usage(prompt_tokens=0, completion_tokens=0), began=False)
         if not self._open:
             waiters, self._emptied = self._emptied, []
             for waiter in waiters:

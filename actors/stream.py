@@ -22,6 +22,7 @@ from troupellm.protocol.outputs import (
     TokenLogprob,
     Usage,
 )
+from troupellm.protocol.quota import Quota
 
 ABORT_DEADLINE_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
@@ -63,6 +64,11 @@ class Stream:
     @property
     def usage(self) -> Usage | None:
         return self._outbox.usage if self._outbox else None
+
+    @property
+    def quota(self) -> Quota | None:
+        """What was left of its tenant's limits when it was let in; None where it has none."""
+        return self._outbox.quota if self._outbox else None
 
     @property
     def timing(self) -> Timing:

@@ -6,7 +6,7 @@ from typing import cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, Party, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
 PromptLike = str | Sequence[int] | Prompt
@@ -22,6 +22,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for a place instead of being refused."""
     tenant: str = ""
     """Whose request it is; the name of its API key, never the key."""
+    party: Party | None = None
     cache_salt: bytes = b""
     deadline: float | None = None
     """Seconds from now until which the request must have been scheduled."""

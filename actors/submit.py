@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 import anyio
 
-from troupellm.actors.admission import Admission, Place, estimate_tokens
+from troupellm.actors.admission import Place
+from troupellm.actors.demand import demand_of
 from troupellm.actors.mailbox import MailboxClosed
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
 from troupellm.actors.submission import Submission
 from troupellm.actors.system import System
 from troupellm.protocol.config import StreamConfig
-from troupellm.protocol.errors import EngineOverloaded, RequestAborted, TroupeError
-from troupellm.protocol.intake import PrepareRequest
+from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
+from troupellm.protocol.intake import Demand, PrepareRequest
 from troupellm.protocol.metrics import RequestRejected
 
 
@@ -22,11 +23,11 @@ async def submit(system: System, clock: Clock, config: StreamConfig, request: Su
     Raises:
         EngineOverloaded: no place, and the request does not wait.
         EngineStopped: the engine takes no requests.
-        RequestAborted: the deadline passed while it waited for a place.
+        RateLimited: the tenant has reached a limit of its own.
+        QueueTimeout: the deadline passed while it waited for a place.
     """
     arrival = clock.now()
-    tokens = estimate_tokens(request.prompt)
-    place = await take_place(system, request.params.n, tokens, wait=request.wait, deadline=request.deadline)
+    place = await take_place(system, demand_of(request), wait=request.wait, deadline=request.deadline)
     return await hand_over(system, config, place, arrival, request)
 
 
@@ -47,6 +48,7 @@ async def hand_over(
     Raises:
         EngineStopped: the engine takes no requests.
     """
+    deadline = system.queue_deadline(request.deadline)
     budget = config.stream_budget_tokens if request.streaming else None
     outbox = system.requests.add(place, arrival, budget, on_wake)
     message = PrepareRequest(
@@ -59,7 +61,7 @@ async def hand_over(
         streaming=request.streaming,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
-        deadline=None if request.deadline is None else arrival + request.deadline,
+        deadline=None if deadline is None else arrival + deadline,
     )
     try:
         await system.intake.put(message)
@@ -72,33 +74,36 @@ async def hand_over(
     return outbox
 
 
-async def take_place(
-    system: System, sequences: int, tokens: int, *, wait: bool, deadline: float | None = None
-) -> Place:
-    """Room for a request of so many sequences and about so many prompt tokens.
+async def take_place(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> Place:
+    """Room for a request.
 
     Args:
         wait: wait in line for it, `deadline` seconds at most, instead of being refused.
 
     Raises:
+        RateLimited: the tenant has reached a limit of its own.
         EngineOverloaded: no place, and the request does not wait.
         EngineStopped: the engine takes no requests.
-        RequestAborted: the deadline passed while it waited.
+        QueueTimeout: the deadline passed while it waited.
     """
-    admission: Admission = system.admission
     try:
         if not wait:
-            return admission.enter(sequences, tokens)
-        with anyio.move_on_after(deadline):
-            return await admission.wait(sequences, tokens)
+            return system.admission.enter(demand)
+        with anyio.move_on_after(system.queue_deadline(deadline)):
+            return await system.admission.wait(demand)
     except TroupeError as error:
-        reason = "overloaded" if isinstance(error, EngineOverloaded) else "stopped"
-        _count_rejection(system, reason)
+        _count_rejection(system, _reason(error))
         if system.failure is not None:
             raise system.error("the engine was closed") from system.failure
         raise
     _count_rejection(system, "deadline")
-    raise RequestAborted("the deadline passed before there was a place", code="deadline_exceeded")
+    raise QueueTimeout("the deadline passed before there was a place")
+
+
+def _reason(error: TroupeError) -> str:
+    if isinstance(error, RateLimited):
+        return "rate_limit"
+    return "overloaded" if isinstance(error, EngineOverloaded) else "stopped"
 
 
 def _leave(outbox: LocalOutbox, error: TroupeError) -> TroupeError:

@@ -30,7 +30,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.intake import IntakeMessage, PrepareRequest
 from troupellm.protocol.metrics import MetricsMessage, RequestCancelled
-from troupellm.protocol.output import OpenRequest, OutputMessage
+from troupellm.protocol.output import OpenRequest, OutputMessage, RequestClosed
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
 from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
@@ -266,7 +266,14 @@ class System:
     def _build_output(self) -> Output:
         company = self._company
         interval = company.config.stream.flush_interval or 0.0
-        return Output(self.output, company.tables, self.scheduler.control, company.clock, flush_interval=interval)
+        return Output(
+            self.output,
+            company.tables,
+            self.scheduler.control,
+            company.clock,
+            flush_interval=interval,
+            on_closed=self._on_closed,
+        )
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
         """Who was opened has lost the text that was held back; who is still on the way in goes on."""
@@ -291,6 +298,14 @@ class System:
         self.admission.close()
         by = "shutdown" if self.failure is None else None
         self.requests.end_all(lambda: self.error("the engine was closed"), by=by)
+
+    def queue_deadline(self, wanted: float | None) -> float | None:
+        """Seconds that a request may wait to begin: as long as it wants, and never longer than any may."""
+        most = self._company.config.scheduler.queue_timeout
+        return min((seconds for seconds in (wanted, most) if seconds is not None), default=None)
+
+    def _on_closed(self, closed: RequestClosed) -> None:
+        self.requests.closed(closed.request, closed.usage, began=closed.scheduled is not None)
 
     def _on_cancelled(self, by: str) -> None:
         self.metrics.offer(RequestCancelled(by))

@@ -196,6 +196,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     root_path: Annotated[str, _help("path prefix at which a proxy serves this, whether it strips it or not")] = ""
     api_key: Annotated[tuple[str, ...], _help("bearer key, repeatable (environment: TROUPE_API_KEY)")] = ()
+    api_key_file: Annotated[str | None, _help("TOML file of API keys with names, limits, weights and priorities")] = (
+        None
+    )
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0

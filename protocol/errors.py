@@ -6,6 +6,10 @@ into the exception's notes and cause. HTTP status is decided in `server/errors.p
 
 from typing import ClassVar
 
+import msgspec
+
+from troupellm.protocol.quota import Quota
+
 
 class TroupeError(Exception):
     """Root of all errors raised to users.
@@ -59,6 +63,22 @@ class EngineOverloaded(TroupeError):
         self.retry_after = retry_after
 
 
+class RateLimited(EngineOverloaded):
+    """An API key has used what it may use for now; others are not concerned."""
+
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, quota: Quota | None = None) -> None:
+        super().__init__(message, retry_after=retry_after)
+        for name, value in msgspec.structs.asdict(quota or Quota()).items():  # plain, so that errors cross processes
+            setattr(self, name, value)
+
+    @property
+    def quota(self) -> Quota:
+        """What the key may still use."""
+        return Quota(**{name: getattr(self, name) for name in Quota.__struct_fields__})
+
+
 class EngineStopped(TroupeError):
     """The engine is starting, draining or gone."""
 
@@ -76,6 +96,13 @@ class RequestAborted(TroupeError):
     """The request was ended by its owner or by the server (stalled reader, deadline)."""
 
     default_code = "request_aborted"
+
+
+class QueueTimeout(RequestAborted):
+    """The request waited longer than it may before it began; nothing was computed for it."""
+
+    default_code = "server_is_overloaded"
+    retryable = True
 
 
 class WorkerCrashed(TroupeError):

@@ -11,7 +11,9 @@ import msgspec
 from troupellm.protocol import errors
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.intake import Demand
 from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import LoadProgress, WorkerReady
@@ -25,10 +27,7 @@ class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request: int
     arrival: float
     """Seconds on the machine's monotonic clock, which all its processes share."""
-    sequences: int
-    tokens: int
-    """Prompt tokens, roughly."""
-    tenant: str
+    demand: Demand
     wait: bool
     deadline: float | None
 
@@ -161,6 +160,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
     request: int
+    quota: Quota | None = None
+    """What is left of its tenant's limits."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,30 @@ from troupellm.protocol.output import Outbox
 from troupellm.protocol.sampling import SamplingParams
 
 
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one call, which are let in together or not at all. All of them name the same party."""
+
+    name: str
+    """Unlike that of any other call."""
+    sequences: int
+    tokens: int
+    """Prompt tokens, roughly."""
+    max_tokens: int = 0
+    """What all of them together may generate, as far as they say so."""
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for."""
+
+    sequences: int
+    tokens: int
+    """Of its prompt, roughly."""
+    max_tokens: int = 0
+    """What it may generate in all its sequences, as far as it says so: counts towards a tenant's tokens per minute."""
+    tenant: str = ""
+    party: Party | None = None
+
+
 class TextPrompt(msgspec.Struct, frozen=True):
     text: str
     add_special_tokens: bool = True

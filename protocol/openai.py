@@ -44,6 +44,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    """Seconds that the request may wait to begin; ours."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None

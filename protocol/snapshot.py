@@ -40,6 +40,21 @@ class ActorSnapshot(msgspec.Struct, frozen=True):
     mailboxes: tuple[MailboxSnapshot, ...]
 
 
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one API key that has a name in the configuration. Counts are since the start and exact."""
+
+    name: str
+    inside: int
+    """Sequences inside the engine now."""
+    requests: int
+    limited: int
+    """Requests that its own limits refused."""
+    prompt_tokens: int
+    """Of requests that ended after they had begun."""
+    completion_tokens: int
+    """What was generated for requests that ended, however they ended."""
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """starting, ready, draining, failed, stopped."""
@@ -51,5 +66,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[ActorSnapshot, ...]
     last_step_age_seconds: float | None = None
     """Seconds since a step finished; None before the first."""
+    tenants: tuple[TenantSnapshot, ...] = ()
     prompt_tokens_computed: int = 0
     """Without those found in the prefix cache."""

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.keys import read_keys
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.router import Route, Router
@@ -53,13 +54,15 @@ def asgi(
         ConfigError: an empty key, or a wrong setting.
     """
     config = config or ServerConfig()
+    keys = read_keys(msgspec.structs.replace(config, api_key=as_keys(config.api_key) + as_keys(auth)))
     owned: Engine | None = None
     if engine is None or isinstance(engine, str | os.PathLike):
         host = EngineHost(config)
+        settings.setdefault("tenants", keys.tenants)
         owned = Engine(engine, progress=host.report, **(STREAM_DEFAULTS | settings))
     else:
         host = EngineHost(config, engine)
-    return App(host, prefix=prefix, keys=None if auth is None else as_keys(config.api_key) + as_keys(auth), owned=owned)
+    return App(host, prefix=prefix, keys=None if auth is None else keys.names, owned=owned)
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:
@@ -97,7 +100,7 @@ class App:
         host: EngineHost,
         *,
         prefix: str = "/v1",
-        keys: str | Sequence[str] | None = (),
+        keys: str | Sequence[str] | Mapping[bytes, str] | None = (),
         owned: Engine | None = None,
     ) -> None:
         self.host = host

@@ -47,9 +47,10 @@ async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> 
     if request.stream:
         await _stream(host, exchange, engine, prompt, params, answer)
         return
-    completion = await engine.generate(
-        prompt, params, request_id=answer.id, streaming=False, **options(exchange, request)
-    )
+    given = options(exchange, request)
+    async with engine.stream(prompt, params, request_id=answer.id, streaming=False, **given) as stream:
+        exchange.quota = stream.quota
+        completion = await stream.collect()
     account(exchange, [completion])
     await exchange.respond(200, msgspec.json.encode(answer.whole(completion)))
 
@@ -64,6 +65,7 @@ async def _stream(
 ) -> None:
     given = options(exchange, answer.request)
     async with engine.stream(prompt, params, request_id=answer.id, **given) as stream:
+        exchange.quota = stream.quota
         await stream.opened()
         exchange.prompt_tokens = len(stream.prompt_token_ids)
         async with open_events(exchange, host.config.sse_keep_alive_interval) as events:

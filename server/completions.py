@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from troupellm.actors.demand import party_of
 from troupellm.actors.stream import Stream
 from troupellm.protocol.intake import Prompt
 from troupellm.protocol.openai import CompletionRequest, TextResponse
@@ -34,7 +35,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     if request.stream:
         await _stream(host, exchange, engine, prompts, params, writer)
         return
-    completions = await _generate_all(engine, prompts, params, response_id, options(exchange, request))
+    completions = await _generate_all(exchange, engine, prompts, params, response_id, options(exchange, request))
     account(exchange, completions)
     echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
     response = TextResponse(
@@ -53,15 +54,22 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
 
 
 async def _generate_all(
-    engine: ServedEngine, prompts: Sequence[Prompt], params: SamplingParams, response_id: str, given: dict[str, Any]
+    exchange: Exchange,
+    engine: ServedEngine,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    response_id: str,
+    given: dict[str, Any],
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
+    party = party_of(response_id, prompts, params)
 
     async def generate(number: int, prompt: Prompt) -> None:
-        answers[number] = await engine.generate(
-            prompt, params, request_id=f"{response_id}-{number}", streaming=False, **given
-        )
+        name = f"{response_id}-{number}"
+        async with engine.stream(prompt, params, request_id=name, streaming=False, party=party, **given) as stream:
+            exchange.quota = stream.quota
+            answers[number] = await stream.collect()
 
     async with anyio.create_task_group() as group:
         for number, prompt in enumerate(prompts):
@@ -80,10 +88,12 @@ async def _stream(
     request = writer.request
     async with AsyncExitStack() as stack:
         streams: list[Stream] = []
+        party = party_of(writer.response_id, prompts, params)
         for number, prompt in enumerate(prompts):
             name = f"{writer.response_id}-{number}"
-            stream = engine.stream(prompt, params, request_id=name, **options(exchange, request))
+            stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
             streams.append(await stack.enter_async_context(stream))
+            exchange.quota = stream.quota
         for stream in streams:
             await stream.opened()
         exchange.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)

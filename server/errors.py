@@ -14,12 +14,14 @@ from troupellm.protocol.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelNotFound,
+    RateLimited,
     RequestAborted,
     RequestFailed,
     TroupeError,
     WorkerCrashed,
 )
 from troupellm.protocol.openai import ErrorBody, ErrorObject
+from troupellm.server.ratelimits import ratelimit_headers
 
 logger = logging.getLogger("troupellm.server")
 
@@ -147,6 +149,8 @@ def answer(
     if renames and param is not None and param in renames:
         message, param = message.replace(param, renames[param]), renames[param]
     body = ErrorBody(ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code))
+    if isinstance(error, RateLimited):
+        headers = (*headers, *ratelimit_headers(error.quota))
     if status in (429, 503):
         headers = (*headers, (b"retry-after", str(_retry_after(error)).encode()))
     headers = (*headers, (b"x-should-retry", b"true" if retry else b"false"))

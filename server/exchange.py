@@ -7,7 +7,9 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from troupellm.protocol.quota import Quota
 from troupellm.server.errors import ClientGone, ErrorAnswer, Headers, headers_too_large
+from troupellm.server.ratelimits import ratelimit_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,6 +44,8 @@ class Exchange:
         """Path of the route that answers; "" before it is known, and where there is none."""
         self.key = ""
         """Name of the API key that was given; "" without keys."""
+        self.quota: Quota | None = None
+        """What was left of the key's limits when its request was let in."""
         self.began = time.monotonic()
         self.prompt_tokens: int | None = None
         """None where nothing was generated."""
@@ -107,6 +111,8 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, headers: Headers = ()) -> None:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
+        if status == 200:
+            sent += ratelimit_headers(self.quota)
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status
         self.streaming = content_type == EVENTS

@@ -12,6 +12,7 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.app import App
 from troupellm.server.front import HttpFront
 from troupellm.server.host import EngineHost
+from troupellm.server.keys import read_keys
 from troupellm.server.vitals import Vitals
 
 
@@ -62,7 +63,7 @@ class LocalSide:
         self.host = EngineHost(config)
         self.host.loading = True
         self.host.vitals = Vitals(config.loop_lag_warning)
-        self._front = HttpFront(App(self.host, keys=config.api_key), config, listener)
+        self._front = HttpFront(App(self.host, keys=read_keys(config).names), config, listener)
 
     @property
     def opened(self) -> bool:

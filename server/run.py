@@ -15,13 +15,13 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
-from troupellm.server.auth import as_keys
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.host import STREAM_DEFAULTS
 from troupellm.server.http_side import HttpSide, LocalSide
+from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.vitals import log_stats
@@ -52,14 +52,14 @@ async def serve(
         The exit code: 0, or 128 + the signal that cut the drain short.
 
     Raises:
-        ConfigError: an empty API key.
+        ConfigError: an empty API key, or a key file that says something wrong.
         ModelLoadError: the model cannot be served.
         EngineFailed: the engine failed for good.
         OSError: the address cannot be bound.
     """
     config = server_config or ServerConfig()
     logs.configure(config.log_format, config.log_level)
-    as_keys(config.api_key)  # before anything is bound
+    engine_config = with_tenants(engine_config, read_keys(config).tenants)  # before anything is bound
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))

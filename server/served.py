@@ -7,7 +7,7 @@ from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.intake import Prompt
+from troupellm.protocol.intake import Party, Prompt
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
@@ -52,7 +52,10 @@ class ServedEngine(Protocol):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
+        party: Party | None = None,
         cache_salt: bytes = b"",
+        deadline: float | None = None,
+        streaming: bool = True,
     ) -> Stream: ...
 
     async def generate(

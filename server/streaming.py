@@ -74,4 +74,9 @@ def continuous_usage(request: GenerationFields) -> bool:
 
 def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
     """What every route tells the engine beside prompt and parameters: HTTP never waits for a place."""
-    return {"wait": False, "tenant": exchange.key, "cache_salt": (request.cache_salt or "").encode()}
+    return {
+        "wait": False,
+        "tenant": exchange.key,
+        "cache_salt": (request.cache_salt or "").encode(),
+        "deadline": request.queue_timeout,
+    }

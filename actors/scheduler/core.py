@@ -23,6 +23,7 @@ from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
     EngineStopped,
+    QueueTimeout,
     RequestAborted,
     TroupeError,
 )
@@ -278,9 +279,7 @@ class SchedulerCore:
         while self._deadlines and self._deadlines[0][0] <= now:
             request = self._ledger.requests.get(heappop(self._deadlines)[1])
             if request is not None and request.scheduled is None:
-                self._ledger.end_request(
-                    request, RequestAborted("the deadline passed before the request began", code="deadline_exceeded")
-                )
+                self._ledger.end_request(request, QueueTimeout("the deadline passed before the request began"))
 
     def _remember_deadline(self, deadline: float, request: int) -> None:
         heappush(self._deadlines, (deadline, request))

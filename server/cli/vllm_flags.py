@@ -66,7 +66,6 @@ ELSEWHERE = {
     "enable-prompt-tokens-details": "usage always has them; leave it out",
     "enable-per-request-metrics": _LATER + "; scrape /metrics",
     "disable-access-log-for-endpoints": "probes are never logged; use --disable-access-log for the rest",
-    "api-key-file": "use TROUPE_API_KEY, or api_key in a --config file",
     "headless": ONE_DEVICE,
     "grpc": "HTTP is the only protocol",
     "runner": "text generation is the only task",

@@ -131,7 +131,7 @@ async def test_overload_is_refused_or_waited_for(engine_of: Any, fake_worker: An
         assert 1.0 <= caught.value.retry_after <= 30.0
         with pytest.raises(troupellm.TroupeError) as late:
             await engine.generate([15], deadline=0.01)
-        assert late.value.code == "deadline_exceeded"
+        assert late.value.code == "server_is_overloaded"
         fake_worker.gate.set()
         await until(lambda: len(answers) == 4)
         assert {number: list(done.token_ids) for number, done in answers.items()} == {

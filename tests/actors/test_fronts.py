@@ -19,6 +19,8 @@ from troupellm.protocol.errors import (
     TroupeError,
 )
 from troupellm.protocol.fronts import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.protocol.intake import Demand, Party
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +68,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         ),
         "wait": False,
         "tenant": "anna",
+        "party": Party(name="call", sequences=2, tokens=9),
         "cache_salt": b"salt",
         "deadline": 50.0,
         "streaming": False,
@@ -308,9 +311,10 @@ def test_every_error_crosses_with_what_it_says() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type)
         and issubclass(kind, TroupeError)
-        and kind not in (ContextLengthExceeded, EngineOverloaded, errors.ModelLoadError)
+        and kind not in (ContextLengthExceeded, EngineOverloaded, errors.RateLimited, errors.ModelLoadError)
     ]
     given += [ContextLengthExceeded("long", limit=7, got=9, param="prompt"), EngineOverloaded("full", retry_after=3.5)]
+    given.append(errors.RateLimited("limit", retry_after=2.0, quota=Quota(limit_tokens=9, reset_tokens=1.5)))
     assert len(given) > 8
     for error in given:
         error.__cause__ = ValueError("stays here")
@@ -328,7 +332,7 @@ def test_messages_that_break_the_rules_are_refused(engine_of: Any) -> None:
     async def main() -> None:
         async with engine_of() as engine:
             session = engine.front_session(lambda message: None, lambda: checkpoint())
-            apply = Apply(request=1, arrival=0.0, sequences=1, tokens=1, tenant="", wait=False, deadline=None)
+            apply = Apply(request=1, arrival=0.0, demand=Demand(sequences=1, tokens=1), wait=False, deadline=None)
             session.handle(apply)
             with pytest.raises(ValueError, match="twice"):
                 session.handle(apply)

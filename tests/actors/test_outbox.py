@@ -9,6 +9,7 @@ from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.requests import OpenRequests
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import EngineStopped, RequestAborted, RequestFailed
+from troupellm.protocol.intake import Demand
 from troupellm.protocol.outputs import Delta, Timing, Usage
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed
 
@@ -34,7 +35,7 @@ class Desk:
         self.outbox = LocalOutbox(
             7,
             arrival=9.0,
-            place=self.admission.enter(1, 1),
+            place=self.admission.enter(Demand(sequences=1, tokens=1)),
             clock=self.clock,
             budget=budget,
             to_scheduler=self.told.append,
@@ -85,7 +86,7 @@ def test_the_end_gives_the_place_back(desk: Desk) -> None:
     assert desk.outbox.error is None
     assert desk.outbox.timing == Timing(scheduled=0.5, first_token=0.75, finished=1.0)
     assert desk.ended == [7]
-    desk.admission.enter(1, 1)
+    desk.admission.enter(Demand(sequences=1, tokens=1))
 
 
 def test_an_abort_is_repeated_until_the_scheduler_has_met_the_request(desk: Desk) -> None:
@@ -113,7 +114,9 @@ def test_who_ends_a_request_early_is_counted_once() -> None:
     clock = FakeClock()
     admission = Admission(SchedulerConfig(max_num_seqs=4, max_num_queued_reqs=0), clock)
     requests = OpenRequests(clock, lambda message: None, ended.append)
-    left, stalled, failed, complete = (requests.add(admission.enter(1, 1), 9.0, 8) for _ in range(4))
+    left, stalled, failed, complete = (
+        requests.add(admission.enter(Demand(sequences=1, tokens=1)), 9.0, 8) for _ in range(4)
+    )
     complete.close(USAGE, None, None)
     for _ in range(2):
         left.abort()

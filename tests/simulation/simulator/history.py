@@ -105,7 +105,7 @@ class Record:
                 right = isinstance(error, ContextLengthExceeded) and too_long(ask, scenario)
             case "slow_down":
                 right = not ask.wait
-            case "deadline_exceeded":
+            case "server_is_overloaded":
                 right = ask.deadline is not None
             case "reader_stalled":
                 right = self.stalled and bool(scenario.config.stream.stall_timeout)

@@ -1,0 +1,151 @@
+"""What each tenant may use per minute and at once, and what it has used.
+
+A limit per minute is a bucket that holds a minute's worth and fills evenly. Tokens are taken when a request comes, an
+estimate of its prompt and what it may generate, and put right when it has ended: then exactly what was computed for it
+was taken. A request for more than a bucket holds waits for a full one and leaves it in debt, so that no prompt is too
+long to be served at all. Nothing here is shared between tenants.
+"""
+
+from collections.abc import Sequence
+
+from troupellm.actors.ports import Clock
+from troupellm.protocol.config import TenantConfig
+from troupellm.protocol.errors import RateLimited
+from troupellm.protocol.quota import Quota
+from troupellm.protocol.snapshot import TenantSnapshot
+
+_MINUTE = 60.0
+
+
+class _Bucket:
+    """`limit` per minute."""
+
+    __slots__ = ("_at", "_clock", "_level", "limit")
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._level = float(limit)
+        self._at = clock.now()
+
+    @property
+    def level(self) -> float:
+        """What can be taken now; negative is debt."""
+        now = self._clock.now()
+        self._level = min(self.limit, self._level + (now - self._at) * self.limit / _MINUTE)
+        self._at = now
+        return self._level
+
+    def seconds_until(self, level: float) -> float:
+        return max(0.0, (min(level, self.limit) - self.level) * _MINUTE / self.limit)
+
+    def take(self, amount: float) -> None:
+        """Negative amounts are given back."""
+        self._level = min(self.limit, self.level - amount)
+
+
+class _Account:
+    """One tenant's."""
+
+    def __init__(self, config: TenantConfig, clock: Clock) -> None:
+        self.config = config
+        per_minute = config.requests_per_minute, config.tokens_per_minute
+        self.requests, self.tokens = (None if limit is None else _Bucket(limit, clock) for limit in per_minute)
+        self.inside = 0
+        self.num_requests = 0
+        self.num_limited = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+
+    def check(self, requests: int, sequences: int, tokens: int) -> None:
+        """
+        Raises:
+            RateLimited: a limit is reached.
+        """
+        wait, what = 0.0, ""
+        for bucket, amount, name in ((self.requests, requests, "requests"), (self.tokens, tokens, "tokens")):
+            if bucket is not None and amount:
+                seconds = bucket.seconds_until(amount)
+                if seconds > wait:
+                    wait, what = seconds, f"{bucket.limit} {name} per minute"
+        most = self.config.max_concurrency
+        if not wait and most is not None and self.inside and self.inside + sequences > most:
+            wait, what = 1.0, f"{most} sequences at once"
+        if wait:
+            self.num_limited += 1
+            text = f"the limit of this API key is reached: {what}"
+            raise RateLimited(text, retry_after=wait, quota=self.quota())
+
+    def quota(self) -> Quota:
+        requests, tokens, most = self.requests, self.tokens, self.config.max_concurrency
+        return Quota(
+            limit_requests=None if requests is None else requests.limit,
+            remaining_requests=None if requests is None else max(0, int(requests.level)),
+            reset_requests=None if requests is None else requests.seconds_until(requests.limit),
+            limit_tokens=None if tokens is None else tokens.limit,
+            remaining_tokens=None if tokens is None else max(0, int(tokens.level)),
+            reset_tokens=None if tokens is None else tokens.seconds_until(tokens.limit),
+            limit_concurrency=most,
+            remaining_concurrency=None if most is None else max(0, most - self.inside),
+        )
+
+
+class Quotas:
+    """Accounts of the tenants in the configuration. Others are neither limited nor counted."""
+
+    def __init__(self, tenants: Sequence[TenantConfig], clock: Clock) -> None:
+        self._accounts = {tenant.name: _Account(tenant, clock) for tenant in tenants}
+
+    def check(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> None:
+        """
+        Raises:
+            RateLimited: the tenant has reached a limit; nothing was taken.
+        """
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.check(requests, sequences, tokens)
+
+    def take(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> Quota | None:
+        """Whatever the limits say. What is left, or None for a tenant without an account."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            return None
+        account.inside += sequences
+        account.num_requests += requests
+        if account.requests is not None:
+            account.requests.take(requests)
+        if account.tokens is not None:
+            account.tokens.take(tokens)
+        return account.quota()
+
+    def change(self, tenant: str, *, tokens: int) -> None:
+        """An estimate was wrong by so many tokens."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.tokens is not None:
+            account.tokens.take(tokens)
+
+    def leave(self, tenant: str, sequences: int) -> None:
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.inside -= sequences
+
+    def settle(self, tenant: str, *, taken: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """A request for which `taken` tokens were taken has ended and has used so many."""
+        self.change(tenant, tokens=prompt_tokens + completion_tokens - taken)
+        account = self._accounts.get(tenant)
+        if account is not None:
+            account.prompt_tokens += prompt_tokens
+            account.completion_tokens += completion_tokens
+
+    def snapshot(self) -> tuple[TenantSnapshot, ...]:
+        return tuple(
+            TenantSnapshot(
+                name=name,
+                inside=account.inside,
+                requests=account.num_requests,
+                limited=account.num_limited,
+                prompt_tokens=account.prompt_tokens,
+                completion_tokens=account.completion_tokens,
+            )
+            for name, account in self._accounts.items()
+        )

@@ -1,0 +1,49 @@
+"""A capacity that several tenants share: each has a part that the others cannot fill, the rest is for whoever comes."""
+
+from collections.abc import Mapping
+
+_KEPT_SHARE = 0.5
+"""Part of the capacity that is kept for tenants, by weight, as far as they do not use it."""
+
+
+class Room:
+    """Of sequences, or of tokens. A tenant whose name is not known has the common part only."""
+
+    def __init__(self, capacity: int, weights: Mapping[str, float]) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._used: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+        if 1 < len(weights) <= capacity * _KEPT_SHARE:
+            total = sum(weights.values())
+            self._kept = {
+                name: max(1, int(_KEPT_SHARE * capacity * weight / total)) for name, weight in weights.items()
+            }
+        self._free_kept = sum(self._kept.values())
+        """What is kept and not used."""
+
+    def fits(self, tenant: str, amount: int) -> bool:
+        """Whether there is room; more than the whole room fits when it is empty."""
+        return not self.used or self.used + amount <= self.capacity - self._free_kept + self._own(tenant)
+
+    def fits_without_tenants(self, amount: int) -> bool:
+        """Whether there would be room if nothing were kept for anybody."""
+        return not self.used or self.used + amount <= self.capacity
+
+    def usage(self, tenant: str) -> int:
+        return self._used.get(tenant, 0)
+
+    def change(self, tenant: str, amount: int) -> None:
+        """Take room, or with a negative amount give it back."""
+        self._free_kept -= self._own(tenant)
+        used = self.usage(tenant) + amount
+        if used:
+            self._used[tenant] = used
+        else:
+            self._used.pop(tenant, None)
+        self.used += amount
+        self._free_kept += self._own(tenant)
+
+    def _own(self, tenant: str) -> int:
+        """What is kept for a tenant and not used."""
+        return max(0, self._kept.get(tenant, 0) - self.usage(tenant))
