@@ -60,7 +60,8 @@ class Door(ABC):
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
             party: those whose prompts belong to one call; see `party_of`.
-            cache_salt: separates what the prefix cache may share, instead of the tenant.
+            cache_salt: replaces the tenant in the prefix cache: all who give the same one share there with each other,
+                whoever they are, and with nobody else.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
         """
