@@ -2,8 +2,9 @@
 
 Owns:      nothing but the requests being prepared.
 Receives:  IntakeMessage.
-Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler; a refusal to the request's outbox.
-On crash:  the supervisor ends the requests that had not begun.
+Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler; a refusal to the request's outbox, and
+           AbortRequest to the scheduler when that comes late.
+On crash:  each request that it was preparing is answered; those in the mailbox wait for the next one.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from troupellm.actors.intake_core import Preparer, tokenize
+from troupellm.actors.intake_core import Prepared, Preparer, tokenize
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
@@ -23,7 +24,7 @@ from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.intake import ChatPrompt, IntakeMessage, PrepareRequest, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.output import OutputMessage
 from troupellm.protocol.sampling import Limits, SamplingParams
-from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
 from troupellm.protocol.worker import WorkerReady
 
 INLINE_CHARACTERS = 1000
@@ -82,22 +83,34 @@ class Intake:
 
     async def _pass_on(self, message: PrepareRequest, seed: int, *, in_thread: bool) -> None:
         """Prepare one request and send it on, or answer it. The choke point for what a request's content raises."""
+        try:
+            prepared = await self._prepared(message, seed, in_thread=in_thread)
+            if prepared is not None:
+                await self._output.put(prepared.opened)
+                await self._scheduler.put(prepared.submitted)
+        except MailboxClosed:
+            self._give_up(message, EngineStopped("the engine was closed"))
+        except anyio.get_cancelled_exc_class():  # somebody else's crash, unless everybody has been answered already
+            self._give_up(message, EngineStopped("the input processor crashed", code="engine_restarting"))
+            raise
+        except Exception as cause:
+            self._give_up(message, _unprepared(cause))
+            raise
+
+    async def _prepared(self, message: PrepareRequest, seed: int, *, in_thread: bool) -> Prepared | None:
         prepare = self._preparer.prepare
         try:
-            prepared = await self._threads.run(prepare, message, seed) if in_thread else prepare(message, seed)
+            return await self._threads.run(prepare, message, seed) if in_thread else prepare(message, seed)
         except TroupeError as error:
             _refuse(message, error)
-            return
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
-            failure = RequestFailed("the request could not be prepared")
-            failure.__cause__ = cause
-            _refuse(message, failure)
-            return
-        try:
-            await self._output.put(prepared.opened)
-            await self._scheduler.put(prepared.submitted)
-        except MailboxClosed:
-            _refuse(message, EngineStopped("the engine was closed"))
+            _refuse(message, _unprepared(cause))
+        return None
+
+    def _give_up(self, message: PrepareRequest, error: TroupeError) -> None:
+        """Answer a request that others may have heard of already."""
+        _refuse(message, error)
+        self._scheduler.control(AbortRequest(message.request))
 
 
 async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTemplate, threads: Threads) -> list[int]:
@@ -141,6 +154,12 @@ def _letters(value: Any) -> int:
                 pending.extend(parts)
         total += 1
     return total
+
+
+def _unprepared(cause: Exception) -> RequestFailed:
+    failure = RequestFailed("the request could not be prepared")
+    failure.__cause__ = cause
+    return failure
 
 
 def _refuse(message: PrepareRequest, error: TroupeError) -> None:

@@ -2,7 +2,8 @@
 
 Two lanes: bounded data, and a small control lane that overtakes it. `put` waits (backpressure), `offer` refuses
 (admission control), `control` never waits. A message belongs to the mailbox until the consumer asks for the next one,
-so a crash or a cancellation loses nothing: `abandon` hands the supervisor everything that is owed an answer.
+so a crash or a cancellation loses nothing: `abandon` hands the supervisor everything that is owed an answer,
+`abandon_in_hand` what a consumer that comes back will not take again.
 
 Neither lane checkpoints while it need not wait: a consumer drains with `take` and checkpoints once per batch.
 """
@@ -143,15 +144,25 @@ class Mailbox(Generic[DataT, ControlT]):
             self._producers.popleft().waiter.wake()
         self._wake_consumer()
 
+    def nudge(self) -> None:
+        """Wake a consumer that waits although there is something to take: it must have missed its wake-up."""
+        if self.depth:
+            self._wake_consumer()
+
+    def abandon_in_hand(self) -> list[DataT | ControlT]:
+        """Give up the message in hand only; a restarted consumer goes on with the queued ones."""
+        owed: list[DataT | ControlT] = [] if self.in_hand is None else [self.in_hand]
+        self.in_hand = None
+        return owed
+
     def abandon(self) -> list[DataT | ControlT]:
         """Give up the message in hand and all queued ones, for somebody who answers them after a crash.
 
         The mailbox stays usable: a restarted consumer goes on with what comes next, waiting producers first.
         """
-        owed: list[DataT | ControlT] = [] if self.in_hand is None else [self.in_hand]
+        owed = self.abandon_in_hand()
         owed.extend(self._control)
         owed.extend(self._data)
-        self.in_hand = None
         self._control.clear()
         self._data.clear()
         self._admit()

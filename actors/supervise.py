@@ -1,11 +1,13 @@
 """Supervision: who is restarted after a crash, how often, and who answers what the crashed actor owed.
 
-Children that share a `group` fall and rise together. A crash first hands every message that the unit's mailboxes still
-hold to the children's `on_crash`, which answers the requests behind them; only then is the unit built anew. A child
-whose strategy is "stop", or a unit that crashes too often, ends the supervisor with the root cause itself. One that
-returns, or was cancelled alone, while its mailboxes are open has crashed too: else it would be alive but deaf.
+Children that share a `group` fall and rise together. A crash first hands the message that was in hand to the child's
+`on_crash`, which answers the requests behind it; then the unit is built anew and goes on with what is queued. A child
+whose strategy is "stop", or a unit that crashes too often, ends the supervisor with the root cause itself, which says
+which actor it was and what to do, and hands over the queued messages too. One that returns, or was cancelled alone,
+while its mailboxes are open has crashed too: else it would be alive but deaf.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -16,6 +18,8 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import Clock
+
+logger = logging.getLogger("troupellm.engine")
 
 Strategy = Literal["restart", "stop"]
 
@@ -35,12 +39,40 @@ class Intensity(msgspec.Struct, frozen=True):
     seconds: float = 60.0
 
 
+class Crashes:
+    """Counts crashes against an intensity."""
+
+    def __init__(self, intensity: Intensity, clock: Clock) -> None:
+        self._intensity = intensity
+        self._clock = clock
+        self._times: deque[float] = deque()
+
+    def __str__(self) -> str:
+        return f"{len(self._times)} times in {self._intensity.seconds:g} s"
+
+    def add(self) -> bool:
+        """One more, now; True when that is one too many."""
+        now = self._clock.now()
+        self._times.append(now)
+        while self._times[0] < now - self._intensity.seconds:
+            self._times.popleft()
+        return len(self._times) > self._intensity.restarts
+
+    def forgive(self) -> None:
+        """There is progress: what came before does not count any more."""
+        self._times.clear()
+
+
 class Child(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     build: Callable[[], Actor]
     """Makes a fresh actor around the same mailboxes."""
     mailboxes: tuple[Mailbox[Any, Any], ...] = ()
     strategy: Strategy = "stop"
+    intensity: Intensity | None = None
+    """The supervisor's own if None; of a group, its first member's counts."""
+    hint: str = "see the traceback"
+    """What to do when the crash ends everything."""
     group: str | None = None
     """Children of one group are restarted together."""
     on_crash: Callable[[Exception, list[Any]], None]
@@ -58,6 +90,8 @@ class Supervisor:
         self._intensity = intensity or Intensity()
         self._failure: Exception | None = None
         self._stopping = False
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._verdicts: dict[str, Exception] = {}
         self._returned = {name: anyio.Event() for name in self._units}
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
 
@@ -85,13 +119,19 @@ class Supervisor:
         """From now on a child may return although its mailboxes are open."""
         self._stopping = True
 
+    def crash(self, name: str, cause: Exception) -> None:
+        """End a running child as if it had raised `cause`."""
+        if name in self._scopes:
+            self._verdicts[name] = cause
+            self._scopes[name].cancel()
+
     async def returned(self, name: str) -> None:
         """Wait until this unit (a group, or a child without one) has ended; an unknown one has."""
         if name in self._returned:
             await self._returned[name].wait()
 
     async def _run_unit(self, unit: Sequence[Child], *, task_status: TaskStatus[None]) -> None:
-        crashes: deque[float] = deque()
+        crashes = Crashes(unit[0].intensity or self._intensity, self._clock)
         started = False
         while True:
             causes: list[Exception] = []
@@ -112,22 +152,30 @@ class Supervisor:
             if not causes:
                 self._returned[unit[0].group or unit[0].name].set()
                 return
+            ends = crashes.add() or any(child.strategy == "stop" for child in unit)
             for child in unit:
-                owed = [message for mailbox in child.mailboxes for message in mailbox.abandon()]
+                owed = [
+                    message
+                    for mailbox in child.mailboxes
+                    for message in (mailbox.abandon() if ends else mailbox.abandon_in_hand())
+                ]
                 child.on_crash(causes[0], owed)
-            now = self._clock.now()
-            crashes.append(now)
-            while crashes and crashes[0] < now - self._intensity.seconds:
-                crashes.popleft()
-            if any(child.strategy == "stop" for child in unit) or len(crashes) > self._intensity.restarts:
-                self._failure = self._failure or causes[0]
+            if ends:
+                if self._failure is None:
+                    self._failure = causes[0]
+                    causes[0].add_note(f"hint: {_guilty(unit, causes[0]).hint}")
                 raise causes[0]
+            logger.error("the actor %s crashed and starts again", _guilty(unit, causes[0]).name, exc_info=causes[0])
             for child in unit:
                 self.restarts[child.name] += 1
 
     async def _run_child(self, child: Child, causes: list[Exception], *, task_status: TaskStatus[None]) -> None:
         try:
-            await child.build().run(task_status=task_status)
+            with anyio.CancelScope() as scope:
+                self._scopes[child.name] = scope
+                await child.build().run(task_status=task_status)
+            if (verdict := self._verdicts.pop(child.name, None)) is not None:
+                raise verdict
             if (left := self._left_early(child)) is not None:
                 raise left
         except Exception as error:
@@ -141,6 +189,12 @@ class Supervisor:
         if self._stopping or all(mailbox.closed for mailbox in child.mailboxes):
             return None
         return ActorLeft(f"the actor {child.name} ended although its mailbox is open")
+
+
+def _guilty(unit: Sequence[Child], cause: Exception) -> Child:
+    """Whose name the cause bears."""
+    notes = getattr(cause, "__notes__", ())
+    return next((child for child in unit if f"actor: {child.name}" in notes), unit[0])
 
 
 def _root_cause(error: Exception) -> Exception:

@@ -1,5 +1,6 @@
 """The worker: loads a model from a folder and executes plans, on a CPU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -59,6 +60,7 @@ class ModelWorker:
         """folder: a checkpoint in Hugging Face's format; not read before `load`."""
         self._folder = folder
         self._runner: ModelRunner | None = None
+        self._fresh_runner: Callable[[], ModelRunner] | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
 
@@ -90,7 +92,10 @@ class ModelWorker:
             saturation = measure_runner(
                 spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
             )
-        self._runner = ModelRunner(decoder, cache, max_model_len=budget.max_model_len, poison=_poison(config, cache))
+        self._fresh_runner = lambda: ModelRunner(
+            decoder, cache, max_model_len=budget.max_model_len, poison=_poison(config, cache)
+        )
+        self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
         return _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
 
@@ -105,9 +110,16 @@ class ModelWorker:
         """The result of a launched plan."""
         return ticket.result
 
+    def reset(self) -> None:
+        """Start over with the weights and the cache's memory, and nothing else."""
+        if self._fresh_runner is None:
+            raise RuntimeError("reset was called before load, or after close")
+        self._runner = None
+        self._runner = self._fresh_runner()
+
     def close(self) -> None:
         """Give back memory and thread settings; may be called twice."""
-        self._runner = None
+        self._runner = self._fresh_runner = None
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None

@@ -145,6 +145,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout: Annotated[
         Seconds, _help("seconds after which a step counts as hung: a process is replaced, a thread fails the engine")
     ] = 300.0
+    watchdog_timeout: Annotated[
+        Seconds, _help("seconds without progress while there is work, before the engine is mended or fails; 0 is off")
+    ] = 5.0
     worker_process: Annotated[
         bool | None, _help("run the model in a process of its own (default: in the server yes, embedded no)")
     ] = None

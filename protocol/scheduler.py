@@ -99,6 +99,8 @@ class WorkerLost(msgspec.Struct, frozen=True):
     reason: str
     fault: bool = True
     """The worker failed by itself, so what it computed is under suspicion. False: it was killed from outside."""
+    exhausted: bool = False
+    """It found no memory: smaller steps may pass."""
 
 
 class WorkerBack(msgspec.Struct, frozen=True):
@@ -112,4 +114,6 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 SchedulerMessage = SubmitRequest | StepFinished
-SchedulerControl = AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | Drain
+SchedulerControl = (
+    AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | WorkerLost | WorkerBack | Drain
+)

@@ -28,6 +28,16 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     plans_in_flight: int = 0
+    worker_losses: int = 0
+    """Times that the worker was lost; the engine epoch."""
+    replays: int = 0
+    """Sequences that were computed again because of it."""
+    quarantined: int = 0
+    """Requests that are suspected of having killed the worker."""
+    convicted: int = 0
+    """Requests that were failed for it."""
+    dropped_results: int = 0
+    """Rows of results that named nothing alive."""
 
     @property
     def blocks_used(self) -> int:

@@ -2,9 +2,10 @@
 
 Owns:      every request between its submission and its end, and the accounting of the KV cache.
 Receives:  SchedulerMessage; on the control lane SchedulerControl.
-Sends:     StepPlan to the worker (never more un-answered than credits), StepOutput to the output actor, statistics to
-           the metrics sink (by offer: what does not fit is dropped there and counted).
-On crash:  falls together with the worker, whose memory its block tables describe.
+Sends:     StepPlan to the worker (never more un-answered than credits), RestartWorker after a reply that is nonsense,
+           StepOutput to the output actor, statistics to the metrics sink (by offer: what does not fit is dropped
+           there and counted).
+On crash:  the engine fails with the root cause: nobody else knows what the requests have so far.
 """
 
 from typing import Never, assert_never
@@ -16,6 +17,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.scheduler.flight import BrokenResult
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, StepOutput
 from troupellm.protocol.scheduler import (
@@ -29,9 +31,11 @@ from troupellm.protocol.scheduler import (
     StepFinished,
     StopStringMet,
     SubmitRequest,
+    WorkerBack,
+    WorkerLost,
 )
 from troupellm.protocol.snapshot import SchedulerSnapshot
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.worker import RestartWorker, StepPlan, StepResult
 
 
 class Scheduler:
@@ -41,7 +45,7 @@ class Scheduler:
         self,
         core: SchedulerCore,
         inbox: Mailbox[SchedulerMessage, SchedulerControl],
-        worker: Mailbox[StepPlan, Never],
+        worker: Mailbox[StepPlan, RestartWorker],
         output: Mailbox[OutputMessage, Never],
         metrics: Mailbox[MetricsMessage, Never],
         clock: Clock,
@@ -75,7 +79,7 @@ class Scheduler:
     def _handle(self, message: SchedulerMessage | SchedulerControl) -> StepOutput | None:
         match message:
             case StepFinished(result=result):
-                return self._core.update(result, self._clock.now())
+                return self._update(result)
             case SubmitRequest():
                 self._core.submit(message)
             case AbortRequest(request=request):
@@ -88,11 +92,22 @@ class Scheduler:
                 self._core.resume(request)
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
+            case WorkerLost():
+                self._core.lose_worker(message)
+            case WorkerBack(ready=ready):
+                self._core.worker_back(ready)
             case Drain():
                 self._core.drain()
             case _:
                 assert_never(message)
         return None
+
+    def _update(self, result: StepResult) -> StepOutput | None:
+        try:
+            return self._core.update(result, self._clock.now())
+        except BrokenResult as error:
+            self._worker.control(RestartWorker(str(error), self._core.engine_epoch))
+            return None
 
     def _send_plans(self) -> None:
         """Before the outputs, so that the worker computes while text is made."""

@@ -154,6 +154,12 @@ class BlockTables:
         for pool in self.pools:
             pool.forget_all()
 
+    def rebuild(self, num_blocks: int) -> None:
+        """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
+        self.num_blocks = num_blocks
+        self.pools = tuple(BlockPool(num_blocks) for _ in self.pools)
+        self.copies.clear()
+
     def release(self, tables: list[list[int]]) -> None:
         for pool, table in zip(self.pools, tables, strict=True):
             pool.release(table)

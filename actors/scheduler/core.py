@@ -10,12 +10,14 @@ from heapq import heapify, heappop, heappush
 from troupellm.actors.prefix_keys import namespace, split_keys
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.refusals import find_refusal
+from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
@@ -29,7 +31,7 @@ from troupellm.protocol.errors import (
 )
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.output import StepOutput
-from troupellm.protocol.scheduler import SubmitRequest
+from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
@@ -54,7 +56,6 @@ class SchedulerCore:
     ) -> None:
         self._config = config
         self._ready = ready
-        self._engine_epoch = engine_epoch
         self._tables = BlockTables(
             len(ready.groups), ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
         )
@@ -65,6 +66,7 @@ class SchedulerCore:
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
         self._ledger = Ledger(self._residents, self._room)
+        self._quarantine = Quarantine()
         self._planner = Planner(
             config,
             self._tables,
@@ -73,12 +75,18 @@ class SchedulerCore:
             self._residents,
             shares,
             self._prefill_budget,
+            self._quarantine,
             engine_epoch,
+        )
+        self._replay = Replay(
+            self._ledger, self._residents, self._tables, self._flights, self._planner, self._quarantine
         )
         self._updates = Updates(self._ledger, self._residents, self._tables, ready.vocab_width)
         self._deadlines: list[tuple[float, int]] = []
         self._early_aborts: dict[int, None] = {}
         """Requests that were aborted before they came, oldest first."""
+        self._trial_waits = False
+        """Other suspects have their turn as soon as the plans in flight are back."""
         self._draining = False
         self._fair = config.scheduling_policy == "fair"
         self._num_submitted = 0
@@ -87,6 +95,11 @@ class SchedulerCore:
     def num_dropped_results(self) -> int:
         """Row results that named nothing alive."""
         return self._updates.num_dropped
+
+    @property
+    def engine_epoch(self) -> int:
+        """How often the worker was lost."""
+        return self._planner.engine_epoch
 
     @property
     def next_deadline(self) -> float | None:
@@ -203,26 +216,57 @@ class SchedulerCore:
         """
         self._ledger.now = now
         self._expire(now)
-        return None if self._flights.full else self._planner.plan(now)
+        if self._flights.full or self._replay.reason is not None:
+            return None
+        if len(self._quarantine) and not self._hold_trial():
+            return None
+        return self._planner.plan(now)
 
     def update(self, result: StepResult, now: float) -> StepOutput:
         """Take in what a plan gave; what is to be shown of it.
 
         Raises:
-            BrokenResult: the result has the wrong shape or overtook another; a worker fault.
+            BrokenResult: the result is nonsense or overtook another: a worker fault, and nothing of it was taken in.
+                Nothing more is planned until `lose_worker` and `worker_back`.
         """
         self._ledger.now = now
-        flight = self._flights.land(result.step) if result.engine_epoch == self._engine_epoch else None
-        if flight is not None:
+        current = result.engine_epoch == self.engine_epoch and self._replay.reason is None
+        try:
+            flight = self._flights.find(result.step) if current else None
+            aligned = None if flight is None else self._updates.check(flight, result)
+        except BrokenResult as error:
+            self._replay.distrust(str(error))
+            raise
+        if flight is not None and aligned is not None:
+            self._flights.land(flight)
             self._prefill_budget.learn(
                 prefill_tokens=flight.prefill_tokens,
                 decode_rows=len(flight.rows) - len(flight.prefills),
                 planned_at=flight.planned_at,
                 now=now,
             )
-            return self._updates.apply(flight, result, now)
+            return self._updates.apply(flight, result, aligned, now)
         self._updates.num_dropped += len(result.rows)
         return self._ledger.take(result.step) or StepOutput(step=result.step)
+
+    def lose_worker(self, lost: WorkerLost) -> None:
+        """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
+        self._replay.lose(lost)
+
+    def worker_back(self, ready: WorkerReady) -> None:
+        """Plan again.
+
+        Raises:
+            ValueError: the new worker serves another model.
+        """
+        if (ready.vocab_width, ready.block_size, ready.groups) != (
+            self._ready.vocab_width,
+            self._ready.block_size,
+            self._ready.groups,
+        ):
+            raise ValueError("the restarted worker has another vocabulary, block size or cache layout than before")
+        self._ready = ready
+        self._replay.resume(ready)
 
     def take_output(self) -> StepOutput | None:
         """Ends that no step brought: aborts, refusals, deadlines."""
@@ -250,6 +294,11 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             plans_in_flight=len(self._flights),
+            worker_losses=self.engine_epoch,
+            replays=self._replay.num_replayed,
+            quarantined=len(self._quarantine),
+            convicted=self._quarantine.num_convicted,
+            dropped_results=self._updates.num_dropped,
         )
 
     def assert_invariants(self) -> None:
@@ -273,6 +322,17 @@ class SchedulerCore:
             owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
             keys = self._tables.hasher.prompt_keys(owner, message.prompt)
         return split_keys(keys)
+
+    def _hold_trial(self) -> bool:
+        """Make way for the suspects whose turn it is; False while a plan of others is in flight."""
+        if self._quarantine.review():
+            self._trial_waits = True
+        if self._trial_waits and len(self._flights):
+            return False
+        if self._trial_waits and self._quarantine.members is not None:
+            self._residents.make_way(self._quarantine.members)
+        self._trial_waits = False
+        return True
 
     def _expire(self, now: float) -> None:
         """Close requests that still wait after their deadline."""

@@ -69,18 +69,29 @@ class Flights:
     def launch(self, flight: Flight) -> None:
         self._flights.append(flight)
 
-    def land(self, step: int) -> Flight | None:
-        """Take out the oldest flight if it is this step's; None for a step that is not in flight.
+    def find(self, step: int) -> Flight | None:
+        """The oldest flight if it is this step's; None for a step that is not in flight.
 
         Raises:
             BrokenResult: the step overtook an earlier one.
         """
         if self._flights and self._flights[0].step == step:
-            self.last_returned = step
-            return self._flights.popleft()
+            return self._flights[0]
         if any(flight.step == step for flight in self._flights):
             raise BrokenResult(f"the result of step {step} overtook that of an earlier step")
         return None
+
+    def land(self, flight: Flight) -> None:
+        """Its result is here: the oldest one has come back."""
+        assert self._flights[0] is flight
+        self.last_returned = flight.step
+        self._flights.popleft()
+
+    def forget(self) -> None:
+        """None of them will come back."""
+        if self._flights:
+            self.last_returned = self._flights[-1].step
+            self._flights.clear()
 
     def disturb(self) -> None:
         """A sequence has ended or was preempted: what is in flight must be read row by row."""

@@ -53,6 +53,12 @@ class Trunks:
             waiting = [sequence for sequence in request.sequences if sequence.state in _WITHOUT_BLOCKS]
             assert waiting, "a trunk is kept for nobody"
 
+    def forget(self) -> None:
+        """The blocks are gone, and the pools with them."""
+        for request in self._requests.values():
+            request.trunk = None
+        self._requests.clear()
+
     def drop(self, request: Request) -> None:
         """Idempotent."""
         trunk, request.trunk = request.trunk, None

@@ -12,6 +12,7 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
@@ -25,6 +26,8 @@ _RESERVE_SHARE = 100
 
 _Blocks = tuple[tuple[int, ...], ...]
 """Per cache group."""
+_CAREFUL_STEPS = 64
+"""So many steps after one found no memory, steps may be twice as large again."""
 
 
 class SchedulerFrozen(RuntimeError):
@@ -77,6 +80,7 @@ class Planner:
         residents: Residents,
         shares: Shares,
         prefill_budget: PrefillBudget,
+        quarantine: Quarantine,
         engine_epoch: int,
     ) -> None:
         self._max_rows = config.max_num_seqs
@@ -88,7 +92,11 @@ class Planner:
         self._residents = residents
         self._shares = shares
         self._prefill_budget = prefill_budget
-        self._engine_epoch = engine_epoch
+        self._quarantine = quarantine
+        self.engine_epoch = engine_epoch
+        self._step_tokens = self._max_tokens
+        """Less than `max_num_batched_tokens` for a while after a step found no memory."""
+        self._grows_at = 0
         self.step = 0
         """Plans made."""
         self._blocked: Sequence | None = None
@@ -96,14 +104,27 @@ class Planner:
         self._last = Flight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
 
+    def shrink(self) -> None:
+        """A step found no memory: the next ones compute half as much, then carefully more."""
+        self._step_tokens = max(1, self._step_tokens // 2)
+        self._grows_at = self.step + _CAREFUL_STEPS
+
+    def forget(self) -> None:
+        """What was planned is lost: no column of it serves again."""
+        self._last = Flight(-1, 0.0)
+        self._blocked = None
+
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when nothing can be computed before something else happens."""
         flight = Flight(self.step, now)
-        draft = _Draft(flight, self._max_tokens)
+        if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
+            self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
+            self._grows_at = self.step + _CAREFUL_STEPS
+        draft = _Draft(flight, self._step_tokens)
         running = self._residents.running
         self._make_way()
         turn = list(running.values())
-        most = min(self._max_rows, self._max_tokens)
+        most = min(self._max_rows, self._step_tokens)
         if len(turn) > most:  # resumed readers came on top: those who waited longest go first
             able = [sequence for sequence in turn if not sequence.waits_for_siblings]
             turn = sorted(able, key=lambda sequence: sequence.last_step)[:most]
@@ -131,6 +152,11 @@ class Planner:
         self._shares.charge_step()
         return self._seal(draft)
 
+    def _next(self) -> Sequence | None:
+        """Who is served next of those who wait."""
+        quarantine = self._quarantine
+        return self._room.first() if quarantine.members is None else quarantine.first(self._room)
+
     def _make_way(self) -> None:
         """Let a tenant who runs less than a fair share have a row, or the blocks that its next sequence lacked.
 
@@ -139,7 +165,7 @@ class Planner:
         blocked, self._blocked = self._blocked, None
         if not len(self._room) or self._residents.blocks_leaving:
             return
-        first = self._room.first()
+        first = self._next()
         if first is None or (len(self._residents.running) < self._max_rows and first is not blocked):
             return
         victim = self._residents.in_the_way(first)
@@ -155,7 +181,7 @@ class Planner:
         served = self._shares.served
         if len(self._shares.running) > 1:
             others.sort(key=lambda sequence: served(sequence.request.tenant))
-        first = self._room.first()
+        first = self._next()
         if first is None or len(self._residents.running) >= self._max_rows:
             return 0
         least = min(served(sequence.request.tenant) for sequence in others)
@@ -248,7 +274,7 @@ class Planner:
             return max(0, min(wanted, draft.budget, draft.prefill))
         if wanted <= draft.budget:
             return wanted if draft.prefill > 0 else 0
-        return draft.budget if draft.budget == self._max_tokens else 0
+        return draft.budget if draft.budget == self._step_tokens else 0
 
     def _take_span(self, draft: _Draft, sequence: Sequence, start: int, count: int) -> None:
         draft.plain = False
@@ -275,7 +301,7 @@ class Planner:
         most_found = tables.num_hit_tokens + _MOST_FOUND_TOKENS
         while draft.budget > 0 and len(residents.running) < self._max_rows and tables.num_hit_tokens < most_found:
             missed = residents.missed_beam()
-            sequence = missed or self._room.first()
+            sequence = missed or self._next()
             if sequence is None or not self._allowed(sequence.num_wanted, draft):
                 return
             reserve = 0 if missed or not residents.running else -(-tables.num_blocks // _RESERVE_SHARE)
@@ -334,7 +360,7 @@ class Planner:
         flight.decode_tokens = sum(counts) - flight.prefill_tokens
         plan = StepPlan(
             step=self.step,
-            engine_epoch=self._engine_epoch,
+            engine_epoch=self.engine_epoch,
             rows=flight.rows,
             epochs=flight.epochs,
             starts=tuple(draft.starts),

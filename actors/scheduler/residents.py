@@ -1,5 +1,7 @@
 """Sequences that hold blocks: running, paused by their reader, or ended with a plan still in flight."""
 
+from collections.abc import Container
+
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.forks import Trunks, find_trunk
@@ -150,6 +152,12 @@ class Residents:
             self._room.remove(beam)
             if beam.capacity:
                 self._preempt_one(beam)
+        self._begin_search_again(request)
+        self.trunks.drop(request)
+
+    def _begin_search_again(self, request: Request) -> None:
+        """No beam has blocks: the first one computes first, the others then share what it has."""
+        assert request.search is not None
         request.search.forget()
         request.prompt_computed = False
         self.regrouping.pop(request.number, None)
@@ -157,18 +165,40 @@ class Residents:
             self._room.remove(beam)
         if request.sequences[0] not in self._room:
             self._room.add(request.sequences[0])
-        self.trunks.drop(request)
 
     def _preempt_one(self, sequence: Sequence) -> None:
         self._tables.label_all(sequence)
         self._leave(sequence)
-        sequence.handle(Event.PREEMPT)
-        sequence.forget_computation()
-        if sequence.state is State.PREEMPTED:
-            self._room.add(sequence)
-        else:
-            self.held.add(sequence.row)
+        self._start_over(sequence)
         self.num_preemptions += 1
+
+    def evacuate(self) -> int:
+        """The worker's memory is lost: everybody starts over from tokens; how many had been computed."""
+        computed = [*self.running.values(), *self.paused.values()]
+        for sequence in self.running.values():
+            self._shares.rests(sequence.request.tenant)
+        self.running.clear()
+        self.paused.clear()
+        self.retired.clear()
+        self.forks.clear()
+        self.trunks.forget()
+        self._leaving.clear()
+        for sequence in computed:
+            sequence.known_to_worker = False
+            self._start_over(sequence)
+        for request in {sequence.request.number: sequence.request for sequence in computed}.values():
+            if request.search is not None:
+                self._begin_search_again(request)
+        self.regrouping.clear()
+        return len(computed)
+
+    def make_way(self, members: Container[Request]) -> None:
+        """Take the blocks of everybody else, so that these have the worker to themselves. No plan is in flight."""
+        counted = self.num_preemptions
+        for sequence in [*self.running.values(), *self.paused.values()]:
+            if sequence.request not in members and sequence.capacity:
+                self.preempt(sequence)
+        self.num_preemptions = counted
 
     def end(self, sequence: Sequence, event: Event) -> bool:
         """A sequence ends in whatever state it is; True if nothing in flight names it, so that its blocks are free.
@@ -204,6 +234,14 @@ class Residents:
         for sequence in ended:
             del self.ending[sequence.row]
         return ended
+
+    def _start_over(self, sequence: Sequence) -> None:
+        sequence.handle(Event.PREEMPT)
+        sequence.forget_computation()
+        if sequence.state is State.PREEMPTED:
+            self._room.add(sequence)
+        else:
+            self.held.add(sequence.row)
 
     def _leave(self, sequence: Sequence) -> None:
         if self.running.pop(sequence.row, None) is not None:

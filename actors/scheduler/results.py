@@ -14,7 +14,7 @@ class Aligned(msgspec.Struct, frozen=True):
     token_counts: tuple[int, ...]
     tokens: tuple[int, ...]
     errors: dict[int, RowError]
-    """By index in the plan; rows that the worker left out are among them."""
+    """By index in the plan."""
     num_unknown: int
     """Rows in the result that the plan did not name under that epoch."""
 
@@ -23,7 +23,7 @@ def align(flight: Flight, result: StepResult) -> Aligned:
     """Match a result's rows with the plan's.
 
     Raises:
-        BrokenResult: the columns do not fit each other.
+        BrokenResult: the columns do not fit each other, or a row is missing.
     """
     counts = result.token_counts
     if len(result.rows) != len(counts) or len(result.epochs) != len(counts) or sum(counts) != len(result.tokens):
@@ -38,19 +38,16 @@ def align(flight: Flight, result: StepResult) -> Aligned:
         given.setdefault((row, epoch), result.tokens[position : position + count])
         position += count
     spans = []
-    num_known = 0
-    for index, key in enumerate(zip(flight.rows, flight.epochs, strict=True)):
+    for key in zip(flight.rows, flight.epochs, strict=True):
         span = given.get(key)
         if span is None:
-            index_errors.setdefault(index, RowError(key[0], "the worker gave no result for this sequence"))
-        else:
-            num_known += 1
-        spans.append(span or ())
+            raise BrokenResult(f"step {result.step}: the result leaves out a row")
+        spans.append(span)
     return Aligned(
         tuple(len(span) for span in spans),
         tuple(token for span in spans for token in span),
         index_errors,
-        len(result.rows) - num_known,
+        len(result.rows) - len(spans),
     )
 
 

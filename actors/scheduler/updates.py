@@ -6,7 +6,7 @@ from itertools import chain
 
 from troupellm.actors.scheduler.beams import Beams
 from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.flight import Flight
+from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, accept, align, trim_logprobs
@@ -50,13 +50,29 @@ class Updates:
         self._crowd = _Crowd([])
         self._beams = Beams(ledger, residents, tables)
 
-    def apply(self, flight: Flight, result: StepResult, now: float) -> StepOutput:
+    def check(self, flight: Flight, result: StepResult) -> Aligned:
+        """A result in the order of its plan, nothing of it taken in yet.
+
+        Raises:
+            BrokenResult: no worker in its right mind says this.
+        """
         aligned = align(flight, result)
+        if not self._valid(aligned):
+            raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
+        if aligned.token_counts == flight.expected:
+            return aligned
+        for index, (expected, count) in enumerate(zip(flight.expected, aligned.token_counts, strict=True)):
+            if index not in aligned.errors and (count < expected or (count and not expected)):
+                raise BrokenResult(f"step {result.step}: a row has {count} tokens instead of {expected}")
+        return aligned
+
+    def apply(self, flight: Flight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
+        """`aligned` as `check` gave it."""
         self.num_dropped += aligned.num_unknown
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
         gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)
-        if flight.clean and not aligned.errors and aligned.token_counts == flight.expected and self._valid(aligned):
+        if flight.clean and not aligned.errors and aligned.token_counts == flight.expected:
             shown = self._accept_plain(flight, aligned.tokens, now)
         else:
             shown = self._accept_odd(flight, aligned, now)
@@ -138,8 +154,8 @@ class Updates:
         counts: list[int] = []
         tokens: list[int] = []
         position = 0
-        planned = zip(flight.sequences, flight.epochs, flight.expected, aligned.token_counts, strict=True)
-        for index, (sequence, epoch, expected, count) in enumerate(planned):
+        planned = zip(flight.sequences, flight.epochs, aligned.token_counts, strict=True)
+        for index, (sequence, epoch, count) in enumerate(planned):
             span = aligned.tokens[position : position + count]
             position += count
             if sequence.epoch != epoch:
@@ -148,8 +164,6 @@ class Updates:
             error = aligned.errors.get(index)
             if error is not None:
                 self._ledger.fail(sequence, error.message, error.code)
-            elif bool(count) != bool(expected) or not all(0 <= token < self._vocab_width for token in span):
-                self._ledger.fail(sequence, "the worker gave an impossible result", "engine_request_failed")
             elif count and not sequence.lockstep:
                 kept, finished = accept(sequence, span)
                 sequence.last_token_at = now

@@ -53,6 +53,7 @@ class FakeWorker:
         self.rows: dict[int, list[int]] = {}
         self.epochs: dict[int, int] = {}
         self.steps = 0
+        self.resets = 0
         self.closed = False
         self.poison: int | None = None
         """A prompt that holds this token kills the worker."""
@@ -104,6 +105,11 @@ class FakeWorker:
 
     def collect(self, ticket: _Ticket) -> StepResult:
         return ticket.result
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.rows.clear()
+        self.epochs.clear()
 
     def close(self) -> None:
         self.closed = True

@@ -57,8 +57,33 @@ async def test_a_sick_row_fails_alone(engine_of: Any, fake_worker: Any, expected
         assert list(answers[0].token_ids) == expected(PROMPT, 60)
 
 
-async def test_a_worker_crash_answers_everybody_with_the_cause(engine_of: Any, fake_worker: Any) -> None:
+async def test_a_poison_request_fails_alone(engine_of: Any, fake_worker: Any, expected: Any, quiet: Any) -> None:
     fake_worker.poison = 666
+    answers: dict[int, Any] = {}
+    async with engine_of() as engine:
+        async with anyio.create_task_group() as group:
+
+            async def ask(prompt: list[int]) -> None:
+                try:
+                    answers[prompt[0]] = (await engine.generate(prompt, max_tokens=40)).token_ids
+                except troupellm.TroupeError as error:
+                    answers[prompt[0]] = error
+
+            for prompt in (PROMPT, [8], [666], [9]):
+                group.start_soon(ask, prompt)
+        for prompt in (PROMPT, [8], [9]):
+            assert list(answers[prompt[0]]) == expected(prompt, 40)
+        assert isinstance(answers[666], troupellm.RequestFailed)
+        assert answers[666].code == "engine_request_failed"
+        assert engine.state == "ready"
+        scheduler = engine.snapshot().scheduler
+        assert (scheduler.convicted, scheduler.quarantined) == (1, 0)
+        assert fake_worker.resets == scheduler.worker_losses > 1
+        await quiet(engine)
+
+
+async def test_a_worker_that_dies_always_fails_the_engine_with_the_cause(engine_of: Any, fake_worker: Any) -> None:
+    fake_worker.poison = 5
     errors: list[troupellm.TroupeError] = []
     async with engine_of() as engine:
         async with anyio.create_task_group() as group:
@@ -69,13 +94,17 @@ async def test_a_worker_crash_answers_everybody_with_the_cause(engine_of: Any, f
                 except troupellm.TroupeError as error:
                     errors.append(error)
 
-            for prompt in (PROMPT, [8], [666]):
-                group.start_soon(victim, prompt)
-        assert [type(error) for error in errors] == [troupellm.WorkerCrashed] * 3
-        assert {str(error.__cause__) for error in errors} == {"poisoned"}
+            for number in range(20):
+                group.start_soon(victim, [5, number])
+        assert len(errors) == 20
+        ended = [error for error in errors if isinstance(error, troupellm.WorkerCrashed)]
+        assert {(str(error.__cause__), error.code) for error in ended} == {("poisoned", "engine_failed")}
+        assert all(error.code == "engine_request_failed" for error in errors if error not in ended)
         assert engine.state == "failed"
         assert str(await engine.wait_failed()) == "poisoned"
-        assert engine.failure.__notes__ == ["actor: worker"]
+        notes = engine.failure.__notes__
+        assert "actor: worker" in notes
+        assert len([note for note in notes if note.startswith("hint: ")]) == 1
         with pytest.raises(troupellm.WorkerCrashed):
             await engine.generate(PROMPT)
     assert engine.state == "failed"
@@ -218,12 +247,11 @@ async def _release(gate: threading.Event) -> None:
         gate.set()
 
 
-async def test_a_worker_crash_answers_those_who_wait_at_the_intake(engine_of: Any, fake_worker: Any) -> None:
-    fake_worker.poison = 299
+async def test_a_failed_engine_answers_those_who_wait_at_the_intake(engine_of: Any, fake_worker: Any) -> None:
     fake_worker.gate = threading.Event()
     errors: list[str] = []
     with anyio.fail_after(10):
-        async with engine_of() as engine, anyio.create_task_group() as group:
+        async with engine_of(step_timeout=0.05) as engine, anyio.create_task_group() as group:
 
             async def ask(prompt: list[int]) -> None:
                 try:
@@ -235,7 +263,7 @@ async def test_a_worker_crash_answers_those_who_wait_at_the_intake(engine_of: An
             await checkpoint()
             for number in range(300):
                 group.start_soon(ask, [3 + number % 50, 5])
-            await checkpoint()
+            await engine.wait_failed()
             fake_worker.gate.set()
     assert errors == ["engine_failed"] * 301
 

@@ -87,7 +87,7 @@ async def test_a_crashed_child_restarts_and_what_it_owed_is_answered() -> None:
     children = [stage.child("a", strategy="restart"), stage.child("b")]
 
     def script() -> None:
-        for message in ("one", "crash", "lost"):
+        for message in ("one", "crash", "still there"):
             stage.boxes["a"].offer(message)
         stage.boxes["b"].offer("other")
 
@@ -103,8 +103,8 @@ async def test_a_crashed_child_restarts_and_what_it_owed_is_answered() -> None:
         await later()
         for box in stage.boxes.values():
             box.close()
-    assert sorted(stage.heard) == ["again", "one", "other"]
-    assert stage.answered == [("a", "asked to crash", ["crash", "lost"])]
+    assert sorted(stage.heard) == ["again", "one", "other", "still there"]
+    assert stage.answered == [("a", "asked to crash", ["crash"])]
     assert supervisor.restarts == {"a": 1, "b": 0}
 
 
@@ -113,7 +113,7 @@ async def test_a_child_that_may_not_restart_ends_everything_with_the_cause_itsel
     children = [stage.child("a"), stage.child("b", strategy="restart")]
     with pytest.raises(ValueError, match="asked to crash") as caught:
         await _flat(Supervisor(children, stage.clock), lambda: stage.boxes["a"].offer("crash"))
-    assert caught.value.__notes__ == ["actor: a"]
+    assert caught.value.__notes__ == ["actor: a", "hint: see the traceback"]
     assert stage.answered == [("a", "asked to crash", ["crash"])]
 
 
@@ -192,7 +192,7 @@ async def test_a_crash_before_the_handshake_escalates_like_any_other() -> None:
     child = Child(name="broken", build=Broken, on_crash=lambda cause, owed: None)
     with pytest.raises(OSError, match="no device") as caught:
         await Supervisor([child], FakeClock()).run()
-    assert caught.value.__notes__ == ["actor: broken"]
+    assert caught.value.__notes__ == ["actor: broken", "hint: see the traceback"]
 
 
 async def test_an_actor_that_returns_with_its_mailbox_open_has_crashed() -> None:

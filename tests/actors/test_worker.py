@@ -2,18 +2,20 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import StepThread, SystemClock
 from troupellm.actors.worker import WorkerActor
-from troupellm.protocol.config import WorkerConfig
+from troupellm.actors.worker_seat import ThreadSeat
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import WorkerCrashed
-from troupellm.protocol.scheduler import StepFinished
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
+from troupellm.protocol.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult
 
 pytestmark = pytest.mark.anyio
 
@@ -34,19 +36,28 @@ def first_plan(prompt: list[int]) -> StepPlan:
 class Bench:
     """The actor with both its mailboxes."""
 
-    def __init__(self, worker: Any, **config: Any) -> None:
-        self.plans: Mailbox[StepPlan, Never] = Mailbox("worker", 2)
-        self.results: Mailbox[StepFinished, Never] = Mailbox("scheduler", 2)
+    def __init__(self, worker: Any, step_timeout: float | None = None) -> None:
+        self.plans: Mailbox[StepPlan, RestartWorker] = Mailbox("worker", 2)
+        self.results: Mailbox[StepFinished, WorkerLost | WorkerBack] = Mailbox("scheduler", 2)
         self.thread = StepThread("step")
-        self.actor = WorkerActor(
-            self.plans, self.results, worker, self.thread, SystemClock(), WorkerConfig(**config), max_plans_in_flight=2
-        )
+        self.ready = worker.load(EngineConfig(), lambda progress: None)
+        seat = ThreadSeat(worker, self.thread, self.ready, step_timeout)
+        self.actor = WorkerActor(self.plans, self.results, seat, SystemClock(), max_plans_in_flight=2)
 
     async def result(self) -> StepResult:
         assert await self.results.wait()
         message = self.results.take()
-        assert message is not None
+        assert isinstance(message, StepFinished)
         return message.result
+
+    async def replaced(self) -> WorkerLost:
+        """What the scheduler hears of a worker that is lost and comes back."""
+        assert await self.results.wait()
+        lost = self.results.take()
+        assert isinstance(lost, WorkerLost)
+        assert await self.results.wait()
+        assert self.results.take() == WorkerBack(self.ready)
+        return lost
 
 
 async def test_results_follow_plans(fake_worker: Any, expected: Callable[[list[int], int], list[int]]) -> None:
@@ -63,13 +74,93 @@ async def test_results_follow_plans(fake_worker: Any, expected: Callable[[list[i
     await bench.thread.close()
 
 
-async def test_what_a_step_raises_is_the_crash_itself(fake_worker: Any) -> None:
+async def test_a_worker_that_fails_is_replaced(
+    fake_worker: Any, expected: Callable[[list[int], int], list[int]]
+) -> None:
     fake_worker.poison = 6
     bench = Bench(fake_worker)
     await bench.plans.put(first_plan([5, 6, 7]))
-    with pytest.raises(ValueError, match="poisoned"):
-        await bench.actor.run()
-    assert [message.step for message in bench.plans.abandon()] == [1]
+    await bench.plans.put(plan(2, rows=(0,), epochs=(0,), starts=(3,), counts=(1,)))
+    async with anyio.create_task_group() as group:
+        await group.start(bench.actor.run)
+        assert await bench.replaced() == WorkerLost("a model step failed with ValueError")
+        assert (fake_worker.resets, bench.actor.losses, bench.plans.depth) == (1, 1, 0)
+        fake_worker.poison = None
+        await bench.plans.put(first_plan([5, 6, 7]))  # of the epoch that is over
+        await bench.plans.put(msgspec.structs.replace(first_plan([5, 6, 7]), step=2, engine_epoch=1))
+        result = await bench.result()
+        assert (result.step, list(result.tokens)) == (2, expected([5, 6, 7], 1))
+        bench.plans.close()
+    await bench.thread.close()
+
+
+async def test_a_worker_is_replaced_by_order(fake_worker: Any) -> None:
+    bench = Bench(fake_worker)
+    async with anyio.create_task_group() as group:
+        await group.start(bench.actor.run)
+        bench.plans.control(RestartWorker("it talks nonsense", engine_epoch=0))
+        assert await bench.replaced() == WorkerLost("it talks nonsense")
+        bench.plans.control(RestartWorker("an order that comes too late", engine_epoch=0))
+        await bench.plans.put(plan(1, engine_epoch=1))
+        assert (await bench.result()).step == 1
+        assert bench.actor.losses == 1
+        bench.plans.close()
+    await bench.thread.close()
+
+
+async def test_a_worker_that_never_finishes_a_step_is_given_up(fake_worker: Any) -> None:
+    fake_worker.poison = 5
+    bench = Bench(fake_worker)
+    failures: list[Exception] = []
+
+    async def live() -> None:
+        try:
+            await bench.actor.run()
+        except ValueError as error:
+            failures.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(live)
+        for epoch in range(9):
+            await bench.plans.put(msgspec.structs.replace(first_plan([5]), engine_epoch=epoch))
+            await bench.replaced()
+    assert [str(error) for error in failures] == ["poisoned"]
+    assert "4 times in 60 s" in failures[0].__notes__[0]
+    assert fake_worker.resets == 3
+    await bench.thread.close()
+
+
+async def test_a_failed_restart_is_tried_again(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_worker.poison = 5
+    bench = Bench(fake_worker)
+    original = fake_worker.reset
+
+    def fails() -> None:
+        monkeypatch.setattr(fake_worker, "reset", original)
+        raise OSError("not now")
+
+    monkeypatch.setattr(fake_worker, "reset", fails)
+    await bench.plans.put(first_plan([5]))
+    async with anyio.create_task_group() as group:
+        await group.start(bench.actor.run)
+        assert (await bench.replaced()).fault
+        bench.plans.close()
+    assert fake_worker.resets == 1
+    await bench.thread.close()
+
+
+async def test_want_of_memory_is_told(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(plan: StepPlan) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(fake_worker, "launch", fails)
+    bench = Bench(fake_worker)
+    await bench.plans.put(first_plan([5]))
+    async with anyio.create_task_group() as group:
+        await group.start(bench.actor.run)
+        assert (await bench.replaced()).exhausted
+        bench.plans.close()
     await bench.thread.close()
 
 
@@ -83,18 +174,17 @@ async def test_a_hung_step_fails_after_its_deadline(fake_worker: Any) -> None:
     assert await bench.thread.close()
 
 
-async def test_a_reply_of_the_wrong_shape_is_refused(fake_worker: Any) -> None:
-    class Liar:
-        def launch(self, plan: StepPlan) -> int:
-            return plan.step
+async def test_a_reply_of_the_wrong_shape_is_refused(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(ticket: Any) -> StepResult:
+        return StepResult(step=ticket.step, engine_epoch=0, rows=(0,), epochs=(0,), token_counts=(2,), tokens=(1,))
 
-        def collect(self, ticket: int) -> StepResult:
-            return StepResult(step=ticket, engine_epoch=0, rows=(0,), epochs=(0,), token_counts=(2,), tokens=(1,))
-
-    bench = Bench(Liar())
-    await bench.plans.put(plan(1, rows=(0,), epochs=(0,), starts=(0,), counts=(1,)))
-    with pytest.raises(WorkerCrashed, match="step 1"):
-        await bench.actor.run()
+    monkeypatch.setattr(fake_worker, "collect", lie)
+    bench = Bench(fake_worker)
+    await bench.plans.put(first_plan([5]))
+    async with anyio.create_task_group() as group:
+        await group.start(bench.actor.run)
+        assert "step 1" in (await bench.replaced()).reason
+        bench.plans.close()
     await bench.thread.close()
 
 

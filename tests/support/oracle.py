@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.output import RequestClosed, RowFinished, StepOutput
-from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest
+from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
 from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
@@ -210,6 +210,12 @@ class Oracle:
     def collect(self) -> StepResult:
         return self.pending.popleft()
 
+    def reset(self) -> None:
+        """As a new worker has it: no rows, nothing in the cache, nothing under way."""
+        self.rows.clear()
+        self.content.clear()
+        self.pending.clear()
+
     def _add(self, new: NewRow, start: int) -> None:
         known = self.rows.get(new.row)
         assert known is None or known.epoch < new.epoch, "a row that is known comes again"
@@ -325,7 +331,7 @@ class Harness:
     """Core, oracle and reader; checks the invariants after every call."""
 
     def __init__(self, core: SchedulerCore, settings: WorkerReady | None = None, **oracle: object) -> None:
-        settings = settings or ready()
+        settings = self.settings = settings or ready()
         self.core = core
         self.oracle = Oracle(settings.block_size, settings.num_blocks, **oracle)
         self.reader = Reader()
@@ -366,6 +372,17 @@ class Harness:
             if not self.step():
                 return
         raise AssertionError(f"still busy after {most} steps")
+
+    def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
+        """The worker dies with everything it holds, and another one comes."""
+        self.oracle.reset()
+        self.core.lose_worker(WorkerLost(reason, fault, exhausted))
+        self.core.assert_invariants()
+        self._drain()
+        assert self.core.plan(self.now) is None, "a plan for a worker that is not there"
+        self.core.worker_back(self.settings)
+        self.core.assert_invariants()
+        self._drain()
 
     def submit(self, message: SubmitRequest) -> None:
         self.core.submit(message)

@@ -1,6 +1,7 @@
 """Reading results: stop rules, several tokens per row, log-probabilities, and results that fit nothing."""
 
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -110,40 +111,44 @@ def test_a_row_error_fails_that_request_only() -> None:
     harness.assert_idle()
 
 
-@pytest.mark.parametrize("token", [-1, 50, 2**31])
-def test_an_impossible_token_id_fails_that_request_only(token: int) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": (-1, 5)},
+        {"tokens": (50, 5)},
+        {"tokens": (2**31, 5)},
+        {"token_counts": (0, 2)},
+        {"token_counts": (0, 1), "tokens": (5,)},
+        {"rows": (200, 777), "epochs": (0, 0)},
+    ],
+    ids=["below", "at the width", "beyond 32 bits", "shifted", "without a token", "a row left out"],
+)
+def test_nonsense_is_a_worker_fault_and_nothing_of_it_is_taken_in(wrong: dict[str, Any]) -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT))
     harness.submit(submission(2, [9, *PROMPT]))
     harness.plan()
-    given = harness.oracle.collect()
-    output = harness.core.update(msgspec.structs.replace(given, tokens=(token, given.tokens[1])), 1.0)
+    with pytest.raises(BrokenResult):
+        harness.core.update(result(harness, **{"tokens": (5, 6), **wrong}), 1.0)
     harness.core.assert_invariants()
-    assert output.rows == (200,)
-    assert [failed.row for failed in output.failed] == [100]
-    assert [closed.request for closed in output.closed] == [1]
-
-
-def test_a_row_that_the_worker_left_out_fails_and_foreign_rows_are_counted() -> None:
-    harness = Harness(make_core())
-    harness.submit(submission(1, PROMPT))
-    harness.submit(submission(2, [9, *PROMPT]))
-    harness.plan()
-    given = result(harness, rows=(200, 777), epochs=(0, 0), token_counts=(1, 1), tokens=(5, 6))
-    output = harness.core.update(given, 1.0)
-    harness.core.assert_invariants()
-    assert (output.rows, output.tokens) == ((200,), (5,))
-    assert [failed.row for failed in output.failed] == [100]
-    assert harness.core.num_dropped_results == 1
-
-
-def test_a_sampling_row_without_a_token_fails() -> None:
-    harness = Harness(make_core())
-    harness.submit(submission(1, PROMPT))
-    harness.plan()
-    output = harness.core.update(result(harness, token_counts=(0,), tokens=()), 1.0)
-    assert [failed.row for failed in output.failed] == [100]
+    assert harness.core.plan(2.0) is None
+    harness.oracle.pending.clear()
+    harness.lose(fault=False)
+    harness.run()
+    assert harness.reader.streams == {
+        100: stream_of(PROMPT, 0, 8, frozenset()),
+        200: stream_of([9, *PROMPT], 0, 8, frozenset()),
+    }
     harness.assert_idle()
+
+
+def test_foreign_rows_are_counted() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.plan()
+    given = result(harness, rows=(100, 777), epochs=(0, 0), token_counts=(1, 1), tokens=(5, 6))
+    assert harness.core.update(given, 1.0).tokens == (5,)
+    assert harness.core.num_dropped_results == 1
 
 
 def test_stale_epochs_unknown_steps_and_older_engines_are_dropped_and_counted() -> None:

@@ -113,6 +113,8 @@ class Record:
                 right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3], *_WORKER)
             case "engine_restarting":
                 right = happened(*_RESTARTING) or fatal
+            case "server_is_overloaded":
+                right = happened(("worker", "allocation"))
             case "engine_failed":
                 right = fatal
             case "draining":

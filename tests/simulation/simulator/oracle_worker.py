@@ -61,6 +61,12 @@ class OracleWorker:
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._ready
 
+    def reset(self) -> None:
+        self.rows.clear()
+        for blocks in self.content:
+            for block in blocks:
+                block[:] = [None] * len(block)
+
     def close(self) -> None:
         self.rows.clear()
 

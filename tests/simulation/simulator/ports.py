@@ -88,6 +88,9 @@ class FaultyWorker:
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._worker.load(config, progress)
 
+    def reset(self) -> None:
+        self._worker.reset()
+
     def close(self) -> None:
         self._worker.close()
 

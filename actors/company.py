@@ -1,0 +1,128 @@
+"""What the actors are made from, and how each is made around its mailbox."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Never
+
+import msgspec
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.intake import Intake
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.output import Output
+from troupellm.actors.ports import Clock, Randomness, Threads
+from troupellm.actors.scheduler.actor import Scheduler
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.tables import CONTROL_SLACK, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
+from troupellm.actors.worker import WorkerActor
+from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.intake import IntakeMessage
+from troupellm.protocol.metrics import MetricsMessage
+from troupellm.protocol.output import OutputMessage, RequestClosed
+from troupellm.protocol.sampling import Limits
+from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.worker import RestartWorker, StepPlan, Worker, WorkerReady
+
+
+class Company(msgspec.Struct, frozen=True, kw_only=True):
+    """What the actors are made from."""
+
+    config: EngineConfig
+    ready: WorkerReady
+    limits: Limits
+    worker: Worker
+    tokenizer: Tokenizer
+    tables: TextTables
+    chat_template: ChatTemplate
+    thread: Threads
+    pool: Threads
+    clock: Clock
+    randomness: Randomness
+    seat: WorkerSeat | None = None
+    """Where the worker sits, if it is not `worker` on `thread`."""
+    hash_key: bytes
+    """Keys the hashes of the prefix cache."""
+
+
+class Mailboxes:
+    """One per actor, as the table of edges has it. They outlive the actors behind them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        capacity: dict[str, int] = {}
+        for edge in edges(config):
+            capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
+        self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
+        self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
+            "scheduler",
+            capacity["scheduler"],
+            control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_SLACK,
+        )
+        self.worker: Mailbox[StepPlan, RestartWorker] = Mailbox("worker", capacity["worker"])
+        self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
+        self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
+        self.stalls: Mailbox[Never, Never] = Mailbox("stalls", 1)
+        self.watchdog: Mailbox[Never, Never] = Mailbox("watchdog", 1)
+
+
+class Builder:
+    """Makes actors, as often as supervision wants."""
+
+    def __init__(self, company: Company, boxes: Mailboxes, on_closed: Callable[[RequestClosed], None]) -> None:
+        """on_closed: hears from the output actor of every request that ends."""
+        self._on_closed = on_closed
+        self._company = company
+        self._boxes = boxes
+        self._rows: Iterator[int] = count()
+
+    def intake(self) -> Intake:
+        company, boxes = self._company, self._boxes
+        return Intake(
+            boxes.intake,
+            boxes.output,
+            boxes.scheduler,
+            tokenizer=company.tokenizer,
+            chat_template=company.chat_template,
+            limits=company.limits,
+            ready=company.ready,
+            threads=company.pool,
+            randomness=company.randomness,
+            rows=self._rows,
+            hash_key=company.hash_key if company.config.cache.enable_prefix_caching else None,
+        )
+
+    def scheduler(self) -> Scheduler:
+        company, boxes = self._company, self._boxes
+        core = SchedulerCore(
+            company.config.scheduler,
+            company.ready,
+            enable_prefix_caching=company.config.cache.enable_prefix_caching,
+            hash_key=company.hash_key,
+        )
+        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
+
+    def worker(self) -> WorkerActor:
+        company, boxes = self._company, self._boxes
+        timeout = company.config.worker.step_timeout or None
+        return WorkerActor(
+            boxes.worker,
+            boxes.scheduler,
+            company.seat or ThreadSeat(company.worker, company.thread, company.ready, timeout),
+            company.clock,
+            company.config.scheduler.plans_in_flight,
+            SUPERVISION["worker"].intensity,
+        )
+
+    def output(self) -> Output:
+        company, boxes = self._company, self._boxes
+        interval = company.config.stream.flush_interval or 0.0
+        return Output(
+            boxes.output,
+            company.tables,
+            boxes.scheduler.control,
+            company.clock,
+            flush_interval=interval,
+            on_closed=self._on_closed,
+        )

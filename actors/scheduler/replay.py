@@ -1,0 +1,85 @@
+"""When the worker is lost: everybody goes back to the tokens they have, and is computed again by the next worker.
+
+A stream goes on with the same tokens, because a draw is a pure function of seed, fork and position, and what was shown
+once is among the tokens that the sequence starts from.
+"""
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.planner import Planner
+from troupellm.actors.scheduler.quarantine import Quarantine
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.errors import EngineStopped, RequestFailed
+from troupellm.protocol.scheduler import WorkerLost
+from troupellm.protocol.worker import WorkerReady
+
+
+class Replay:
+    """`reason` says why nothing is planned; None while there is a worker that can be trusted."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        residents: Residents,
+        tables: BlockTables,
+        flights: Flights,
+        planner: Planner,
+        quarantine: Quarantine,
+    ) -> None:
+        self._ledger = ledger
+        self._residents = residents
+        self._tables = tables
+        self._flights = flights
+        self._planner = planner
+        self._quarantine = quarantine
+        self.reason: str | None = None
+        self.num_replayed = 0
+        """Sequences that lost what was computed of them."""
+
+    def distrust(self, reason: str) -> None:
+        """The worker answers nonsense: nothing goes its way until it is replaced."""
+        self.reason = reason
+
+    def lose(self, lost: WorkerLost) -> None:
+        """Forget everything that the worker's memory held, and what was under way."""
+        self.reason = lost.reason
+        self._planner.engine_epoch += 1
+        if lost.exhausted:
+            self._planner.shrink()
+        accused = self._sequences_in_flight() if lost.fault else []
+        convicted = self._quarantine.accuse(accused) if accused else []
+        self.num_replayed += self._residents.evacuate()
+        self._tables.rebuild(self._tables.num_blocks)
+        self._flights.forget()
+        self._planner.forget()
+        self._ledger.release_returned()
+        for request in convicted:
+            if lost.exhausted:
+                error = EngineStopped("there is not enough memory for this request now", code="server_is_overloaded")
+                self._ledger.end_request(request, error)
+                continue
+            live = next(sequence for sequence in request.sequences if not sequence.ended)
+            self._ledger.fail(
+                live, "the model worker died each time it computed this request", RequestFailed.default_code
+            )
+
+    def resume(self, ready: WorkerReady) -> None:
+        """There is a worker again; its memory may have another size."""
+        self._tables.rebuild(ready.num_blocks)
+        capacity = ready.num_blocks * ready.block_size
+        for request in list(self._ledger.requests.values()):
+            if any(sequence.limit - 1 > capacity for sequence in request.sequences if not sequence.ended):
+                error = RequestFailed("the KV cache of the restarted worker is too small for this request")
+                self._ledger.end_request(request, error)
+        self.reason = None
+
+    def _sequences_in_flight(self) -> list[Sequence]:
+        """Those that the lost plans named and that have not ended, each once."""
+        found: dict[Sequence, None] = {}
+        for flight in self._flights:
+            for sequence, epoch in zip(flight.sequences, flight.epochs, strict=True):
+                if sequence.epoch == epoch:
+                    found[sequence] = None
+        return list(found)

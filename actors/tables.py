@@ -1,0 +1,79 @@
+"""The tables of the company: who may talk to whom and what happens when an edge is full, and what follows a crash."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from troupellm.actors.supervise import Intensity, Strategy
+from troupellm.protocol.config import EngineConfig
+
+CONTROLS_PER_SEQUENCE = 8
+"""Control messages that may wait per sequence inside: its end, a pause, a resumption, and repeats of them."""
+CONTROL_SLACK = 4096
+
+Overflow = Literal["wait", "credit", "drop"]
+
+
+class Edge(msgspec.Struct, frozen=True):
+    sender: str
+    receiver: str
+    message: str
+    capacity: int
+    overflow: Overflow
+    """wait: the sender waits. credit: the sender never has more under way. drop: counted and forgotten."""
+
+
+def edges(config: EngineConfig) -> tuple[Edge, ...]:
+    """The data lanes. No more requests are open than admission lets in, so a step's result always finds room.
+
+    Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
+    ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest), worker to scheduler (WorkerLost, WorkerBack),
+    scheduler and watchdog to worker (RestartWorker), intake to scheduler (AbortRequest).
+
+    An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
+    was taken for each; what goes to it merges in each request's outbox while much waits in its socket.
+    """
+    plans = config.scheduler.plans_in_flight
+    requests = config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs
+    return (
+        Edge("engine", "intake", "PrepareRequest", 64, "wait"),
+        Edge("intake", "output", "OpenRequest", 64, "wait"),
+        Edge("intake", "scheduler", "SubmitRequest", requests, "wait"),
+        Edge("scheduler", "worker", "StepPlan", plans, "credit"),
+        Edge("worker", "scheduler", "StepFinished", plans, "credit"),
+        Edge("scheduler", "output", "StepOutput", 16, "wait"),
+        Edge("scheduler", "metrics", "StepStats, RequestStats", 1024, "drop"),
+        Edge("engine", "metrics", "RequestRejected", 64, "drop"),
+    )
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What supervision does about one actor."""
+
+    strategy: Strategy
+    intensity: Intensity = Intensity()
+    """More crashes than that end the engine with the root cause, whatever the strategy."""
+    hint: str
+    """What to do when the engine has ended because of it."""
+
+
+_BUG = "this is a bug of troupellm; the traceback and the state in the log show where"
+
+SUPERVISION: Final[Mapping[str, Rule]] = {
+    # In start order: consumers before their producers. They stop from the door inwards, the other way round.
+    "metrics": Rule(strategy="restart", hint=_BUG),
+    "output": Rule(strategy="restart", hint=_BUG),
+    # The intensity is that of the model in its seat, which the actor replaces by itself; every finished step forgives
+    # what came before. A crash of the actor ends the engine: it alone knows what the model has been asked.
+    "worker": Rule(
+        strategy="stop",
+        intensity=Intensity(restarts=8),
+        hint="the model worker fails at every step: see the traceback; less memory per step is max_num_batched_tokens",
+    ),
+    # Nobody else knows what the requests have so far.
+    "scheduler": Rule(strategy="stop", hint=_BUG),
+    "intake": Rule(strategy="restart", hint=_BUG),
+    "stalls": Rule(strategy="restart", hint=_BUG),
+    "watchdog": Rule(strategy="restart", hint=_BUG),
+}

@@ -1,0 +1,200 @@
+"""Who killed the worker: suspects come back in halves, then alone; the guilty fails and nobody else."""
+
+from math import ceil, log2
+
+import pytest
+from oracle import Harness, make_core, ready, stream_of, submission
+
+from troupellm.protocol.errors import EngineStopped, RequestFailed
+from troupellm.protocol.worker import StepPlan
+
+NO_STOPS: frozenset[int] = frozenset()
+
+
+class Deadly(Harness):
+    """A worker that dies of every plan for which `kills` is true."""
+
+    def __init__(self, core, settings=None, *, poison=(), length=0) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(core, settings)
+        self.poison = set(poison)
+        """Requests that kill, once they have `length` tokens or more."""
+        self.length = length
+        self.deaths: list[set[int]] = []
+        self.in_a_row = self.most_in_a_row = 0
+        self.exhausted = False
+
+    def plan(self) -> StepPlan | None:
+        plan = super().plan()
+        if plan is not None:
+            sequences = self.core._ledger.sequences
+            guilty = [
+                row for row in plan.rows
+                if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
+            ]  # fmt: skip
+            if guilty:
+                self.deaths.append({row // 100 for row in plan.rows})
+                self.in_a_row += 1
+                self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
+                self.lose(exhausted=self.exhausted)
+        return plan
+
+    def finish(self):  # type: ignore[no-untyped-def]
+        self.in_a_row = 0
+        return super().finish()
+
+    def step(self) -> bool:
+        plan = self.plan()
+        if self.oracle.pending:
+            self.finish()
+            return True
+        return plan is not None
+
+
+def prompt(request: int) -> list[int]:
+    return [request, 2, 3]
+
+
+def check_innocents(harness: Deadly, requests: range, *, rows: int = 1) -> None:
+    for request in requests:
+        if request in harness.poison:
+            error = harness.reader.closed[request].error
+            assert isinstance(error, RequestFailed)
+            assert error.code == "engine_request_failed"
+            continue
+        assert harness.reader.closed[request].error is None
+        for row in range(100 * request, 100 * request + rows):
+            assert harness.reader.streams[row] == stream_of(prompt(request), row % 100, 8, NO_STOPS)
+    harness.assert_idle()
+    assert harness.core.snapshot().quarantined == 0
+
+
+@pytest.mark.parametrize("crowd", [2, 3, 8, 13])
+@pytest.mark.parametrize("length", [0, 6])
+@pytest.mark.parametrize("plans", [1, 2])
+def test_one_poison_request_in_a_crowd(crowd: int, length: int, plans: int) -> None:
+    for guilty in range(1, crowd + 1):
+        harness = Deadly(make_core(max_plans_in_flight=plans), poison={guilty}, length=length)
+        for request in range(1, crowd + 1):
+            harness.submit(submission(request, prompt(request)))
+        harness.run()
+        check_innocents(harness, range(1, crowd + 1))
+        assert len(harness.deaths) <= 1 + ceil(log2(crowd)) + 1
+        assert harness.deaths[-1] == {guilty}
+        assert harness.core.snapshot().convicted == 1
+        assert harness.most_in_a_row <= 2
+
+
+def test_alone_from_the_start_it_takes_two_deaths() -> None:
+    harness = Deadly(make_core(), poison={1})
+    harness.submit(submission(1, prompt(1)))
+    harness.run()
+    assert harness.deaths == [{1}, {1}]
+    check_innocents(harness, range(1, 2))
+
+
+def test_two_poison_requests_are_both_found() -> None:
+    harness = Deadly(make_core(), poison={2, 7})
+    for request in range(1, 9):
+        harness.submit(submission(request, prompt(request)))
+    harness.run()
+    check_innocents(harness, range(1, 9))
+    assert harness.core.snapshot().convicted == 2
+
+
+def test_forks_of_a_request_are_judged_together() -> None:
+    harness = Deadly(make_core(), poison={2})
+    for request in range(1, 4):
+        harness.submit(submission(request, prompt(request), rows=3))
+    harness.run()
+    check_innocents(harness, range(1, 4), rows=3)
+
+
+def test_nobody_else_is_computed_with_suspects() -> None:
+    harness = Deadly(make_core(), poison={1}, length=6)
+    harness.submit(submission(1, prompt(1)))
+    while not harness.deaths:
+        harness.step()
+    harness.submit(submission(2, prompt(2)))
+    harness.submit(submission(3, prompt(3)))
+    harness.run()
+    assert harness.deaths[1:] == [{1}]
+    check_innocents(harness, range(1, 4))
+
+
+def test_bad_luck_is_forgiven() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, prompt(1)))
+    while harness.plan() is not None:
+        harness.lose()  # each time it is alone, and each time it gets past that point at the second attempt
+        harness.step()
+    assert harness.reader.streams[100] == stream_of(prompt(1), 0, 8, NO_STOPS)
+    assert harness.core.snapshot().convicted == 0
+
+
+def test_kills_from_outside_count_against_nobody() -> None:
+    harness = Harness(make_core())
+    for request in range(1, 4):
+        harness.submit(submission(request, prompt(request)))
+    for _ in range(20):
+        harness.plan()
+        harness.lose(fault=False)
+        assert harness.core.snapshot().quarantined == 0
+    harness.run()
+    for request in range(1, 4):
+        assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
+
+
+def test_a_suspect_whose_reader_is_away_holds_up_nobody() -> None:
+    harness = Deadly(make_core(), poison={2})
+    for request in range(1, 5):
+        harness.submit(submission(request, prompt(request)))
+    harness.plan()
+    harness.core.pause(2)
+    harness.run()
+    assert set(harness.reader.closed) == {1, 3, 4}
+    assert harness.core.snapshot().quarantined == 1
+    harness.submit(submission(5, prompt(5)))
+    harness.step()
+    harness.core.resume(2)
+    harness.run()
+    check_innocents(harness, range(1, 6))
+
+
+def test_aborted_suspects_are_forgotten() -> None:
+    harness = Deadly(make_core(), poison={1, 2})
+    harness.submit(submission(1, prompt(1)))
+    harness.submit(submission(2, prompt(2)))
+    harness.plan()
+    assert harness.core.snapshot().quarantined == 2
+    harness.abort(1)
+    harness.abort(2)
+    harness.submit(submission(3, prompt(3)))
+    harness.run()
+    assert harness.core.snapshot().quarantined == 0
+    assert harness.core.snapshot().convicted == 0
+    harness.assert_idle()
+
+
+def test_suspects_fit_beside_those_who_were_cleared() -> None:
+    settings = ready(num_blocks=6, block_size=2, max_model_len=12)
+    harness = Deadly(make_core(settings, caching=False), settings, poison={3})
+    for request in range(1, 5):
+        harness.submit(submission(request, prompt(request), max_tokens=7))
+    harness.run()
+    for request in (1, 2, 4):
+        assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 7, NO_STOPS)
+    assert isinstance(harness.reader.closed[3].error, RequestFailed)
+    harness.assert_idle()
+
+
+def test_a_request_too_large_for_the_memory_may_be_sent_again() -> None:
+    harness = Deadly(make_core(), poison={1})
+    harness.exhausted = True
+    harness.submit(submission(1, prompt(1)))
+    harness.submit(submission(2, prompt(2)))
+    harness.run()
+    error = harness.reader.closed[1].error
+    assert isinstance(error, EngineStopped)
+    assert (error.code, error.retryable) == ("server_is_overloaded", True)
+    assert harness.reader.streams[200] == stream_of(prompt(2), 0, 8, NO_STOPS)
+    harness.assert_idle()
