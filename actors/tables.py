@@ -5,7 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from troupellm.actors.supervise import Intensity, Strategy
+from troupellm.actors.intensity import Intensity
+from troupellm.actors.supervise import Strategy
 from troupellm.protocol.config import EngineConfig
 
 CONTROLS_PER_SEQUENCE = 8

@@ -14,9 +14,9 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskStatus
 
+from troupellm.actors.intensity import Crashes, Intensity
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
-from troupellm.actors.supervise import Crashes, Intensity
 from troupellm.actors.worker_seat import WorkerGone, WorkerSeat, WorkerStuck, found_no_memory
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost

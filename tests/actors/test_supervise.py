@@ -9,8 +9,9 @@ import pytest
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
+from troupellm.actors.intensity import Intensity
 from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.supervise import Child, Intensity, Supervisor
+from troupellm.actors.supervise import Child, Supervisor
 
 pytestmark = pytest.mark.anyio
 
