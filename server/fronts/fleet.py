@@ -15,8 +15,9 @@ import anyio
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine import Engine
+from troupellm.actors.intensity import Intensity
 from troupellm.actors.ports import SystemClock
-from troupellm.actors.supervise import Child, Intensity, Supervisor
+from troupellm.actors.supervise import Child, Supervisor
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import TroupeError
