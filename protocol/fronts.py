@@ -129,6 +129,9 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
     """Which of the fronts it is, from 0."""
     server: ServerConfig
+    """Without keys."""
+    keys: dict[bytes, str]
+    """SHA-256 of each API key to its name, as they were read once for all fronts."""
     created: int
     """Epoch seconds, the same on every front."""
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine import Engine
@@ -27,6 +28,7 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.errors import flatten
 from troupellm.server.fronts.member import FrontDied, Member
 from troupellm.server.http_counts import HttpCounts
+from troupellm.server.keys import read_keys
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
@@ -45,6 +47,11 @@ class FrontFleet:
     """Implements `HttpSide` with `config.api_server_count` processes."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
+        """
+        Raises:
+            ConfigError: an empty API key, or a key file that says something wrong.
+        """
+        self._keys = read_keys(config).names
         self.engine: Engine | None = None
         self.progress: LoadProgress | None = None
         self._config = config
@@ -139,7 +146,8 @@ class FrontFleet:
     # For the members.
 
     def configure(self, number: int) -> Configure:
-        return Configure(number=number, server=self._config, created=self._created)
+        config = msgspec.structs.replace(self._config, api_key=(), api_key_file=None)
+        return Configure(number=number, server=config, keys=self._keys, created=self._created)
 
     def status(self, number: int) -> Status:
         others = (member.report.in_flight for other, member in self._members.items() if other != number)

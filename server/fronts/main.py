@@ -46,7 +46,6 @@ from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS, HttpFront
 from troupellm.server.fronts.link import Link, PeerGone, open_link
 from troupellm.server.host import EngineHost
-from troupellm.server.keys import read_keys
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
@@ -72,7 +71,7 @@ class Front:
         host.on_change = self._report_soon
         host.further_reasons = self._reasons
         host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
-        self._http = HttpFront(App(host, keys=read_keys(config).names), config, listener)
+        self._http = HttpFront(App(host, keys=configure.keys), config, listener)
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None

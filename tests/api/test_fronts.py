@@ -302,3 +302,39 @@ async def test_the_cap_holds_for_both_fronts_together(checkpoint):
             assert b"retry-after" in answer.lower()
         for connection in held:
             connection.close()
+
+
+@pytest.mark.slow
+async def test_limits_per_key_hold_for_both_fronts_together(checkpoint, tmp_path):
+    """The key file is read once: fronts that come later know the keys of those before them."""
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        '[[keys]]\nname = "anna"\nkey = "secret-of-anna"\nrequests_per_minute = 4\n'
+        '[[keys]]\nname = "otto"\nkey = "secret-of-otto"\n'
+    )
+    async with fronts_process(checkpoint, "--api-key-file", str(file)) as fronts:
+        file.unlink()
+        fronts.key = "secret-of-otto"
+
+        async def ask(pid: int, key: str) -> bytes:
+            headers = {"authorization": f"Bearer {key}", "connection": "close"}
+            body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+            with await fronts.connect(pid, http_request("/v1/completions", body, **headers)) as connection:
+                return (await connection.read_all()).lower()
+
+        first, second = fronts.pids
+        left = []
+        for pid in (first, second, first, second):
+            answer = await ask(pid, "secret-of-anna")
+            assert answer.startswith(b"http/1.1 200 ")
+            left.append(int(answer.partition(b"x-ratelimit-remaining-requests: ")[2].split()[0]))
+        assert left == [3, 2, 1, 0]
+        os.kill(first, signal.SIGKILL)
+        await fronts.back(2, without=first)
+        for pid in fronts.pids:  # nothing is forgotten with a front
+            answer = await ask(pid, "secret-of-anna")
+            assert answer.startswith(b"http/1.1 429 ")
+            assert b"rate_limit_exceeded" in answer
+            assert (await ask(pid, "secret-of-otto")).startswith(b"http/1.1 200 ")
+            assert (await ask(pid, "secret-of-nobody")).startswith(b"http/1.1 401 ")
+        assert await fronts.metric(second, "troupellm_rejected_total", 'reason="rate_limit"') == 2

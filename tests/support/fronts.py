@@ -23,6 +23,8 @@ async def until(read: Callable[[], Awaitable[object]], timeout: float = 20.0) ->
 class Fronts:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
+        self.key = ""
+        """For `get` and `metric`."""
 
     @property
     def pids(self) -> list[int]:
@@ -49,7 +51,8 @@ class Fronts:
 
     async def get(self, pid: int, path: str) -> tuple[int, str]:
         """Status and body of what this front answers."""
-        request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+        key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
+        request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{key}connection: close\r\n\r\n".encode()
         with await self.connect(pid, request) as connection:
             whole = await connection.read_all()
         head, _, body = whole.partition(b"\r\n\r\n")
