@@ -23,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.sampled_from([1, 1, 2]),
         caching=st.booleans(),
         burst=st.sampled_from([1, 1, 1, 3]),
+        resets=st.sampled_from([False, False, True]),
         config=st.fixed_dictionaries(
             {
                 "max_num_seqs": st.integers(1, 5),
@@ -35,8 +36,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
     )
     def start(
-        self, num_blocks: int, block_size: int, groups: int, caching: bool, burst: int, config: dict[str, Any]
+        self,
+        num_blocks: int,
+        block_size: int,
+        groups: int,
+        caching: bool,
+        burst: int,
+        resets: bool,
+        config: dict[str, Any],
     ) -> None:
+        self.resets = resets
         if config["max_plans_in_flight"] == 2:
             burst = 1  # drafts are verified with one plan in flight
         made = ready(num_blocks, block_size, max_model_len=num_blocks * block_size + 2, groups=groups)
@@ -116,6 +125,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.harness.step()
+
+    @precondition(lambda self: self.resets)
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.harness.core.reset_prefix_cache()
+        self.harness.core.assert_invariants()
+        assert self.harness.core.snapshot().blocks_cached == 0
 
     @precondition(lambda self: self.open())
     @rule(data=st.data())
