@@ -13,6 +13,11 @@ if TYPE_CHECKING:
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,
     )
+    from troupellm.protocol.beam_search import (
+        BeamSearchOutput as BeamSearchOutput,
+        BeamSearchParams as BeamSearchParams,
+        BeamSearchSequence as BeamSearchSequence,
+    )
     from troupellm.protocol.config import EngineConfig as EngineConfig, ServerConfig as ServerConfig
     from troupellm.protocol.errors import (
         ConfigError as ConfigError,
@@ -54,6 +59,9 @@ _HOMES = {
     "ChatPrompt": "protocol.intake",
     "EngineSnapshot": "protocol.snapshot",
     "SamplingParams": "protocol.sampling",
+    "BeamSearchParams": "protocol.beam_search",
+    "BeamSearchOutput": "protocol.beam_search",
+    "BeamSearchSequence": "protocol.beam_search",
     "Completion": "protocol.outputs",
     "CompletionChoice": "protocol.outputs",
     "Delta": "protocol.outputs",

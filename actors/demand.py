@@ -36,9 +36,9 @@ def demand_of(submission: Submission) -> Demand:
     """What a request asks for, before it is tokenized."""
     params = submission.params
     return Demand(
-        sequences=params.n,
+        sequences=params.num_sequences,
         tokens=estimate_tokens(submission.prompt),
-        max_tokens=params.n * (params.max_tokens or 0),
+        max_tokens=params.num_sequences * (params.max_tokens or 0),
         tenant=submission.tenant,
         party=submission.party,
     )
@@ -52,7 +52,7 @@ def party_of(name: str, prompts: Sequence[Prompt], params: SamplingParams) -> Pa
     """
     if len(prompts) < 2:
         return None
-    sequences = len(prompts) * params.n
+    sequences = len(prompts) * params.num_sequences
     return Party(
         name=name,
         sequences=sequences,

@@ -10,6 +10,8 @@ import msgspec
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.protocol.beam_search import beam_defaults
+from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Party
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
@@ -37,7 +39,8 @@ class Door(ABC):
             InvalidRequest: a value is out of range.
         """
         given = {name: value for name, value in overrides.items() if value is not None or name == "max_tokens"}
-        return SamplingParams(**{**self.defaults, **given})
+        defaults = beam_defaults(self.defaults) if given.get("use_beam_search") else self.defaults
+        return SamplingParams(**{**defaults, **given})
 
     def stream(
         self,
@@ -69,6 +72,11 @@ class Door(ABC):
             params = self.sampling(**sampling)
         elif sampling:
             params = msgspec.structs.replace(params, **sampling)
+        if streaming and params.selects is not None:
+            raise InvalidRequest(
+                f"{params.selects} cannot be streamed: nothing is known before the end; use streaming=False",
+                param=params.selects,
+            )
         submission = Submission(
             request_id=request_id or self._new_request_id(),
             prompt=as_prompt(prompt),

@@ -124,6 +124,7 @@ class Engine(EngineLife, Door):
             partial(self._submit, submission),
             running.machinery.loop.post,
             prompt=prompt.text if isinstance(prompt, TextPrompt) else None,
+            params=submission.params,
         )
 
     async def _submit(self, submission: Submission) -> LocalOutbox:

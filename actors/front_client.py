@@ -255,7 +255,8 @@ class RemoteEngine(Door):
     def _open(self, submission: Submission) -> Stream:
         prompt = submission.prompt
         text = prompt.text if isinstance(prompt, TextPrompt) else None
-        return Stream(submission.request_id, partial(self._submit, submission), self._on_loop, prompt=text)
+        start = partial(self._submit, submission)
+        return Stream(submission.request_id, start, self._on_loop, prompt=text, params=submission.params)
 
     async def _submit(self, submission: Submission) -> LocalOutbox:
         """Take a place, prepare the prompt, hand it over.

@@ -12,7 +12,7 @@ from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, PrepareRequest, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
-from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest
 from troupellm.protocol.worker import SamplingState, WorkerReady
 
 SEED_MASK = 2**64 - 1
@@ -124,7 +124,7 @@ class Preparer:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
-            logprobs=params.logprobs,
+            logprobs=0 if params.logprobs is None and params.selects else params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             min_tokens=params.min_tokens,
         )
@@ -143,6 +143,7 @@ class Preparer:
             cache_salt=message.cache_salt,
             prompt_keys=self._prompt_keys(message, prompt),
             streaming=message.streaming,
+            beam=self._beam(params),
             deadline=message.deadline,
         )
         return Prepared(opened, submitted)
@@ -216,7 +217,7 @@ class Preparer:
         first = self._sampling_state(params, (seed if given is None else given) & SEED_MASK)
         others = (
             msgspec.structs.replace(first, fork=fork, prompt_logprobs=-1)  # the prompt is the same for all
-            for fork in range(1, params.n)
+            for fork in range(1, params.num_sequences)
         )
         return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
 
@@ -236,9 +237,28 @@ class Preparer:
             bad_words=self._bad_words(params.bad_words or ()),
             min_tokens=params.min_tokens,
             stop_token_ids=tuple(sorted(stops)),
-            logprobs=self._alternatives(params.logprobs),
+            logprobs=self._generated_logprobs(params),
             prompt_logprobs=self._alternatives(params.prompt_logprobs),
         )
+
+    def _beam(self, params: SamplingParams) -> BeamSettings | None:
+        if not params.use_beam_search:
+            return None
+        width = params.num_sequences
+        return BeamSettings(
+            length_penalty=float(params.length_penalty),
+            early_stopping=params.early_stopping,
+            num_candidates=max(2 * width, width + len(self._eos(params))),
+            logprobs=max(self._alternatives(params.logprobs), 0),
+        )
+
+    def _generated_logprobs(self, params: SamplingParams) -> int:
+        """How many alternatives the worker reports: what is shown, and what decides over the answer."""
+        shown = self._alternatives(params.logprobs)
+        beam = self._beam(params)
+        if beam is not None:
+            return max(shown, beam.num_candidates)
+        return max(shown, 0) if params.selects else shown
 
     def _alternatives(self, wanted: int | None) -> int:
         if wanted is None:

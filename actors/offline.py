@@ -15,10 +15,11 @@ from troupellm.actors.engine import Engine
 from troupellm.actors.ports import ExitWatch
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
-from troupellm.protocol.outputs import Completion, CompletionChoice, Timing, TokenLogprob
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.outputs import Completion, CompletionChoice, FinishReason, Timing, TokenLogprob
+from troupellm.protocol.sampling import SamplingParams, beam_sampling
 
 CONCURRENCY = 1024
 """Requests handed to the engine at once; it schedules them as it can."""
@@ -41,7 +42,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Sequence[int]
     cumulative_logprob: float | None
     logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
+    finish_reason: FinishReason | None
     stop_reason: int | str | None
 
 
@@ -137,6 +138,21 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(prompts, sampling_params, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Mapping[str, Any] | Sequence[PromptLike | Mapping[str, Any]],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest answers to each prompt, best first.
+
+        Raises:
+            TroupeError: the first request that failed.
+        """
+        sampling = beam_sampling(params, self.engine.limits)
+        outputs = self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling, use_tqdm)
+        return [_beam_output(output, self.get_tokenizer()) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer
@@ -246,6 +262,23 @@ def _completion_output(choice: CompletionChoice) -> CompletionOutput:
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
     )
+
+
+def _beam_output(output: RequestOutput, tokenizer: Tokenizer) -> BeamSearchOutput:
+    sequences = []
+    for answer in output.outputs:
+        tokens = [*output.prompt_token_ids, *answer.token_ids]
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                logprobs=answer.logprobs or [],
+                cum_logprob=answer.cumulative_logprob or 0.0,
+                text=tokenizer.decode(output.prompt_token_ids) + answer.text,
+                finish_reason=answer.finish_reason,
+                stop_reason=answer.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _position(entry: TokenLogprob) -> dict[int, Logprob]:

@@ -11,11 +11,11 @@ from typing import Self
 
 import anyio
 
+from troupellm.actors.choices import gather_choices
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.outputs import (
     Completion,
-    CompletionChoice,
     Delta,
     FinishReason,
     Timing,
@@ -23,6 +23,7 @@ from troupellm.protocol.outputs import (
     Usage,
 )
 from troupellm.protocol.quota import Quota
+from troupellm.protocol.sampling import SamplingParams
 
 ABORT_DEADLINE_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
@@ -41,9 +42,11 @@ class Stream:
         post: Callable[[Callable[[], None]], None],
         *,
         prompt: str | None = None,
+        params: SamplingParams | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
+        self._params = params
         self.finish_reasons: dict[int, FinishReason] = {}
         self._start = start
         self._post = post
@@ -186,7 +189,7 @@ class Stream:
             raise RequestAborted("the request was ended before its answer was complete")
         return Completion(
             request_id=self.request_id,
-            choices=tuple(_choice(index, texts[index]) for index in sorted(texts)),
+            choices=gather_choices(texts, self._params),
             usage=self.usage,
             timing=self.timing,
             prompt_token_ids=self.prompt_token_ids,
@@ -218,15 +221,3 @@ class Stream:
                 source=self,
                 stacklevel=2,
             )
-
-
-def _choice(index: int, deltas: list[Delta]) -> CompletionChoice:
-    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
-    return CompletionChoice(
-        index=index,
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        finish_reason=deltas[-1].finish_reason,
-        stop_reason=deltas[-1].stop_reason,
-        logprobs=tuple(logprobs) if any(delta.logprobs is not None for delta in deltas) else None,
-    )

@@ -49,7 +49,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    use_beam_search: Any = None
+    use_beam_search: bool | None = None
+    early_stopping: bool | None = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None

@@ -62,10 +62,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+    cumulative_logprob: float | None = None
+    """Of all its tokens; known where log-probabilities were asked for or decided over the answer."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

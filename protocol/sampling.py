@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from troupellm.protocol.beam_search import BeamSearchParams, check_beam_fields
 from troupellm.protocol.errors import InvalidRequest
 
 GREEDY_EPSILON = 1e-5
@@ -28,9 +29,11 @@ _NUMBERS: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "repetition_penalty": (0.0, 1000.0, True),
+    "length_penalty": (-10.0, 10.0, False),
 }
 _INTEGERS: dict[str, tuple[int, int]] = {
     "n": (1, MAX_N),
+    "best_of": (1, MAX_N),
     "top_k": (-1, 2**31 - 1),
     "seed": (-(2**63), INT64_MAX),
     "max_tokens": (1, 2**31 - 1),
@@ -39,8 +42,15 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "prompt_logprobs": (-1, 2**31 - 1),
     "priority": (-(2**31), 2**31 - 1),
 }
-_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+_OPTIONAL = frozenset({"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs"})
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "detokenize",
+    "use_beam_search",
+    "early_stopping",
+)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +74,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: int = 1
+    best_of: int | None = None
+    """Sequences to generate, of which the n with the greatest cumulative log-probability are the answer; None is n."""
+    use_beam_search: bool = False
+    """Search for the likeliest sequences instead of drawing them; `best_of` (or n) is how many beams there are."""
+    length_penalty: float = 1.0
+    """Beams are ranked by cumulative log-probability / length ** length_penalty; the length counts the prompt."""
+    early_stopping: bool = False
+    """End a beam search when as many sequences are complete as there are beams, though others could become better."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -108,11 +126,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
                 param="min_tokens",
             )
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(f"best_of must be at least n ({self.n}), got {self.best_of}", param="best_of")
         self._check_stops()
         self._check_logit_bias()
         self._check_id_list("stop_token_ids", self.stop_token_ids, allow_empty=True)
         self._check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
         _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
+        check_beam_fields(self)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated."""
+        return self.best_of or self.n
+
+    @property
+    def selects(self) -> str | None:
+        """The field that makes the answer known only when all sequences have ended, so that it cannot be streamed."""
+        if self.use_beam_search:
+            return "use_beam_search"
+        return "best_of" if self.num_sequences > self.n else None
 
     @property
     def greedy(self) -> bool:
@@ -135,6 +168,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ids = getattr(self, field)
             if ids and max(ids) >= width:  # none is negative
                 raise InvalidRequest(f"{field} has token id {max(ids)}; ids must be in [0, {width - 1}]", param=field)
+        if self.use_beam_search and 2 * self.num_sequences > width:
+            raise InvalidRequest(f"n must be in [1, {width // 2}] with use_beam_search", param="n")
         for field in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, field)
             if wanted is None:
@@ -173,6 +208,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
             for token_id in ids:  # names the one at fault
                 _check_integer(field, token_id, 0, 2**31 - 1)
+
+
+def beam_sampling(params: BeamSearchParams, limits: Limits) -> SamplingParams:
+    """A search as a request.
+
+    Raises:
+        InvalidRequest: a value is out of range; names the field.
+    """
+    _check_integer("beam_width", params.beam_width, 1, MAX_N)
+    return SamplingParams(
+        n=params.beam_width,
+        use_beam_search=True,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        temperature=params.temperature,
+        length_penalty=params.length_penalty,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        logprobs=min(2 * params.beam_width, limits.max_logprobs, limits.vocab_width),
+    )
 
 
 def _check_number(field: str, value: Any, low: float, high: float, *, exclusive: bool) -> None:

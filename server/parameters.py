@@ -39,8 +39,8 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
     """
     values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
     values |= _max_tokens(request)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise InvalidRequest("best_of is not supported: it must be absent or equal to n", param="best_of")
+    if isinstance(request, ChatRequest) and request.best_of is not None and request.best_of != (request.n or 1):
+        raise InvalidRequest("best_of is for completions; here it must be absent or equal to n", param="best_of")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.stream and request.prompt_logprobs is not None:
@@ -54,6 +54,8 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
     if isinstance(request, ChatRequest) and "max_tokens" not in values and "max_tokens" not in engine.defaults:
         params = msgspec.structs.replace(params, max_tokens=None)
     params.check_against(engine.limits)
+    if request.stream and params.selects is not None:
+        raise InvalidRequest(f"{params.selects} needs stream: false", param=params.selects)
     return params
 
 
@@ -86,8 +88,6 @@ def refuse_unsupported(request: msgspec.Struct) -> None:
     # Zero would be an empty prompt and not the default, unlike elsewhere.
     if getattr(request, "truncate_prompt_tokens", None) is not None:
         raise _unsupported("truncate_prompt_tokens")
-    if getattr(request, "length_penalty", None) not in (None, 1.0):
-        raise _unsupported("length_penalty", "it needs beam search, which is not supported")
     if isinstance(request, ChatRequest) and request.echo:
         raise _unsupported("echo", "it is not supported on chat completions")
     choice = getattr(request, "tool_choice", None)

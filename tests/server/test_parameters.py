@@ -83,12 +83,8 @@ def test_no_logprobs_with_zero_alternatives_is_no_contradiction():
         ("chat", {"echo": True}, "echo"),
         ("chat", {"modalities": ["text", "audio"]}, "modalities"),
         ("chat", {"modalities": "audio"}, "modalities"),
-        ("chat", {"length_penalty": 0.8}, "length_penalty"),
-        ("chat", {"use_beam_search": True}, "use_beam_search"),
         ("chat", {"documents": [{"text": "x"}]}, "documents"),
         ("text", {"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
-        ("text", {"length_penalty": 2.0}, "length_penalty"),
-        ("text", {"use_beam_search": True}, "use_beam_search"),
         ("text", {"suffix": "end"}, "suffix"),
         ("chat", {"truncate_prompt_tokens": None, "echo": False, "modalities": ["text"]}, None),
         ("chat", {"modalities": [], "length_penalty": 1, "use_beam_search": False, "documents": []}, None),
@@ -108,10 +104,36 @@ def test_fields_that_would_change_the_answer_are_refused_by_name(kind, fields, p
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
-def test_best_of_beyond_n_is_refused():
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (ChatRequest, {"n": 2, "best_of": 3}, "best_of"),
+        (CompletionRequest, {"n": 3, "best_of": 2}, "best_of"),
+        (CompletionRequest, {"n": 2, "best_of": 3, "stream": True}, "best_of"),
+        (CompletionRequest, {"use_beam_search": True, "stream": True}, "use_beam_search"),
+        (ChatRequest, {"use_beam_search": True, "stream": True}, "use_beam_search"),
+        (ChatRequest, {"use_beam_search": True, "temperature": 0.7}, "temperature"),
+        (ChatRequest, {"use_beam_search": True, "top_p": 0.7}, "top_p"),
+        (ChatRequest, {"use_beam_search": True, "stop": ["x"]}, "stop"),
+        (CompletionRequest, {"use_beam_search": True, "logit_bias": {1: 1.0}}, "logit_bias"),
+        (CompletionRequest, {"length_penalty": 0.8}, "length_penalty"),
+        (CompletionRequest, {"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
+        (ChatRequest, {"early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused_by_name(kind, fields, param):
+    given = {"messages": [USER]} if kind is ChatRequest else {"prompt": "x"}
     with pytest.raises(InvalidRequest) as caught:
-        sampling_params(CompletionRequest(prompt="x", n=2, best_of=3), Defaults())
-    assert caught.value.param == "best_of"
+        sampling_params(kind(**given, **fields), Defaults(temperature=0.0))
+    assert caught.value.param == param
+
+
+def test_best_of_and_beams_reach_the_engine():
+    best = sampling_params(CompletionRequest(prompt="x", n=2, best_of=3), Defaults())
+    assert (best.n, best.num_sequences, best.selects) == (2, 3, "best_of")
+    request = ChatRequest(messages=[USER], n=4, use_beam_search=True, length_penalty=0.5, early_stopping=True)
+    beams = sampling_params(request, Defaults(temperature=0.0))
+    assert (beams.num_sequences, beams.length_penalty, beams.early_stopping) == (4, 0.5, True)
 
 
 @pytest.mark.parametrize(
