@@ -55,10 +55,16 @@ class TrioWaiter:
 
     async def wait(self, timeout: float | None = None) -> bool:
         if not self._woken:
-            with self._trio.move_on_after(float("inf") if timeout is None else timeout):
-                self._task = self._trio.lowlevel.current_task()
-                await self._trio.lowlevel.wait_task_rescheduled(self._cancelled)
+            if timeout is None:
+                await self._suspend()
+            else:
+                with self._trio.move_on_after(timeout):
+                    await self._suspend()
         return self._woken
+
+    async def _suspend(self) -> None:
+        self._task = self._trio.lowlevel.current_task()
+        await self._trio.lowlevel.wait_task_rescheduled(self._cancelled)
 
     def wake(self) -> None:
         if self._woken:

@@ -46,6 +46,7 @@ def crowd(seed: int, *, size: int, num_blocks: int, prompt: int, answer: int) ->
             wait=True,
             streaming=random.random() < 0.5,
             salt=b"",
+            tenant="",
             deadline=None,
             calm=number >= size - 2,
         )

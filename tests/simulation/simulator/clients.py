@@ -81,6 +81,7 @@ class Client:
             params=ask.params,
             wait=ask.wait,
             cache_salt=ask.salt,
+            tenant=ask.tenant,
             deadline=ask.deadline,
             streaming=ask.streaming,
         )

@@ -69,14 +69,17 @@ class Turns:
         return None
 
     def _overtaken(self, turn: int, message: SubmitRequest, core: SchedulerCore) -> int | None:
-        if self._policy not in ("fcfs", "priority"):
-            return None
         for number, (earlier, other) in self._waiting.items():
             request = core._ledger.requests.get(number)
-            waits = earlier < turn and request is not None and not request.paused
-            if waits and (self._policy == "fcfs" or other.priority <= message.priority):
+            if earlier < turn and request is not None and not request.paused and self._comes_first(other, message):
                 return number
         return None
+
+    def _comes_first(self, earlier: SubmitRequest, later: SubmitRequest) -> bool:
+        """Whether arrival decides between these two."""
+        if self._policy == "priority":
+            return earlier.priority <= later.priority
+        return self._policy == "fcfs" or earlier.tenant == later.tenant
 
 
 def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:

@@ -30,6 +30,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     wait: bool
     streaming: bool
     salt: bytes
+    tenant: str
     deadline: float | None
     calm: bool = False
     """Sent in the calm phase, to see whether the engine lives."""
@@ -91,6 +92,7 @@ def _draw_config(random: Random, block_size: int) -> EngineConfig:
             "max_num_queued_reqs": random.choice((0, 2, 16)),
             "scheduling_policy": random.choice(POLICIES),
             "max_plans_in_flight": random.choice((1, 2)),
+            "max_num_prefill_tokens": random.choice(("auto", "auto", 1, 4, 16)),
             "stream_budget_tokens": random.choice((1, 2, 4, 64)),
             "flush_interval": random.choice((0.0, 0.0, 0.02)),
             "stall_timeout": random.choice((0.0, STALL_TIMEOUT)),
@@ -113,7 +115,8 @@ def _draw_ask(random: Random, number: int, context: int, *, calm: bool = False) 
         params=_draw_params(random),
         wait=random.random() < 0.7,
         streaming=random.random() < 0.8,
-        salt=random.choice((b"", b"", b"", b"tenant")),
+        salt=random.choice((b"", b"", b"", b"salt")),
+        tenant=random.choice(("", "", "one", "two")),
         deadline=None if calm or random.random() < 0.9 else random.choice((0.0, 0.05, 1.0)),
         calm=calm,
     )

@@ -254,7 +254,8 @@ class World:
             wrong = self._turns.planned(message, self.row_owner, self._core)
             if wrong is not None:
                 self.fail(wrong)
-        self.note("sent", box.name, _brief(message))
+        if self.trace is not None:
+            self.note("sent", box.name, _brief(message))
         wrong = check_mailbox(box)
         if wrong is not None:
             self.fail(wrong)
@@ -266,7 +267,8 @@ class World:
 
     def taken(self, box: Mailbox[Any, Any], message: Any) -> None:
         name = box.name
-        self.note("taken", name, _brief(message))
+        if self.trace is not None:
+            self.note("taken", name, _brief(message))
         self._messages += 1
         if self._messages > MOST_MESSAGES:
             self.fail("the engine runs in circles")
