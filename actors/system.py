@@ -154,7 +154,7 @@ class System:
         for mailbox in self._stages:
             mailbox.nudge()
         if stuck.actor == "worker":
-            self.worker.control(RestartWorker(stuck.what, self._worker.losses))
+            self.worker.control(RestartWorker(stuck.what, self._worker.losses, fault=False))
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
         """Who was opened has lost the text that was held back; who is still on the way in goes on."""

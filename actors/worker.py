@@ -65,7 +65,7 @@ class WorkerActor:
         while self._launched or await self._inbox.wait():
             plans, order = self._take()
             if order is not None:
-                await self._replace(WorkerGone(order.reason))
+                await self._replace(WorkerGone(order.reason, fault=order.fault))
                 continue
             if not (plans or self._launched):
                 continue

@@ -211,6 +211,8 @@ class RestartWorker(msgspec.Struct, frozen=True):
 
     reason: str
     engine_epoch: int
+    fault: bool = True
+    """The worker failed by itself. False: it may never have heard of what it was asked, so nobody is suspected."""
 
 
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):

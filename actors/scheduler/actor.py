@@ -72,8 +72,11 @@ class Scheduler:
                 outputs.append(ended)
             self.published = self._core.snapshot()
             self._send_stats()
-            for output in outputs:
-                await self._output.put(output)
+            try:
+                for output in outputs:
+                    await self._output.put(output)
+            except MailboxClosed:
+                return  # the engine stops and nobody reads any more
             await checkpoint()
 
     def _handle(self, message: SchedulerMessage | SchedulerControl) -> StepOutput | None:

@@ -165,10 +165,15 @@ class BlockTables:
             pool.release(table)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Of two into one block the last counts: whoever wanted the first has lost the block meanwhile."""
-        copies = tuple({(copy.group, copy.target): copy for copy in self.copies}.values())
+        """Of two into one block the last counts: whoever wanted the first has lost the block meanwhile.
+
+        The worker reads all sources before it writes any target, so a copy of a copy names the first one's source.
+        """
+        sources: dict[tuple[int, int], int] = {}
+        for copy in self.copies:
+            sources[copy.group, copy.target] = sources.get((copy.group, copy.source), copy.source)
         self.copies.clear()
-        return copies
+        return tuple(BlockCopy(group, source, target) for (group, target), source in sources.items())
 
     def _may_label(self, sequence: Sequence) -> bool:
         """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""

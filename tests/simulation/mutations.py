@@ -61,6 +61,14 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "an actor that was cancelled stays deaf": Mutation(
         "actors.supervise", "if self._stopping or all(", "if True or all("
     ),
+    "plans after a loss go under the old epoch": Mutation(
+        "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
+    ),
+    "plans that were lost are waited for": Mutation("actors.scheduler.replay", "        self._flights.forget()\n", ""),
+    "one death is enough for a conviction": Mutation(
+        "actors.scheduler.quarantine", "DEATHS_TO_CONVICT = 2", "DEATHS_TO_CONVICT = 1"
+    ),
+    "the watchdog looks on": Mutation("actors.system", "            mailbox.nudge()\n", "            pass\n"),
     "the message in hand is lost in a crash": Mutation(
         "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

@@ -5,7 +5,7 @@ from array import array
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.worker import BlockCopy, SamplingState
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 
@@ -222,3 +222,22 @@ def test_all_groups_of_a_model_share_the_same_prefix() -> None:
         harness.run()
     assert starts_of(harness, 2) == 12
     assert harness.core.snapshot().blocks_total == 128
+
+
+def test_a_copy_of_a_copy_names_the_first_source() -> None:
+    """The worker reads all sources of a plan before it writes a target."""
+    tables = make_core()._tables
+    tables.copies += [
+        BlockCopy(0, 4, 1),
+        BlockCopy(0, 1, 2),
+        BlockCopy(1, 1, 2),
+        BlockCopy(0, 5, 1),
+        BlockCopy(0, 1, 3),
+    ]
+    assert set(tables.take_copies()) == {
+        BlockCopy(0, 5, 1),
+        BlockCopy(0, 4, 2),
+        BlockCopy(1, 1, 2),
+        BlockCopy(0, 5, 3),
+    }
+    assert not tables.take_copies()

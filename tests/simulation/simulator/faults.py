@@ -10,20 +10,23 @@ from typing import Final
 
 import msgspec
 
-ACTORS: Final = ("intake", "scheduler", "worker", "output", "metrics", "stalls")
+ACTORS: Final = ("intake", "scheduler", "worker", "output", "metrics", "stalls", "watchdog")
 """Every supervised child of the system."""
 MAILBOXES: Final = ("intake", "scheduler", "worker", "output", "metrics")
-WORKER_FAULTS: Final = (
-    "death", "stall", "hang", "late", "allocation",
-    "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate", "row_error",
+SILENT: Final = ("stalls", "watchdog")
+"""Actors that take no messages: their waits are the occasions."""
+LOSSES: Final = (
+    "death", "killed", "poison", "allocation", "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate",
 )  # fmt: skip
+"""After these the worker is replaced. Nobody loses a request, unless it was alone with the worker twice."""
+WORKER_FAULTS: Final = (*LOSSES, "stall", "hang", "late", "row_error")
 CLIENT_FAULTS: Final = ("disconnect", "stall", "slow")
-ENGINE_FAULTS: Final = ("drain", "wall_jump")
+ENGINE_FAULTS: Final = ("drain", "wall_jump", "cache_reset")
 
 CRASHES: Final = ("exception", "exception_after", "cancel")
 ALPHABET: Final[tuple[tuple[str, str], ...]] = (
     *((actor, kind) for actor in ACTORS for kind in CRASHES),
-    *((mailbox, "delay") for mailbox in MAILBOXES),
+    *((mailbox, kind) for mailbox in MAILBOXES for kind in ("delay", "lost_wakeup")),
     *(("worker", kind) for kind in WORKER_FAULTS),
     *(("client", kind) for kind in CLIENT_FAULTS),
     *(("engine", kind) for kind in ENGINE_FAULTS),
@@ -31,7 +34,7 @@ ALPHABET: Final[tuple[tuple[str, str], ...]] = (
 )
 """(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
 
-FATAL: Final = frozenset((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES)
+FATAL: Final = (*((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES), ("worker", "hang"))
 """What may end the engine for good."""
 
 
@@ -72,11 +75,13 @@ def draw_faults(random: Random) -> tuple[Fault, ...]:
 def _draw_fault(random: Random) -> Fault:
     target, kind = random.choice(ALPHABET)
     at = 1 + int(random.expovariate(0.2))
-    if target in ("client", "pool", "stalls"):
+    if target in ("client", "pool", *SILENT):
         at = random.choice((1, 1, 2, 3))
     elif target == "engine":  # asked once, at the start
         at = 1
     span = random.choice((1, 2, 5, 20)) if kind == "delay" else random.choice((1, 1, 1, 2, 3))
+    if kind in ("lost_wakeup", "poison"):
+        span = 1
     return Fault(target, kind, at, span, random.choice((0.001, 0.02, 0.1, 0.5)))
 
 
@@ -103,6 +108,10 @@ class Injector:
                 self.hits[target, kind] += 1
                 return fault
         return None
+
+    def losses(self, *kinds: str) -> int:
+        """How often the worker was lost, in these ways or in any."""
+        return sum(self.hits["worker", kind] for kind in kinds or LOSSES)
 
     def happened(self, *pairs: tuple[str, str]) -> bool:
         return any(self.hits[pair] for pair in pairs)

@@ -7,18 +7,16 @@ import msgspec
 from simulator.faults import CRASHES, FATAL, Injector
 from simulator.model import Answer, Language, right_answer
 from simulator.workload import Ask, Scenario
-from troupellm.actors.supervise import Intensity
+from troupellm.actors.intensity import Intensity
+from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.outputs import Delta, Usage
 
 Pairs = tuple[tuple[str, str], ...]
 
 _RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output") for kind in CRASHES)
-_WORKER: Pairs = tuple(
-    ("worker", kind)
-    for kind in ("death", "hang", "allocation", "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate")
-)
 _MOST_RESTARTS = Intensity().restarts
+_MOST_LOSSES = SUPERVISION["worker"].intensity.restarts
 
 
 class Record:
@@ -98,23 +96,23 @@ class Record:
         """Why this error should not have come; None when a fault, or the request itself, accounts for it."""
         error, ask = self.error, self.ask
         happened = injector.happened
-        fatal = happened(*FATAL, *_WORKER) or injector.most_crashes() > _MOST_RESTARTS
+        fatal = may_end(injector)
+        unlucky = injector.losses() - injector.losses("killed") > 1  # it may have been alone with the worker each time
         code = error.code if error is not None else ""
         match code:
             case "context_length_exceeded":
                 right = isinstance(error, ContextLengthExceeded) and too_long(ask, scenario)
             case "slow_down":
                 right = not ask.wait
-            case "server_is_overloaded":
-                right = ask.deadline is not None
             case "reader_stalled":
                 right = self.stalled and bool(scenario.config.stream.stall_timeout)
             case "engine_request_failed":
-                right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3], *_WORKER)
+                right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3])
+                right = right or (unlucky and injector.losses() > injector.losses("killed", "poison"))
+            case "server_is_overloaded":
+                right = ask.deadline is not None or (unlucky and bool(injector.losses("allocation")))
             case "engine_restarting":
                 right = happened(*_RESTARTING) or fatal
-            case "server_is_overloaded":
-                right = happened(("worker", "allocation"))
             case "engine_failed":
                 right = fatal
             case "draining":
@@ -122,6 +120,12 @@ class Record:
             case _:
                 right = False
         return None if right else f"failed with {code}: {error}"
+
+
+def may_end(injector: Injector) -> bool:
+    """Whether what happened may end the engine."""
+    too_often = injector.most_crashes() > _MOST_RESTARTS or injector.losses() > _MOST_LOSSES
+    return too_often or injector.happened(*FATAL)
 
 
 def too_long(ask: Ask, scenario: Scenario) -> bool:

@@ -8,6 +8,7 @@ import anyio
 
 from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Injector
 from simulator.workload import STEP_TIMEOUT
+from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
@@ -78,17 +79,26 @@ class SimPool:
 class FaultyWorker:
     """A worker that dies, runs out of memory, fails rows, and answers nonsense, when a fault goes off."""
 
-    def __init__(self, worker: Worker, random: Random, injector: Injector, blame_row: Callable[[int], None]) -> None:
+    def __init__(
+        self, worker: Worker, random: Random, injector: Injector, blame_row: Callable[[int], frozenset[int]]
+    ) -> None:
+        """
+        Args:
+            blame_row: told of a row that is about to fail; all rows of its request.
+        """
         self._worker = worker
         self._random = random
         self._injector = injector
         self._blame_row = blame_row
         self._last: StepResult | None = None
+        self._poison: frozenset[int] = frozenset()
+        """Rows that kill the worker whenever it computes one of them."""
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._worker.load(config, progress)
 
     def reset(self) -> None:
+        self._last = None
         self._worker.reset()
 
     def close(self) -> None:
@@ -99,6 +109,14 @@ class FaultyWorker:
             raise InjectedDeath("the worker died")
         if self._injector.strike("worker", "allocation"):
             raise InjectedAllocation("no memory for this step")
+        if self._injector.strike("worker", "killed"):
+            raise WorkerGone("somebody killed the worker", fault=False)
+        if plan.rows and not self._poison and self._injector.strike("worker", "poison"):
+            self._injector.hits["worker", "poison"] -= 1  # each death counts, below
+            self._poison = self._blame_row(self._random.choice(plan.rows))
+        if not self._injector.calm and not self._poison.isdisjoint(plan.rows):
+            self._injector.hits["worker", "poison"] += 1
+            raise InjectedDeath("the worker was poisoned")
         return self._worker.launch(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:

@@ -1,5 +1,6 @@
 """Running seeds: each on a virtual clock of its own, under a schedule that the seed alone decides."""
 
+import logging
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False) -> Verdict:
     async def main() -> Verdict:
         return await World(scenario, tracing=tracing).run()
 
-    with _seeded_schedule(scenario.seed):
+    with _seeded_schedule(scenario.seed), _silence():
         return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
 
 
@@ -52,3 +53,15 @@ def _seeded_schedule(seed: int) -> Iterator[None]:
         yield
     finally:
         module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What the engine logs about injected crashes would fill the screen."""
+    logger = logging.getLogger("troupellm")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

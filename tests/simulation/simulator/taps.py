@@ -5,7 +5,7 @@ that comes to the door crash or be cancelled there.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import anyio
@@ -24,6 +24,8 @@ class Watcher(Protocol):
     def sent(self, box: Mailbox[Any, Any], message: Any) -> None: ...
     def before_next(self, box: Mailbox[Any, Any]) -> None: ...
     def taken(self, box: Mailbox[Any, Any], message: Any) -> None: ...
+    def wakes(self, box: Mailbox[Any, Any]) -> bool: ...
+    def reliably(self) -> AbstractContextManager[None]: ...
     def idle(self, box: Mailbox[Any, Any]) -> None: ...
     def born(self, name: str, actor: Any, scope: anyio.CancelScope) -> None: ...
     def crashed(self, name: str, error: Exception) -> None: ...
@@ -153,6 +155,22 @@ def _label(original: Any, watcher: Watcher) -> Any:
     return label
 
 
+def _wake_consumer(original: Any, watcher: Watcher) -> Any:
+    def wake_consumer(self: Any) -> None:
+        if self._consumer is None or watcher.wakes(self):
+            original(self)
+
+    return wake_consumer
+
+
+def _nudge(original: Any, watcher: Watcher) -> Any:
+    def nudge(self: Any) -> None:
+        with watcher.reliably():
+            original(self)
+
+    return nudge
+
+
 _MAILBOX = {
     "__init__": _mailbox_init,
     "put": _put,
@@ -160,4 +178,6 @@ _MAILBOX = {
     "control": _control,
     "take": _take,
     "wait": _wait,
+    "nudge": _nudge,
+    "_wake_consumer": _wake_consumer,
 }

@@ -49,8 +49,8 @@ class TinyTorchWorker:
 
     def __init__(self, ready: WorkerReady) -> None:
         self._ready = ready
-        self._runner = _runner(ready.num_blocks, ready.block_size, ready.max_model_len)
         self.num_computed = 0
+        self.reset()
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._ready
@@ -61,6 +61,10 @@ class TinyTorchWorker:
 
     def collect(self, ticket: FinishedStep) -> StepResult:
         return ticket.result
+
+    def reset(self) -> None:
+        ready = self._ready
+        self._runner = _runner(ready.num_blocks, ready.block_size, ready.max_model_len)
 
     def close(self) -> None:
         pass

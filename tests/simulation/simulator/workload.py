@@ -16,6 +16,7 @@ POLICIES: tuple[str, ...] = typing.get_args(typing.get_type_hints(SchedulerConfi
 TORCH_SHARE = 0.02
 STEP_TIMEOUT = 2.0
 STALL_TIMEOUT = 3.0
+WATCHDOG_TIMEOUT = 3.0
 _PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=12)) for number in range(3))
 _STOPS = ("a", "the", "é", "zz", "ab", "q")
 
@@ -97,6 +98,7 @@ def _draw_config(random: Random, block_size: int) -> EngineConfig:
             "flush_interval": random.choice((0.0, 0.0, 0.02)),
             "stall_timeout": random.choice((0.0, STALL_TIMEOUT)),
             "step_timeout": STEP_TIMEOUT,
+            "watchdog_timeout": WATCHDOG_TIMEOUT,
         }
     )
 
