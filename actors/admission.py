@@ -278,11 +278,10 @@ class Admission:
             del self._line[applicant.demand.tenant]
 
     def _refusal(self, sequences: int) -> EngineOverloaded:
-        used = self._sequences.used
-        return EngineOverloaded(
-            f"the waiting room is full: {used} of {self.capacity} places are taken",
-            retry_after=self._retry_after(sequences),
-        )
+        text = f"the waiting room is full: {self._sequences.used} of {self.capacity} places are taken"
+        if self._tokens is not None:
+            text += f", {self._tokens.used} of {self._tokens.capacity} prompt tokens wait"
+        return EngineOverloaded(text, retry_after=self._retry_after(sequences))
 
     def _retry_after(self, sequences: int) -> float:
         """Seconds until so many places should be free, and those in line served."""

@@ -23,8 +23,12 @@ class Room:
         """What is kept and not used."""
 
     def fits(self, tenant: str, amount: int) -> bool:
-        """Whether there is room; more than the whole room fits when it is empty."""
-        return not self.used or self.used + amount <= self.capacity - self._free_kept + self._own(tenant)
+        """Whether there is room; more than the whole room fits when it is empty.
+
+        What is kept for a tenant is there for it also where others turned out to need more than was estimated.
+        """
+        own = self._own(tenant)
+        return not self.used or amount <= own or self.used + amount <= self.capacity - self._free_kept + own
 
     def fits_without_tenants(self, amount: int) -> bool:
         """Whether there would be room if nothing were kept for anybody."""

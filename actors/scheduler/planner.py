@@ -134,11 +134,14 @@ class Planner:
         if others or len(self._room):
             streaming = any(sequence.request.streaming for sequence in draft.sequences)
             draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming)
-            kept_back = self._keep_back(draft, others)
-            for sequence in others:
-                if sequence.row in running and not self._plan_span(draft, sequence):
-                    starved = starved or not (kept_back and draft.prefill <= 0)
-            draft.prefill += kept_back
+            left = draft.prefill
+            for sequences, part in self._parts(others, draft.prefill):
+                draft.prefill = before = min(part, left)
+                for sequence in sequences:
+                    if sequence.row in running and not self._plan_span(draft, sequence):
+                        starved = starved or draft.prefill > 0
+                left -= before - draft.prefill
+            draft.prefill = left
         if self._residents.num_preemptions > preemptions:
             draft.drop_preempted(self._residents.retired)
         elif not starved:
@@ -172,24 +175,29 @@ class Planner:
         if victim is not None:
             self._residents.preempt(victim)
 
-    def _keep_back(self, draft: _Draft, others: list[Sequence]) -> int:
-        """Half of the step's prompt tokens are kept for the waiting room's first, whose tenant was served less than
-        those whose prompts are under way. Of these, who was served least goes first.
+    def _parts(self, others: list[Sequence], tokens: int) -> list[tuple[list[Sequence], int]]:
+        """Sequences by tenant, and how many of a step's prompt tokens each tenant may take: equal parts, of which what
+        one does not need goes to the others. The waiting room's first has a part too if its tenant has none yet, which
+        is left over for its admission.
         """
-        if not others or len(self._shares.running) + len(self._room) < 2:
-            return 0
-        served = self._shares.served
-        if len(self._shares.running) > 1:
-            others.sort(key=lambda sequence: served(sequence.request.tenant))
         first = self._next()
-        if first is None or len(self._residents.running) >= self._max_rows:
-            return 0
-        least = min(served(sequence.request.tenant) for sequence in others)
-        if served(first.request.tenant) >= least or draft.prefill < 2:
-            return 0
-        half = draft.prefill // 2
-        draft.prefill -= half
-        return half
+        if len(self._shares.running) < 2 and (first is None or first.request.tenant in self._shares.running):
+            return [(others, tokens)]
+        lines: dict[str, list[Sequence]] = {}
+        wanted: dict[str, int] = {}
+        for sequence in others:
+            tenant = sequence.request.tenant
+            lines.setdefault(tenant, []).append(sequence)
+            wanted[tenant] = wanted.get(tenant, 0) + max(1, len(sequence.tokens) - sequence.num_computed)
+        if first is not None and len(self._residents.running) < self._max_rows:
+            wanted.setdefault(first.request.tenant, len(first.tokens))
+        parts = []
+        for turn, tenant in enumerate(sorted(wanted, key=lambda tenant: wanted[tenant])):
+            part = min(wanted[tenant], -(-tokens // (len(wanted) - turn)))
+            tokens -= part
+            if tenant in lines:
+                parts.append((lines[tenant], part))
+        return parts
 
     def _plan_decodes(self, draft: _Draft, turn: list[Sequence]) -> list[Sequence]:
         """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
