@@ -21,6 +21,7 @@ from sockets import RawSocket, raw_socket
 pytestmark = pytest.mark.anyio
 
 CROWD = 32
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 
 
 def body_of(seen: bytes) -> str:
@@ -183,10 +184,11 @@ async def test_a_front_that_keeps_dying_ends_the_server(checkpoint):
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_sigterm_drains_across_the_fronts(checkpoint, stopped: bool):
     """Also when all processes of the group get the signal, as some service managers have it."""
-    async with fronts_process(checkpoint, "--shutdown-timeout", "2") as fronts:
+    pace = {"ODD_STEP_SECONDS": "0.01"}
+    async with fronts_process(checkpoint, "--shutdown-timeout", "3", prefix=ODD, environment=pace) as fronts:
         pids = set(fronts.pids)
-        short = [await fronts.stream(pid, max_tokens=40) for pid in pids]
-        long = [await fronts.stream(pid, max_tokens=4000, n=4) for pid in pids]
+        short = [await fronts.stream(pid, max_tokens=20) for pid in pids]
+        long = [await fronts.stream(pid, max_tokens=4000) for pid in pids]
         idle = await raw_socket(fronts.server.port)
         for pid in [fronts.server.pid, *(pids if stopped else ())]:
             os.kill(pid, signal.SIGTERM)
@@ -232,12 +234,11 @@ async def test_a_second_signal_ends_the_drain(checkpoint):
 @pytest.mark.slow
 async def test_before_the_model_is_there_every_front_says_so(checkpoint, tmp_path):
     gate = tmp_path / "loaded"
-    odd = Path(__file__).parents[1] / "support" / "odd_server.py"
     async with serving_process(
         checkpoint,
         "--api-server-count",
         "2",
-        prefix=(sys.executable, str(odd)),
+        prefix=ODD,
         environment={"ODD_LOAD_UNTIL": str(gate)},
     ) as server:
         await server.listening()
