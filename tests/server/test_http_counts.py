@@ -1,5 +1,6 @@
 """Answers by method, route and status, in one process and added up over several."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from troupellm.server.http_counts import HttpCounts
@@ -40,11 +41,13 @@ def test_one_process_shows_what_it_has_counted() -> None:
     assert samples(text)["troupellm_http_requests_total", "GET", "/health", "200"] == 2
 
 
-def test_vitals_of_several_processes_are_one_family() -> None:
-    text = Vitals(0.0, "engine").text({"front-0": VitalSigns(0.5, 3), "front-1": VitalSigns(0.25, None)})
+@pytest.mark.anyio
+async def test_vitals_of_several_processes_are_one_family() -> None:
+    text = Vitals(0.0, "engine").text({"front-0": VitalSigns(0.5, 3, tasks=7), "front-1": VitalSigns(0.25, None)})
     assert text.count(b"# TYPE troupellm_loop_lag_seconds") == 1
     found = samples(text)
     assert found["troupellm_loop_lag_seconds", "front-0"] == 0.5
     assert found["troupellm_loop_lag_seconds", "front-1"] == 0.25
+    assert found["troupellm_tasks", "front-0"] == 7
     assert found["troupellm_log_lines_dropped_total", "front-0"] == 3
     assert ("troupellm_log_lines_dropped_total", "front-1") not in found
