@@ -15,7 +15,7 @@ from troupellm.actors.scheduler.actor import Scheduler
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.tables import CONTROL_SLACK, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
 from troupellm.actors.worker import WorkerActor
-from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
+from troupellm.actors.worker_seat import WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
@@ -24,7 +24,7 @@ from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, RequestClosed
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
-from troupellm.protocol.worker import RestartWorker, StepPlan, Worker, WorkerReady
+from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
 
 
 class Company(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,16 +33,14 @@ class Company(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     ready: WorkerReady
     limits: Limits
-    worker: Worker
+    seat: WorkerSeat
+    """Where the worker sits, with the model loaded."""
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
-    thread: Threads
     pool: Threads
     clock: Clock
     randomness: Randomness
-    seat: WorkerSeat | None = None
-    """Where the worker sits, if it is not `worker` on `thread`."""
     hash_key: bytes
     """Keys the hashes of the prefix cache."""
 
@@ -109,9 +107,9 @@ class Builder:
         return WorkerActor(
             boxes.worker,
             boxes.scheduler,
-            company.seat or ThreadSeat(company.worker, company.thread, company.ready, timeout),
+            company.seat,
             company.clock,
-            company.config.scheduler.plans_in_flight,
+            timeout,
             SUPERVISION["worker"].intensity,
         )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from troupellm.actors.engine_start import Running, WorkerFactory, start
 from troupellm.actors.ports import OwnTask, Randomness, SeededRandomness, SystemClock, SystemRandomness
+from troupellm.actors.processes import Processes, SystemProcesses
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, TroupeError
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
@@ -25,7 +26,8 @@ class EngineLife:
         *,
         config: EngineConfig | None = None,
         progress: ProgressSink | None = None,
-        worker: WorkerFactory | None = None,
+        worker: WorkerFactory | str | None = None,
+        processes: Processes | None = None,
         **settings: Any,
     ) -> None:
         if model is not None:
@@ -33,6 +35,7 @@ class EngineLife:
         self.config = _configured(config, settings)
         self._progress = progress
         self._factory = worker
+        self._processes = processes or SystemProcesses()
         self._clock = SystemClock()
         self._randomness: Randomness = (
             SeededRandomness(self.config.model.seed) if self.config.model.seed else SystemRandomness()
@@ -58,6 +61,7 @@ class EngineLife:
                     self.config,
                     progress=self._progress,
                     factory=self._factory,
+                    processes=self._processes,
                     clock=self._clock,
                     randomness=self._randomness,
                     snapshot=self.snapshot,
@@ -160,6 +164,8 @@ class EngineLife:
             last_step_age_seconds=None if last is None else now - last,
             tenants=running.system.admission.quotas.snapshot(),
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
+            worker_pid=running.loaded.seat.pid,
+            spare_worker_pid=running.loaded.seat.spare_pid,
         )
 
     def _require(self) -> Running:

@@ -1,4 +1,4 @@
-"""Starting an engine: find the model, read what the front half needs, load the worker on its own thread.
+"""Starting an engine: find the model, read what the front half needs, load the worker where it is to live.
 
 The one place where whatever goes wrong while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
 """
@@ -16,17 +16,21 @@ import msgspec
 from troupellm.actors.detokenizer import TextTables
 from troupellm.actors.exposition import Exposition
 from troupellm.actors.ports import Clock, LoopPort, Randomness, StepThread, ThreadPool
+from troupellm.actors.process_seat import ProcessSeat
+from troupellm.actors.processes import Processes
 from troupellm.actors.system import Company, System
+from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.generation_config import load_generation_defaults
 from troupellm.models.preload import preload_torch
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
-from troupellm.protocol.errors import EngineStopped, ModelLoadError, TroupeError, WorkerCrashed
+from troupellm.protocol.errors import ConfigError, EngineStopped, ModelLoadError, TroupeError, WorkerCrashed
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, WorkerReady
+from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
 POOL_SIZE = 2
 HASH_KEY_BYTES = 32
@@ -45,28 +49,36 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     tables: TextTables
     chat_template: ChatTemplate
     defaults: dict[str, Any]
-    worker: Worker
+    seat: WorkerSeat
     ready: WorkerReady
 
 
 class Machinery:
-    """The threads of one engine and the worker that lives on one of them."""
+    """The threads and processes of one engine, and the worker that lives on one of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, processes: Processes) -> None:
         self.thread = StepThread(f"{name}-step")
         self.pool = ThreadPool(f"{name}-pool", POOL_SIZE)
         self.loop = LoopPort()
+        self._processes = processes
         self._unwanted = threading.Event()
         self._worker: Worker | None = None
+        self._process: ProcessSeat | None = None
 
-    async def load(self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | None) -> Loaded:
-        """Raises ModelLoadError; being cancelled stops the loading at its next report of progress."""
+    async def load(
+        self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | str | None
+    ) -> Loaded:
+        """Raises ModelLoadError; being cancelled stops the loading at its next report of progress.
+
+        factory: makes the worker from the model's folder; for a worker process its import path, as module:name.
+        """
         sink = self._sink(progress)
         try:
+            if config.worker.worker_process:
+                await self._start_process(config, progress, factory)
             folder, tokenizer_folder, tokenizer, template, defaults = await self.pool.run(_read, config, sink)
             tables = await self.pool.run(TextTables, tokenizer)
-            self._worker = await self.thread.run(factory or _model_worker, folder)
-            ready = await self.thread.run(self._worker.load, config, sink)
+            seat, ready = await self._load_worker(config, sink, factory, folder)
         except TroupeError:
             raise
         except Exception as error:
@@ -79,20 +91,47 @@ class Machinery:
             tables=tables,
             chat_template=template,
             defaults=defaults,
-            worker=self._worker,
+            seat=seat,
             ready=ready,
         )
 
+    async def _start_process(
+        self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | str | None
+    ) -> None:
+        """Its imports take longest, so they begin first."""
+        if factory is not None and not isinstance(factory, str):
+            raise ConfigError("a worker process needs its worker's import path, not a function", param="worker")
+        self._process = ProcessSeat(
+            factory or MODEL_WORKER,
+            config,
+            self._processes,
+            progress or (lambda _: None),
+            spare=config.worker.spare_worker,
+        )
+        await self._process.prepare()
+
+    async def _load_worker(
+        self, config: EngineConfig, sink: ProgressSink, factory: WorkerFactory | str | None, folder: Path
+    ) -> tuple[WorkerSeat, WorkerReady]:
+        if self._process is not None:
+            self._process.folder = folder
+            return self._process, await self._process.start()
+        make = resolve(factory) if isinstance(factory, str) else factory or _model_worker
+        worker = self._worker = await self.thread.run(make, folder)
+        ready = await self.thread.run(worker.load, config, sink)
+        return ThreadSeat(worker, self.thread, ready, config.worker.step_timeout or None), ready
+
     async def close(self, *, hung: bool = False) -> bool:
-        """Free the model and join the threads; False when a thread had to be left behind in a step that hangs."""
+        """Free the model, join the threads, end the processes; False when something had to be left behind."""
         self._unwanted.set()
         seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
+        ended = self._process is None or await self._process.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             with anyio.move_on_after(seconds):
                 await self.thread.run(worker.close)
         joined = await self.thread.close(seconds)
-        return await self.pool.close(seconds) and joined
+        return await self.pool.close(seconds) and joined and ended
 
     def _sink(self, progress: ProgressSink | None) -> ProgressSink:
         """Called on the loading threads; hands reports to the host on its own event loop."""
@@ -121,7 +160,8 @@ async def start(
     config: EngineConfig,
     *,
     progress: ProgressSink | None,
-    factory: WorkerFactory | None,
+    factory: WorkerFactory | str | None,
+    processes: Processes,
     clock: Clock,
     randomness: Randomness,
     snapshot: Callable[[], EngineSnapshot],
@@ -132,7 +172,7 @@ async def start(
         ModelLoadError: the model cannot be served.
         Exception: the root cause of an actor's failure to start.
     """
-    machinery = Machinery("troupellm")
+    machinery = Machinery("troupellm", processes)
     stack.push_async_exit(_Shielded(lambda: _close(machinery, systems)))
     systems: list[System] = []
     loaded = await machinery.load(config, progress, factory)
@@ -141,8 +181,8 @@ async def start(
         vocab_width=ready.vocab_width, max_model_len=ready.max_model_len, max_logprobs=config.stream.max_logprobs
     )
     company = Company(
-        config=config, ready=ready, limits=limits, worker=loaded.worker, tokenizer=loaded.tokenizer,
-        tables=loaded.tables, chat_template=loaded.chat_template, thread=machinery.thread, pool=machinery.pool,
+        config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
+        tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         clock=clock, randomness=randomness, hash_key=bytes.fromhex(randomness.token(HASH_KEY_BYTES)),
     )  # fmt: skip
     system = System(company)

@@ -10,7 +10,7 @@ import threading  # noqa: TID251
 import time
 from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from troupellm.actors.waiter import Waiter, new_waiter
 
@@ -42,6 +42,16 @@ class Threads(Protocol):
         """Call a function off the event loop.
 
         Cancelling the wait drops a call that has not begun; one that has begun runs on and its result is dropped.
+        """
+
+
+class Line(Threads, Protocol):
+    """One thread: its calls are made in the order in which they were handed over."""
+
+    def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Have `call` called after what was handed over before, without waiting for it.
+
+        `done` hears its result, or what it raised, on the event loop; the thread goes on meanwhile.
         """
 
 
@@ -136,22 +146,26 @@ class ExitWatch:
 
 
 class _Call(Generic[T]):
-    __slots__ = ("call", "dropped", "future")
+    __slots__ = ("call", "dropped", "settle")
 
-    def __init__(self, call: Callable[[], T], future: "asyncio.Future[T]") -> None:
+    def __init__(self, call: Callable[[], T], settle: Callable[[T | None, BaseException | None], None]) -> None:
         self.call = call
-        self.future = future
+        self.settle = settle
         self.dropped = False
 
-    def settle(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done():
+
+def _settling(future: "asyncio.Future[T]") -> Callable[[T | None, BaseException | None], None]:
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
             return
         if error is None:
-            self.future.set_result(result)
+            future.set_result(cast(T, result))
         elif isinstance(error, StopIteration):  # a future refuses it
-            self.future.set_exception(RuntimeError(f"the call raised {error!r}"))
+            future.set_exception(RuntimeError(f"the call raised {error!r}"))
         else:
-            self.future.set_exception(error)
+            future.set_exception(error)
+
+    return settle
 
 
 class ThreadPool:
@@ -170,15 +184,11 @@ class ThreadPool:
         self._closing: Waiter | None = None
 
     async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
-        if self._closing is not None:
-            raise RuntimeError(f"the threads {self._name} are closed")
-        loop = asyncio.get_running_loop()
-        call: _Call[T] = _Call(lambda: function(*args), loop.create_future())
-        self._queue.put(call)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call: _Call[T] = _Call(lambda: function(*args), _settling(future))
         try:
-            if len(self._threads) < self._size:
-                self._start_thread(loop)
-            return await call.future
+            self._hand_over(call)
+            return await future
         finally:
             call.dropped = True
 
@@ -193,6 +203,13 @@ class ThreadPool:
             for thread in self._threads:  # each has said that it does nothing more
                 thread.join()
         return self._alive == 0
+
+    def _hand_over(self, call: _Call[Any]) -> None:
+        if self._closing is not None:
+            raise RuntimeError(f"the threads {self._name} are closed")
+        self._queue.put(call)
+        if len(self._threads) < self._size:
+            self._start_thread(asyncio.get_running_loop())
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         name = f"{self._name}-{len(self._threads)}" if self._size > 1 else self._name
@@ -228,10 +245,13 @@ class ThreadPool:
 
 
 class StepThread(ThreadPool):
-    """The one thread that every call to a worker is made from, in order."""
+    """The one thread that every call to a worker is made from, in order. Implements `Line`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 1)
+
+    def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        self._hand_over(_Call(call, done))
 
 
 def _execute(call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -9,7 +9,9 @@ On crash:  the engine fails with the root cause, and every open request with it.
 """
 
 import logging
-from typing import Protocol
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol, assert_never
 
 import anyio
 from anyio.abc import TaskStatus
@@ -17,7 +19,8 @@ from anyio.abc import TaskStatus
 from troupellm.actors.intensity import Crashes, Intensity
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
-from troupellm.actors.worker_seat import WorkerGone, WorkerSeat, WorkerStuck, found_no_memory
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.actors.worker_seat import WorkerGone, WorkerSeat, WorkerStuck, check_reply, found_no_memory
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
 from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
@@ -37,7 +40,8 @@ class ResultSink(Protocol):
 
 class WorkerActor:
     """Publishes `last_step`, when a step last finished, and `busy_since`, when the one under way began (both in seconds
-    on the clock, or None), `losses`, and `restarting`: why there is no worker right now, or None."""
+    on the clock, or None), `losses`, `num_dropped` plans for workers that were lost, and `restarting`: why there is no
+    worker right now, or None."""
 
     def __init__(
         self,
@@ -45,42 +49,92 @@ class WorkerActor:
         scheduler: ResultSink,
         seat: WorkerSeat,
         clock: Clock,
-        max_plans_in_flight: int = 1,
+        step_timeout: float | None = None,
         intensity: Intensity | None = None,
     ) -> None:
+        """step_timeout: seconds after which a step counts as hung. intensity: of losses without a finished step."""
         self._inbox = inbox
         self._scheduler = scheduler
         self._seat = seat
         self._clock = clock
-        self._max_launched = max_plans_in_flight
-        self._launched = 0
+        self._timeout = step_timeout
         self._crashes = Crashes(intensity or Intensity(), clock)
+        self._pending: deque[StepPlan] = deque()
+        """Handed over and not come back, oldest first."""
+        self._dormant: Waiter | None = None
+        """The watch's, while nothing is under way."""
         self.last_step: float | None = None
         self.busy_since: float | None = None
         self.losses = 0
+        self.num_dropped = 0
         self.restarting: str | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while self._launched or await self._inbox.wait():
-            plans, order = self._take()
-            if order is not None:
-                await self._replace(WorkerGone(order.reason, fault=order.fault))
-                continue
-            if not (plans or self._launched):
-                continue
-            self.busy_since = self._clock.now()
+        while (cause := await self._serve()) is not None:
+            await self._replace(cause)
+
+    async def _serve(self) -> Exception | None:
+        """Until the worker is lost, and why; None when nobody wants results any more."""
+        ends: list[Exception | None] = []
+
+        async def part(work: Callable[[], Awaitable[None]]) -> None:
             try:
-                result = await self._seat.advance(plans)
-            except WorkerStuck:
-                raise
+                await work()
+                ends.append(None)
+            except Exception as error:  # told below, where it stands alone
+                ends.append(error)
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(part, self._pass_results)
+            group.start_soon(part, self._pass_plans)
+            group.start_soon(self._seat.stand_by)
+            if self._timeout is not None:
+                group.start_soon(part, self._watch)
+        end = next((end for end in ends if end is not None), None)
+        if isinstance(end, _Lost):
+            return end.cause
+        if end is not None:
+            raise end
+        return None
+
+    async def _pass_plans(self) -> None:
+        """The last message stays in hand until there is another one."""
+        while await self._inbox.wait():
+            while (message := self._inbox.take()) is not None:
+                match message:
+                    case StepPlan():
+                        self._launch(message)
+                    case RestartWorker(reason=reason, engine_epoch=epoch, fault=fault):
+                        if epoch == self.losses:
+                            raise _Lost(WorkerGone(reason, fault=fault))
+                    case _:
+                        assert_never(message)
+
+    def _launch(self, plan: StepPlan) -> None:
+        if plan.engine_epoch != self.losses:
+            self.num_dropped += 1
+            return
+        if not self._pending:
+            self.busy_since = self._clock.now()
+            if self._dormant is not None:
+                self._dormant.wake()
+        self._pending.append(plan)
+        self._seat.send(plan)
+
+    async def _pass_results(self) -> None:
+        while True:
+            try:
+                result = await self._seat.receive()
+                if not self._pending:
+                    raise WorkerGone("the worker gave a result that nobody asked for")
+                check_reply(self._pending[0], result)
             except Exception as error:  # the choke point for what a step raises
-                await self._replace(error)
-                continue
-            finally:
-                self.busy_since = None
-            self._launched -= 1
-            self.last_step = self._clock.now()
+                raise _Lost(error) from error
+            self._pending.popleft()
+            now = self.last_step = self._clock.now()
+            self.busy_since = now if self._pending else None
             self._crashes.forgive()
             try:
                 if not self._scheduler.offer(StepFinished(result)):
@@ -88,38 +142,43 @@ class WorkerActor:
             except MailboxClosed:
                 return  # it has left, so nobody wants results any more
 
-    def _take(self) -> tuple[tuple[StepPlan, ...], RestartWorker | None]:
-        """Plans to launch, or the order to replace the worker, before which no plan counts.
-
-        The last one stays in hand while it is computed.
-        """
-        plans: list[StepPlan] = []
-        while self._inbox.depth:
-            message = self._inbox.take()
-            if isinstance(message, RestartWorker):
-                if message.engine_epoch == self.losses:
-                    return (), message
-            elif message is not None and message.engine_epoch == self.losses:
-                plans.append(message)
-                self._launched += 1
-                if self._launched >= self._max_launched:
-                    break
-        return tuple(plans), None
+    async def _watch(self) -> None:
+        """A step has its deadline from when it was begun. Looks up once per deadline, not once per step."""
+        assert self._timeout is not None
+        while True:
+            if self.busy_since is None:
+                self._dormant = new_waiter()
+                await self._dormant.wait()
+                self._dormant = None
+                continue
+            left = self.busy_since + self._timeout - self._clock.now()
+            if left <= 0.0:
+                raise _Lost(_hung(self._timeout, self._seat))
+            await new_waiter().wait(left)
 
     async def _replace(self, cause: Exception) -> None:
         """The worker is lost: say so, drop what it was asked, and come back when there is another one."""
-        while self._inbox.take() is not None:  # the scheduler sends no plan before it has heard of the loss
-            pass
-        self._launched = 0
+        self._drop_plans()
+        self.busy_since = None
         self.losses += 1
         self.restarting = reason = _reason(cause)
+        if isinstance(cause, WorkerStuck):
+            raise cause
         fault = not isinstance(cause, WorkerGone) or cause.fault
         logger.error("the worker is lost: %s", reason, exc_info=cause)
         self._scheduler.control(WorkerLost(reason, fault, found_no_memory(cause)))
         ready = await self._restart(cause)
         self.restarting = None
+        self._drop_plans()
         logger.info("the worker is back")
         self._scheduler.control(WorkerBack(ready))
+
+    def _drop_plans(self) -> None:
+        """Those that the scheduler sent before it heard of the loss: later ones need their room."""
+        self.num_dropped += len(self._pending)
+        self._pending.clear()
+        while (message := self._inbox.take()) is not None:
+            self.num_dropped += isinstance(message, StepPlan)
 
     async def _restart(self, cause: Exception) -> WorkerReady:
         """Raises the root cause when there were too many losses."""
@@ -142,3 +201,16 @@ class WorkerActor:
 def _reason(cause: Exception) -> str:
     """Fit for clients: the text of what is not ours may hold anything."""
     return cause.message if isinstance(cause, TroupeError) else f"a model step failed with {type(cause).__name__}"
+
+
+def _hung(timeout: float, seat: WorkerSeat) -> Exception:
+    text = f"a model step took longer than {timeout:g} s (step_timeout) and counts as hung"
+    if not seat.replaceable:
+        return WorkerStuck(text)
+    return WorkerGone(text, fault=not seat.stopped)
+
+
+class _Lost(Exception):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause

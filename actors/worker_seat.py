@@ -1,21 +1,20 @@
 """Where the worker sits: how a plan gets there and a result back, and how a worker that failed is replaced.
 
-`ThreadSeat` keeps it on a thread of this process. The seat is passive: the worker actor alone calls it.
+`ThreadSeat` keeps it on a thread of this process, `process_seat` in a process of its own. A seat is passive: the worker
+actor alone calls it.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Protocol
 
 import anyio
 
-from troupellm.actors.ports import Threads
+from troupellm.actors.ports import Line
+from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.worker import StepPlan, StepResult, Ticket, Worker, WorkerReady
 
-T = TypeVar("T")
-ArgsT = TypeVarTuple("ArgsT")
-
+MOST_LAUNCHED = 2
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
@@ -36,16 +35,37 @@ class WorkerStuck(WorkerCrashed):
 
 
 class WorkerSeat(Protocol):
-    """Calls do not overlap. After `advance` raised, nothing but `restart` is called."""
+    """Holds one worker at a time. All calls come from the event loop; results come in the order of the plans."""
 
-    async def advance(self, plans: Sequence[StepPlan]) -> StepResult:
-        """Launch `plans`, then wait for the oldest one launched.
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, if it has one of its own."""
+
+    @property
+    def spare_pid(self) -> int | None:
+        """A process that waits to replace it."""
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether a worker that hangs can be ended."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody outside has stopped the worker, as far as one can tell."""
+
+    def send(self, plan: StepPlan) -> None:
+        """Hand a plan over. The worker starts it when those before it are done, without being told."""
+
+    async def receive(self) -> StepResult:
+        """The next result. Being cancelled loses nothing.
 
         Raises:
-            WorkerStuck: nothing helps.
-            WorkerGone: the worker died or hangs.
-            Exception: whatever the step raised; the step is lost.
+            Exception: the worker is of no more use, and only `restart` may be called: `WorkerGone`, or what the step
+                raised.
         """
+
+    async def stand_by(self) -> None:
+        """Get ready, beside a worker that serves, for the case that it is lost."""
 
     async def restart(self) -> WorkerReady:
         """Bring the worker back, with no rows and nothing in its cache; plans under way are dropped.
@@ -57,43 +77,90 @@ class WorkerSeat(Protocol):
 
 
 class ThreadSeat:
-    """`thread` must make all its calls from one thread.
+    """`thread` must make all its calls from one thread, in order.
 
     A thread cannot be killed, so a step that hangs is abandoned, not ended, and the worker cannot come back.
     """
 
-    def __init__(self, worker: Worker, thread: Threads, ready: WorkerReady, timeout: float | None) -> None:
-        """timeout: seconds after which a step, or a restart, counts as hung."""
+    pid: int | None = None
+    spare_pid: int | None = None
+    replaceable = False
+    stopped = False
+
+    def __init__(self, worker: Worker, thread: Line, ready: WorkerReady, timeout: float | None) -> None:
+        """timeout: seconds after which a restart counts as hung."""
         self._worker = worker
         self._thread = thread
         self._ready = ready
         self._timeout = timeout
-        self._launched: deque[tuple[StepPlan, Ticket]] = deque()
+        self._steps = Steps(worker)
+        self._results: deque[StepResult | Exception] = deque()
+        self._waiter: Waiter | None = None
 
-    async def advance(self, plans: Sequence[StepPlan]) -> StepResult:
-        return await self._within("a model step", self._advance, tuple(plans))
+    def send(self, plan: StepPlan) -> None:
+        steps = self._steps
 
-    async def restart(self) -> WorkerReady:
-        await self._within("the worker's restart", self._restart)
-        return self._ready
+        def landed(result: StepResult | None, error: BaseException | None) -> None:
+            if steps is self._steps:
+                self._land(result, error)
 
-    async def _within(self, what: str, call: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
-        """One trip to the thread and back."""
-        with anyio.move_on_after(self._timeout):
-            return await self._thread.run(call, *args)
-        raise WorkerStuck(f"{what} took longer than {self._timeout:g} s (step_timeout) and counts as hung")
+        steps.pending.append(plan)
+        self._thread.post(steps.advance, landed)
 
-    def _advance(self, plans: Sequence[StepPlan]) -> StepResult:
-        for plan in plans:
-            self._launched.append((plan, self._worker.launch(plan)))
-        plan, ticket = self._launched.popleft()
-        result = self._worker.collect(ticket)
-        check_reply(plan, result)
+    async def receive(self) -> StepResult:
+        while not self._results:
+            waiter = self._waiter = new_waiter()
+            await waiter.wait()
+        result = self._results.popleft()
+        if isinstance(result, Exception):
+            raise result
         return result
 
-    def _restart(self) -> None:
-        self._launched.clear()
-        self._worker.reset()
+    async def stand_by(self) -> None:
+        """A thread needs nothing."""
+
+    async def restart(self) -> WorkerReady:
+        self._steps.over = True
+        self._results.clear()
+        self._steps = Steps(self._worker)
+        with anyio.move_on_after(self._timeout):
+            await self._thread.run(self._worker.reset)
+            return self._ready
+        raise WorkerStuck(f"the worker's restart took longer than {self._timeout:g} s (step_timeout)")
+
+    def _land(self, result: StepResult | None, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            self._results.append(error)
+        elif error is not None:
+            self._results.append(WorkerGone(f"the step was ended by {type(error).__name__}"))
+        elif result is not None:
+            self._results.append(result)
+        if self._waiter is not None:
+            self._waiter.wake()
+            self._waiter = None
+
+
+class Steps:
+    """The plans of one worker; `advance` and what it touches belongs to the thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.pending: deque[StepPlan] = deque()
+        self.over = False
+        """Nothing more is wanted."""
+        self._worker = worker
+        self._launched: deque[Ticket] = deque()
+
+    def advance(self) -> StepResult | None:
+        """Launch what waits, so that the device has work, then give the oldest result. One call per plan."""
+        if self.over:
+            return None
+        try:
+            while self.pending and len(self._launched) < MOST_LAUNCHED:
+                self._launched.append(self._worker.launch(self.pending.popleft()))
+            return self._worker.collect(self._launched.popleft())
+        except BaseException:
+            self.over = True
+            raise
 
 
 def check_reply(plan: StepPlan, result: StepResult) -> None:

@@ -46,11 +46,11 @@ BUSY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A ticket on a CPU: the step is done when it is handed out."""
+class LaunchedStep:
+    """A ticket. A CPU does not compute by itself: the step is done when it is collected."""
 
     step: int
-    result: StepResult
+    plan: StepPlan
 
 
 class ModelWorker:
@@ -99,16 +99,18 @@ class ModelWorker:
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
         return _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
 
-    def launch(self, plan: StepPlan) -> FinishedStep:
-        """Execute a plan; on a CPU the ticket is ready at once."""
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Take a plan in hand; it costs nothing before its turn, so results come one by one."""
         if self._runner is None:
             raise RuntimeError("launch was called before load, or after close")
-        with self._threads.step(sum(plan.counts)):
-            return FinishedStep(plan.step, self._runner.run(plan))
+        return LaunchedStep(plan.step, plan)
 
-    def collect(self, ticket: FinishedStep) -> StepResult:
-        """The result of a launched plan."""
-        return ticket.result
+    def collect(self, ticket: LaunchedStep) -> StepResult:
+        """Compute a launched plan. Tickets are given back in the order in which they were taken."""
+        if self._runner is None:
+            raise RuntimeError("collect was called after close")
+        with self._threads.step(sum(ticket.plan.counts)):
+            return self._runner.run(ticket.plan)
 
     def reset(self) -> None:
         """Start over with the weights and the cache's memory, and nothing else."""

@@ -65,12 +65,12 @@ class FrameSocket(Generic[SentT, ReceivedT]):
         """
         deadline = None if timeout is None else monotonic() + timeout
         while not self._messages:
-            left = None if deadline is None else deadline - monotonic()
-            if left is not None and left <= 0:
-                raise FrameTimeout(f"no message within {timeout:g} s")
+            left = None if deadline is None else max(0.0, deadline - monotonic())
             data = self._read(left)
             if data is not None:
                 self._messages.extend(self._assembler.feed(data))
+            elif left == 0.0:
+                raise FrameTimeout(f"no message within {timeout:g} s")
         return self._messages.popleft()
 
     def shut(self) -> None:

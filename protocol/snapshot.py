@@ -79,3 +79,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantSnapshot, ...] = ()
     prompt_tokens_computed: int = 0
     """Without those found in the prefix cache."""
+    worker_pid: int | None = None
+    """The worker's process, when it has one of its own."""
+    spare_worker_pid: int | None = None

@@ -97,7 +97,10 @@ async def _run_engine(
     stream = msgspec.structs.replace(
         engine_config.stream, **{name: value for name, value in STREAM_DEFAULTS.items() if given[name] is None}
     )
-    engine_config = msgspec.structs.replace(engine_config, stream=stream)
+    worker = engine_config.worker
+    if worker.worker_process is None:  # a busy event loop slows a worker on a thread of the same interpreter
+        worker = msgspec.structs.replace(worker, worker_process=True)
+    engine_config = msgspec.structs.replace(engine_config, stream=stream, worker=worker)
     with shutdown.loading:
         async with Engine(config=engine_config, progress=side.report) as engine:
             await side.open(engine)

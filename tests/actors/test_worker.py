@@ -10,6 +10,7 @@ import pytest
 
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import StepThread, SystemClock
+from troupellm.actors.supervise import Intensity
 from troupellm.actors.worker import WorkerActor
 from troupellm.actors.worker_seat import ThreadSeat
 from troupellm.protocol.config import EngineConfig
@@ -42,7 +43,7 @@ class Bench:
         self.thread = StepThread("step")
         self.ready = worker.load(EngineConfig(), lambda progress: None)
         seat = ThreadSeat(worker, self.thread, self.ready, step_timeout)
-        self.actor = WorkerActor(self.plans, self.results, seat, SystemClock(), max_plans_in_flight=2)
+        self.actor = WorkerActor(self.plans, self.results, seat, SystemClock(), step_timeout, Intensity())
 
     async def result(self) -> StepResult:
         assert await self.results.wait()

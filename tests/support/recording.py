@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from troupellm.models.worker import FinishedStep, ModelWorker
+from troupellm.models.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.worker import StepPlan
 
 
@@ -15,7 +15,7 @@ class RecordingWorker(ModelWorker):
         self.spans: dict[str, list[tuple[int, int]]] = {}
         self._names: dict[int, str] = {}
 
-    def launch(self, plan: StepPlan) -> FinishedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         for row in plan.new_rows:
             self._names[row.row] = row.request_id
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):

@@ -1,0 +1,263 @@
+"""A worker in a process of its own, and perhaps a spare one beside it that has imported everything and waits."""
+
+import logging
+import signal
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from troupellm.actors.processes import ChildProcess, Processes
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.worker_link import (
+    HELLO,
+    Failed,
+    Finished,
+    FromWorker,
+    Launch,
+    Load,
+    Loaded,
+    Progress,
+    ToWorker,
+)
+
+logger = logging.getLogger("troupellm.worker")
+
+MODULE = "troupellm.models.worker_main"
+KILL_SECONDS = 5.0
+"""How long the system may take to remove a process that was killed."""
+RELOAD_SILENCE_SECONDS = 120.0
+"""A successor that loads and says nothing for so long is given up. The first load may take as long as it likes."""
+SPARE_DELAY_SECONDS = 1.0
+"""The first answers after a start come before the spare's imports."""
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+
+
+class RemoteWorker:
+    """One worker process: frames in, frames out. Implements `ProcessEvents`."""
+
+    def __init__(self) -> None:
+        self.child: ChildProcess | None = None
+        self.gone = False
+        self._codec: Codec[ToWorker | Hello] = Codec()
+        self._assembler: Assembler[FromWorker] = Assembler(FromWorker, HELLO)
+        self._messages: deque[FromWorker] = deque()
+        self._broken: FrameError | None = None
+        self._killed = False
+        self._waiter: Waiter | None = None
+
+    async def open(self, processes: Processes) -> None:
+        """Raises WorkerGone when there can be no process."""
+        try:
+            self.child = await processes.start(MODULE, self)
+        except OSError as error:
+            raise WorkerGone(f"a worker process cannot be started: {error.strerror}", fault=False) from error
+        self._write(HELLO)
+
+    def send(self, message: ToWorker) -> None:
+        self._write(message)
+
+    async def next(self) -> FromWorker:
+        """The next message. Raises WorkerGone; being cancelled loses nothing."""
+        while not self._messages:
+            if self._broken is not None:
+                raise WorkerGone(f"the worker process does not keep to the protocol: {self._broken}")
+            if self.gone:
+                raise await self._obituary()
+            waiter = self._waiter = new_waiter()
+            await waiter.wait()
+        return self._messages.popleft()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped the process by a signal."""
+        return self.child is not None and self.child.stopped
+
+    async def end(self) -> bool:
+        """Kill it and wait until it is gone; False if it does not go."""
+        if self.child is None:
+            return True
+        self._killed = True
+        self.child.kill()
+        return await self.child.ended(KILL_SECONDS) is not None
+
+    def received(self, data: bytes) -> None:
+        if self._broken is not None:
+            return
+        try:
+            self._messages.extend(self._assembler.feed(data))
+        except FrameError as error:
+            self._broken = error
+        self._wake()
+
+    def closed(self) -> None:
+        self.gone = True
+        self._wake()
+
+    def said(self, line: str) -> None:
+        logger.warning("[%s] %s", "worker" if self.child is None else self.child.pid, line)
+
+    def _write(self, message: ToWorker | Hello) -> None:
+        assert self.child is not None
+        self.child.send(self._codec.encode(message))
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.wake()
+            self._waiter = None
+
+    async def _obituary(self) -> WorkerGone:
+        assert self.child is not None
+        code = await self.child.ended(KILL_SECONDS)
+        if code is None:
+            return WorkerGone("the worker process has closed its connection")
+        if code < 0:
+            outside = -code in _FROM_OUTSIDE and not self._killed
+            return WorkerGone(f"the worker process was killed by {_signal_name(-code)}", fault=not outside)
+        return WorkerGone(f"the worker process ended with exit code {code}")
+
+
+class ProcessSeat:
+    """Implements `WorkerSeat`. `factory` is a worker's import path, as `protocol.worker_link.MODEL_WORKER` is."""
+
+    def __init__(
+        self, factory: str, config: EngineConfig, processes: Processes, progress: ProgressSink, *, spare: bool
+    ) -> None:
+        self.folder = Path()
+        self._factory = factory
+        self._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, hf_token=None))
+        self._processes = processes
+        self._progress = progress
+        self._wants_spare = spare
+        self._worker: RemoteWorker | None = None
+        self._spare: RemoteWorker | None = None
+        self._loaded_once = self._lost_one = False
+
+    @property
+    def pid(self) -> int | None:
+        return _pid(self._worker)
+
+    @property
+    def replaceable(self) -> bool:
+        return True
+
+    @property
+    def stopped(self) -> bool:
+        return self._worker is not None and self._worker.stopped
+
+    @property
+    def spare_pid(self) -> int | None:
+        return None if self._spare is None or self._spare.gone else _pid(self._spare)
+
+    async def prepare(self) -> None:
+        """Start a process that imports while other things are read. Raises WorkerGone."""
+        spare = RemoteWorker()
+        await spare.open(self._processes)
+        self._spare = spare
+
+    async def start(self) -> WorkerReady:
+        """Load the model for the first time. What the worker settles on, its successors must offer too.
+
+        Raises:
+            ModelLoadError: the model cannot be served.
+            ConfigError: a setting does not fit the model or the machine.
+            WorkerGone: the process died over it.
+        """
+        worker = await self._take_spare()
+        worker.send(Load(factory=self._factory, folder=str(self.folder), config=self._config))
+        ready = await self._loaded(worker)
+        self._config = _pinned(self._config, ready)
+        self._loaded_once = True
+        return ready
+
+    def send(self, plan: StepPlan) -> None:
+        if self._worker is not None:
+            self._worker.send(Launch(plan))
+
+    async def receive(self) -> StepResult:
+        assert self._worker is not None
+        message = await self._worker.next()
+        if isinstance(message, Finished):
+            return message.result
+        if isinstance(message, Failed):
+            raise message.as_error()
+        raise WorkerGone("the worker process said something out of turn")
+
+    async def stand_by(self) -> None:
+        """Start the spare process, unless there is one."""
+        if not self._wants_spare or self.spare_pid is not None:
+            return
+        if not self._lost_one:
+            await anyio.sleep(SPARE_DELAY_SECONDS)
+        await self._drop_spare()
+        with suppress(WorkerGone):  # the worker itself is well, and a successor is tried when it is needed
+            await self.prepare()
+
+    async def restart(self) -> WorkerReady:
+        """Kill the worker and start another one, at best the spare."""
+        self._lost_one = True
+        worker, self._worker = self._worker, None
+        if worker is not None and not await worker.end():
+            raise WorkerStuck("the worker process was killed and does not go")
+        return await self.start()
+
+    async def close(self) -> bool:
+        """End all processes; False when one does not go."""
+        ended = [await worker.end() for worker in (self._worker, self._spare) if worker is not None]
+        self._worker = self._spare = None
+        return all(ended)
+
+    async def _take_spare(self) -> RemoteWorker:
+        if self._spare is None or self._spare.gone:
+            await self._drop_spare()
+            await self.prepare()
+        assert self._spare is not None
+        worker = self._worker = self._spare
+        self._spare = None
+        return worker
+
+    async def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            await spare.end()
+
+    async def _loaded(self, worker: RemoteWorker) -> WorkerReady:
+        while True:
+            with anyio.move_on_after(RELOAD_SILENCE_SECONDS if self._loaded_once else None) as scope:
+                message = await worker.next()
+            if scope.cancelled_caught:
+                raise WorkerGone("a new worker process has fallen silent while it loads the model")
+            if isinstance(message, Loaded):
+                return message.ready
+            if isinstance(message, Progress):
+                self._progress(message.progress)
+            elif isinstance(message, Failed):
+                raise message.as_error()
+            else:
+                raise WorkerGone("the worker process said something out of turn")
+
+
+def _pinned(config: EngineConfig, ready: WorkerReady) -> EngineConfig:
+    """The settings for a worker's successors: what was accepted under its sizes must fit theirs."""
+    return msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, max_model_len=ready.max_model_len),
+        cache=msgspec.structs.replace(config.cache, num_gpu_blocks_override=ready.num_blocks),
+    )
+
+
+def _pid(worker: RemoteWorker | None) -> int | None:
+    return None if worker is None or worker.child is None else worker.child.pid
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

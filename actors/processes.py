@@ -1,0 +1,186 @@
+"""The port for processes: started with one end of a socket pair, heard of through callbacks, and never left behind.
+
+The child must be started by a thread that lives as long as it is wanted: the kernel kills it with that thread. So it
+is the event loop's own that starts it, which takes a few milliseconds.
+"""
+
+import asyncio  # noqa: TID251 - a port
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+MOST_LINE_BYTES = 8192
+"""Longer lines of a child are cut in pieces."""
+_FIRST_PAUSE_SECONDS = 0.001
+_LONGEST_PAUSE_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 0.5
+"""What is left in the pipe of a process that has ended is read for so long."""
+
+
+class ChildProcess(Protocol):
+    """A process of ours at the other end of a socket."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, data: bytes) -> None:
+        """Never waits: what the socket does not take is kept. Nothing happens when the process has gone."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+
+    def kill(self) -> None:
+        """At once, whatever it does. Idempotent."""
+
+    async def ended(self, timeout: float) -> int | None:
+        """Wait until nothing is left of it; the exit code, negative for a signal's number, or None in time."""
+
+
+class ProcessEvents(Protocol):
+    """What one hears of a child, on the event loop."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def closed(self) -> None:
+        """It has closed its end of the socket; usually it has died. Nothing is received after it."""
+
+    def said(self, line: str) -> None:
+        """A line that it wrote to its standard output or error."""
+
+
+class Processes(Protocol):
+    async def start(self, module: str, events: ProcessEvents) -> ChildProcess:
+        """Run a module of ours with one end of a socket pair; it must not outlive this process.
+
+        Raises:
+            OSError: there can be no more processes.
+        """
+
+
+class SystemProcesses:
+    """Implements `Processes` on asyncio."""
+
+    async def start(self, module: str, events: ProcessEvents) -> "SystemChild":
+        near, far = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        try:
+            with far:
+                process = subprocess.Popen(  # noqa: ASYNC220 - see the module
+                    [sys.executable, "-P", "-m", module, str(far.fileno()), str(os.getpid())],
+                    pass_fds=(far.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | {"PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"},
+                )
+        except BaseException:
+            near.close()
+            raise
+        child = SystemChild(process)
+        assert process.stdout is not None
+        try:
+            near.setblocking(False)
+            child.link, child.link_end = await loop.create_unix_connection(lambda: _Link(events), sock=near)
+            child.output, child.lines = await loop.connect_read_pipe(lambda: _Lines(events.said), process.stdout)
+        except BaseException:
+            child.kill()
+            near.close()
+            process.stdout.close()
+            process.wait()
+            raise
+        return child
+
+
+class SystemChild:
+    """Implements `ChildProcess`."""
+
+    link: Any = None
+    link_end: "_Link"
+    output: Any = None
+    lines: "_Lines"
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, data: bytes) -> None:
+        if not self.link.is_closing():
+            self.link.write(data)
+
+    @property
+    def stopped(self) -> bool:
+        try:
+            told = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return told is not None and told.si_code == os.CLD_STOPPED
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)  # which does nothing once it was waited for
+        if self.link is not None:
+            self.link.abort()
+
+    async def ended(self, timeout: float) -> int | None:
+        """Asks again and again for a moment: a process that was killed is gone within milliseconds."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + timeout, _FIRST_PAUSE_SECONDS
+        while self._process.poll() is None and loop.time() < deadline:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self.link.abort()
+        if self._process.returncode is not None:
+            deadline = min(deadline, loop.time() + _LAST_WORDS_SECONDS)
+            while not (self.link_end.over and self.lines.over):
+                if loop.time() > deadline:  # somebody else holds the pipe
+                    self.output.close()
+                    break
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+        return self._process.returncode
+
+
+class _Link(asyncio.Protocol):
+    def __init__(self, events: ProcessEvents) -> None:
+        self._events = events
+        self.over = False
+
+    def data_received(self, data: bytes) -> None:
+        self._events.received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over = True
+        self._events.closed()
+
+
+class _Lines(asyncio.Protocol):
+    """Cuts bytes into lines."""
+
+    def __init__(self, said: Callable[[str], None]) -> None:
+        self._said = said
+        self._held = b""
+        self.over = False
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._held = (self._held + data).split(b"\n")
+        while len(self._held) > MOST_LINE_BYTES:
+            lines.append(self._held[:MOST_LINE_BYTES])
+            self._held = self._held[MOST_LINE_BYTES:]
+        for line in lines:
+            self._said(line.decode(errors="replace").rstrip())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over = True
+        if self._held:
+            self._said(self._held.decode(errors="replace").rstrip())
+
+
+def _module_path() -> str:
+    """So that the child imports what this process would, wherever its path came from."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

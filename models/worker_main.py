@@ -1,0 +1,165 @@
+"""A worker process: `python -m troupellm.models.worker_main FD PARENT_PID`.
+
+Reads plans from the socket that it inherited, computes them in order, and answers. It never outlives its parent: the
+kernel kills it with the parent where that can be asked for, and a thread ends it when the socket's other end closes,
+whatever is being computed. Terminal and service signals are the parent's business, which ends this process when it is
+done with it.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from importlib import import_module
+from pathlib import Path
+
+from troupellm.models.preload import preload_torch
+from troupellm.protocol.errors import ModelLoadError, TroupeError
+from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
+from troupellm.protocol.frames import FrameError
+from troupellm.protocol.worker import StepPlan, Ticket, Worker
+from troupellm.protocol.worker_link import (
+    HELLO,
+    Failed,
+    Finished,
+    FromWorker,
+    Launch,
+    Load,
+    Loaded,
+    Progress,
+    ToWorker,
+    resolve,
+)
+
+Link = FrameSocket[FromWorker, ToWorker]
+
+PR_SET_PDEATHSIG = 1
+MOST_LAUNCHED = 2
+_LONGEST_TEXT = 4096
+_LONGEST_DETAIL = 32768
+
+EXIT_GONE = 0
+"""The other end has closed: the usual end."""
+EXIT_FAILED = 1
+EXIT_BAD_FRAME = 3
+
+
+def main() -> int:
+    """Serve the parent until it closes the socket."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=descriptor)
+    threading.Thread(target=_watch, args=(descriptor,), name="lifeline", daemon=True).start()
+    link: Link = FrameSocket(connection, ToWorker, HELLO)
+    try:
+        link.greet()
+        import_everything()
+        return Server(link).run()
+    except FrameError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return EXIT_BAD_FRAME
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the thread that started this process ends, as it does with its process."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had died before we asked
+        os._exit(EXIT_GONE)
+
+
+def import_everything() -> None:
+    """What takes seconds and is the same for every model."""
+    preload_torch()
+    import_module("troupellm.models.worker")
+    import_module("troupellm.models.registry")
+
+
+class Server:
+    """One worker, made by the first `Load`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._worker: Worker | None = None
+        self._launched: deque[Ticket] = deque()
+
+    def run(self) -> int:
+        """Answer messages until one cannot be; the exit code."""
+        while True:
+            message = self._link.receive()
+            try:
+                match message:
+                    case Load():
+                        self._load(message)
+                    case Launch(plan=plan):
+                        self._step(plan)
+            except FrameError:
+                raise
+            except Exception as error:
+                self._link.send(failed(error, loading=isinstance(message, Load)))
+                return EXIT_FAILED
+
+    def _load(self, message: Load) -> None:
+        worker = resolve(message.factory)(Path(message.folder))
+        ready = worker.load(message.config, lambda progress: self._link.send(Progress(progress)))
+        self._worker = worker
+        gc.collect()
+        gc.freeze()
+        self._link.send(Loaded(ready))
+
+    def _step(self, plan: StepPlan) -> None:
+        """Launch this plan and one that is here already, so that the device has work, then give the oldest result."""
+        worker = self._worker
+        if worker is None:
+            raise RuntimeError("a plan came before a model")
+        self._launched.append(worker.launch(plan))
+        while self._launched:
+            if len(self._launched) < MOST_LAUNCHED and (following := self._waiting_plan()) is not None:
+                self._launched.append(worker.launch(following))
+            self._link.send(Finished(worker.collect(self._launched.popleft())))
+
+    def _waiting_plan(self) -> StepPlan | None:
+        with contextlib.suppress(FrameTimeout):
+            message = self._link.receive(0.0)
+            if isinstance(message, Launch):
+                return message.plan
+            raise FrameError("a model was to be loaded while a step is computed")
+        return None
+
+
+def failed(error: Exception, *, loading: bool) -> Failed:
+    """An exception as plain data; one of loading that nobody foresaw is the model's failure."""
+    kind, text = type(error).__name__, str(error)
+    if loading and not isinstance(error, TroupeError):
+        kind, text = "ModelLoadError", f"the model could not be loaded: {text or kind}"
+    return Failed(
+        kind=kind,
+        message=(error.message if isinstance(error, TroupeError) else text)[:_LONGEST_TEXT],
+        detail="".join(traceback.format_exception(error))[-_LONGEST_DETAIL:],
+        param=error.param if isinstance(error, TroupeError) else None,
+        code=error.code if isinstance(error, TroupeError) else None,
+        hint=error.hint if isinstance(error, ModelLoadError) else None,
+    )
+
+
+def _watch(descriptor: int) -> None:
+    """End the process at once when the other end has closed. Sleeps in the kernel until then."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # hang-ups are always told
+    while True:
+        for _, events in poll.poll():
+            if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                os._exit(EXIT_GONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
