@@ -66,8 +66,8 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     "metrics": Rule(strategy="restart", hint=_BUG),
     "output": Rule(strategy="restart", hint=_BUG),
     # The intensity is that of the model in its seat, which the actor replaces by itself; every finished step forgives
-    # what came before. To find one guilty among 1,024 suspects takes eleven. A crash of the actor itself ends the engine:
-    # it alone knows what the model has been asked.
+    # what came before; to find one guilty among 1,024 suspects takes eleven. A crash of the actor itself ends the
+    # engine: it alone knows what the model has been asked.
     "worker": Rule(
         strategy="stop",
         intensity=Intensity(restarts=16),

@@ -1,5 +1,6 @@
 """The outside world of a simulated engine: virtual time, seeded randomness, threads that are tasks."""
 
+from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -42,24 +43,58 @@ class SimRandomness:
 class SimThread:
     """The thread of the model step. A call takes virtual time; a hung one never returns, nor does any after it."""
 
-    def __init__(self, random: Random, injector: Injector, step_seconds: float) -> None:
+    def __init__(
+        self, random: Random, injector: Injector, step_seconds: float, start_soon: Callable[..., object]
+    ) -> None:
         self._random = random
         self._injector = injector
         self._step_seconds = step_seconds
-        self._hung = False
+        self._start_soon = start_soon
+        self._calls: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
+        self._works = False
+
+    def post(self, call: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._calls.append((call, done))
+        if not self._works:
+            self._works = True
+            self._start_soon(self._work)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        finished = anyio.Event()
+        outcome: list[Any] = []
+
+        def done(*settled: Any) -> None:
+            outcome.extend(settled)
+            finished.set()
+
+        self.post(lambda: function(*args), done)
+        await finished.wait()
+        result, error = outcome
+        if error is not None:
+            raise error
+        return result
+
+    async def _work(self) -> None:
+        while self._calls:
+            call, done = self._calls.popleft()
+            await self._take_time()
+            try:
+                result = call()
+            except Exception as error:
+                done(None, error)
+            else:
+                done(result, None)
+        self._works = False
+
+    async def _take_time(self) -> None:
         seconds = self._step_seconds * self._random.choice((0.5, 1.0, 2.0))
         if self._injector.strike("worker", "hang"):
-            self._hung = True
-        if self._hung:
             await anyio.sleep_forever()
         if self._injector.strike("worker", "late"):
             seconds += 0.9 * STEP_TIMEOUT
         elif self._injector.strike("worker", "stall"):
             seconds += 0.25 * STEP_TIMEOUT
         await anyio.sleep(seconds)
-        return function(*args)
 
 
 class SimPool:

@@ -15,6 +15,7 @@ from simulator.taps import tapped
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
 from troupellm.actors.system import Company, System
+from troupellm.actors.worker_seat import ThreadSeat
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import ResetPrefixCache
@@ -126,15 +127,17 @@ class World(Watch):
 
     def _company(self) -> Company:
         pressure, injector, random = self.scenario.pressure, self.injector, self.random
+        config = self.scenario.config
+        thread = SimThread(random, injector, pressure.step_seconds, self._group.start_soon)
+        worker = FaultyWorker(self.worker, random, injector, self.blame_row)
         return Company(
-            config=self.scenario.config,
+            config=config,
             ready=self.ready,
             limits=Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len),
-            worker=FaultyWorker(self.worker, random, injector, self.blame_row),
+            seat=ThreadSeat(worker, thread, self.ready, config.worker.step_timeout or None),
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),
-            thread=SimThread(random, injector, pressure.step_seconds),
             pool=SimPool(random, injector),
             clock=self.clock,
             randomness=SimRandomness(random),
