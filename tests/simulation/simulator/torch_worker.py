@@ -17,7 +17,7 @@ from troupellm.actors.detokenizer import TextTables
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.models.worker import FinishedStep, ModelWorker
+from troupellm.models.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.worker import NewRow, ProgressSink, SamplingState, StepPlan, StepResult, WorkerReady
@@ -55,12 +55,16 @@ class TinyTorchWorker:
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._ready
 
-    def launch(self, plan: StepPlan) -> FinishedStep:
-        self.num_computed += sum(plan.counts)
-        return FinishedStep(plan.step, self._runner.run(plan))
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        return LaunchedStep(plan.step, plan)
 
-    def collect(self, ticket: FinishedStep) -> StepResult:
-        return ticket.result
+    def collect(self, ticket: LaunchedStep) -> StepResult:
+        self.num_computed += sum(ticket.plan.counts)
+        return self._runner.run(ticket.plan)
+
+    def reset(self) -> None:
+        ready = self._ready
+        self._runner = _runner(ready.num_blocks, ready.block_size, ready.max_model_len)
 
     def reset(self) -> None:
         ready = self._ready
