@@ -111,7 +111,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: Annotated[bool, _help("plan the next step while one runs; off waits for its result")] = True
     max_plans_in_flight: Annotated[
         int, Meta(ge=1, le=2, description="steps planned before the first one has come back")
-    ] = 1
+    ] = 2
 
     @property
     def plans_in_flight(self) -> int:

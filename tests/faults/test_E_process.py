@@ -178,12 +178,14 @@ class OtherModule(SystemProcesses):
     ("module", "why"), [("stranger_old", "has version '0.0.0/0'"), ("stranger_http", "does not speak this protocol")]
 )
 async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why):
-    before = descriptors()
-    with pytest.raises(troupellm.TroupeError, match=why):
-        async with Engine(checkpoint, **PROCESS, processes=OtherModule(module)):
-            pass
-    assert not psutil.Process().children()
-    await eventually(lambda: descriptors() == before, 2)
+    before: list[set[str]] = []
+    for _ in range(2):  # the event loop keeps a descriptor from its first pipe on
+        with pytest.raises(troupellm.TroupeError, match=why):
+            async with Engine(checkpoint, **PROCESS, processes=OtherModule(module)):
+                pass
+        assert not psutil.Process().children()
+        before.append(descriptors())
+    await eventually(lambda: descriptors() == before[0], 2)
 
 
 async def test_E10_a_poison_request_fails_alone(folder):
