@@ -8,9 +8,9 @@ import anyio
 import msgspec
 import pytest
 
+from troupellm.actors.intensity import Intensity
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import StepThread, SystemClock
-from troupellm.actors.supervise import Intensity
 from troupellm.actors.worker import WorkerActor
 from troupellm.actors.worker_seat import ThreadSeat
 from troupellm.protocol.config import EngineConfig
