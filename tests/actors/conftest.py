@@ -92,6 +92,7 @@ class FakeWorker:
             if self.sick in held:
                 errors.append(RowError(row, "this row is sick"))
                 counts.append(0)
+                held += [0] * sampled  # the next plan may name its position already
                 continue
             counts.append(int(sampled))
             if sampled:
