@@ -66,10 +66,6 @@ class TinyTorchWorker:
         ready = self._ready
         self._runner = _runner(ready.num_blocks, ready.block_size, ready.max_model_len)
 
-    def reset(self) -> None:
-        ready = self._ready
-        self._runner = _runner(ready.num_blocks, ready.block_size, ready.max_model_len)
-
     def close(self) -> None:
         pass
 

@@ -128,7 +128,7 @@ class World(Watch):
     def _company(self) -> Company:
         pressure, injector, random = self.scenario.pressure, self.injector, self.random
         config = self.scenario.config
-        thread = SimThread(random, injector, pressure.step_seconds, self._group.start_soon)
+        thread = SimThread(random, injector, pressure.step_seconds, self.group.start_soon)
         worker = FaultyWorker(self.worker, random, injector, self.blame_row)
         return Company(
             config=config,
