@@ -90,7 +90,7 @@ class Exchange:
         return await self._receive()
 
     async def watch(self, scope: anyio.CancelScope) -> None:
-        """Cancel `scope` as soon as the client leaves. Only once the body has been read."""
+        """Cancel `scope` as soon as the client leaves, or closes its sending half. Only once the body has been read."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
