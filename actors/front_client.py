@@ -167,7 +167,7 @@ class RemoteEngine(Door):
         self._queries[query] = waiter, answer
         try:
             self._post(AskMetrics(query, compat))
-            if not await waiter.wait(METRICS_SECONDS) or not answer:
+            if not await waiter.wait(METRICS_SECONDS) or not any(answer):
                 raise EngineStopped("the engine's process does not answer", code="engine_restarting")
         finally:
             del self._queries[query]

@@ -208,6 +208,7 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class MetricsText(msgspec.Struct, frozen=True, tag=True):
     query: int
     text: bytes
+    """Empty where the engine is closing."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag=True):

@@ -192,8 +192,9 @@ class Member:
         async with anyio.create_task_group() as group:
             self._group = group
             group.start_soon(self._tell, link)
-            if self._office.engine is not None:
-                self.serve(self._office.engine)
+            engine = self._office.engine
+            if engine is not None and engine.state != "stopped":
+                self.serve(engine)
             try:
                 with anyio.fail_after(GREETING_SECONDS):
                     message = await link.receive()
@@ -241,7 +242,11 @@ class Member:
                 self.ready = True
                 self._office.changed()
             case AskMetrics(query=query, compat=compat):
-                self.post(MetricsText(query, self._office.metrics(compat=compat)))
+                try:
+                    text = self._office.metrics(compat=compat)
+                except TroupeError:  # the engine is closing
+                    text = b""
+                self.post(MetricsText(query, text))
             case _:
                 assert_never(message)
 

@@ -64,6 +64,25 @@ async def test_a_front_that_hangs_is_replaced(tiny_engine: Any, monkeypatch: pyt
     assert not any(psutil.pid_exists(pid) for pid in children)
 
 
+@pytest.mark.slow
+async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine: Any) -> None:
+    async with running_fleet(server_config(api_server_count=2)) as (fleet, url):
+        async with tiny_engine() as engine:
+            await fleet.open(engine)
+        children = pids_of(fleet)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            for path in ("/readyz", "/livez"):
+                with anyio.fail_after(10):
+                    while (await client.get(path)).status_code == 200:  # noqa: ASYNC110 - told within a second
+                        await anyio.sleep(0.01)
+            assert (await client.get("/metrics")).status_code == 503
+            assert (await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})).status_code == 503
+        victim = min(children)
+        os.kill(victim, signal.SIGKILL)  # another one starts and has nothing to serve either
+        await until(lambda: victim not in pids_of(fleet) and all(member.linked for member in fleet._members.values()))
+        assert len(pids_of(fleet) & children) == 1
+
+
 async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MODULE", "troupellm.server.fronts.no_such_module")
     config = server_config(api_server_count=2)
