@@ -5,6 +5,8 @@ from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.heartbeat import flags as heartbeat
+from troupellm.load_tests.overload import flags as overload
+from troupellm.load_tests.prefill import flags as prefill
 from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.soak import flags as soak
@@ -16,6 +18,12 @@ _BENCHMARKS = {
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),
     "soak": (soak.add_flags, "troupellm.load_tests.soak.command", "mixed traffic and faults; leaks and memory slope"),
+    "prefill": (
+        prefill.add_flags,
+        "troupellm.load_tests.prefill.command",
+        "prompts that come together",
+    ),
+    "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 
