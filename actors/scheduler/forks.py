@@ -74,7 +74,8 @@ def find_trunk(sequence: Sequence) -> Trunk | None:
         return request.trunk
     prompt = request.num_prompt_tokens
     for other in request.sequences:
-        if other is not sequence and other.capacity and other.num_confirmed >= prompt:
+        # Only of one that has come back: what the others hold may be on its way, by copies of this very step.
+        if other is not sequence and other.capacity and other.decoding and other.num_confirmed >= prompt:
             return Trunk(other.tables, prompt, other.cache_age)
     return None
 
