@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.draft import Draft
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
@@ -32,42 +33,6 @@ _CAREFUL_STEPS = 64
 
 class SchedulerFrozen(RuntimeError):
     """Somebody could run and was not planned: a bug of ours, raised instead of waiting for ever."""
-
-
-class _Draft:
-    """One plan while it is drawn up; parallel lists."""
-
-    __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "new_rows", "plain", "prefill", "sequences", "starts",
-    )  # fmt: skip
-
-    def __init__(self, flight: Flight, budget: int) -> None:
-        self.flight = flight
-        self.budget = budget
-        self.prefill = budget
-        """How much of it may go to prompts."""
-        self.sequences: list[Sequence] = []
-        self.starts: list[int] = []
-        self.counts: list[int] = []
-        self.expected: list[int] = []
-        self.new_rows: list[NewRow] = []
-        self.changes: list[RowChange] = []
-        self.plain = True
-        """One position for every row, and a token from it."""
-
-    def drop_preempted(self, retired: list[int]) -> None:
-        """Take out sequences that lost their blocks after they were planned."""
-        kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
-        rows = {self.sequences[index].row for index in kept}
-        for name in ("sequences", "starts", "counts", "expected"):
-            column = getattr(self, name)
-            setattr(self, name, [column[index] for index in kept])
-        self.changes = [change for change in self.changes if change.row in rows]
-        for new in self.new_rows:
-            if new.row not in rows:
-                retired.remove(new.row)  # the worker has not heard of it
-        self.new_rows = [new for new in self.new_rows if new.row in rows]
-        self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
 
 
 class Planner:
@@ -120,7 +85,7 @@ class Planner:
         if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
             self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
             self._grows_at = self.step + _CAREFUL_STEPS
-        draft = _Draft(flight, self._step_tokens)
+        draft = Draft(flight, self._step_tokens)
         running = self._residents.running
         self._make_way()
         turn = list(running.values())
@@ -146,6 +111,11 @@ class Planner:
             draft.drop_preempted(self._residents.retired)
         elif not starved:
             self._admit(draft, now)
+            if not draft.sequences:  # whom a part of the prompt tokens was kept for did not get blocks
+                for sequence in others:
+                    if sequence.row in running:
+                        self._plan_span(draft, sequence)
+                draft.drop_preempted(self._residents.retired)
         if not draft.sequences:
             gave_way = self._residents.num_preemptions > preemptions  # whose turn it was gave up its own blocks
             if gave_way or (not self._flights and self._residents.unblock()):
@@ -199,7 +169,7 @@ class Planner:
                 parts.append((lines[tenant], part))
         return parts
 
-    def _plan_decodes(self, draft: _Draft, turn: list[Sequence]) -> list[Sequence]:
+    def _plan_decodes(self, draft: Draft, turn: list[Sequence]) -> list[Sequence]:
         """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
         step = self.step
         starts = [sequence.num_computed for sequence in turn]
@@ -220,7 +190,7 @@ class Planner:
         draft.budget -= len(starts)
         return others
 
-    def _moves_fence(self, draft: _Draft, sequence: Sequence, start: int) -> bool:
+    def _moves_fence(self, draft: Draft, sequence: Sequence, start: int) -> bool:
         """A decoding sequence has filled its blocks: give it another one, if that takes none from anybody."""
         decodes = sequence.decoding and start == sequence.capacity and len(sequence.tokens) - start <= 1
         if not decodes or sequence.lockstep or start >= sequence.limit - 1:
@@ -232,7 +202,7 @@ class Planner:
         sequence.open_fence()
         return True
 
-    def _plan_span(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _plan_span(self, draft: Draft, sequence: Sequence) -> bool:
         """Plan what a running sequence wants, as far as the budget goes; False if budget or blocks were missing."""
         start = sequence.num_computed
         if start >= sequence.limit - 1 or sequence.waits_for_siblings:
@@ -274,7 +244,7 @@ class Planner:
                 return None
         return added
 
-    def _allowed(self, wanted: int, draft: _Draft) -> int:
+    def _allowed(self, wanted: int, draft: Draft) -> int:
         """Tokens of the budget for a sequence. Without chunking all or none, except what exceeds a whole step."""
         if wanted == 1:
             return min(1, draft.budget)
@@ -284,7 +254,7 @@ class Planner:
             return wanted if draft.prefill > 0 else 0
         return draft.budget if draft.budget == self._step_tokens else 0
 
-    def _take_span(self, draft: _Draft, sequence: Sequence, start: int, count: int) -> None:
+    def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> None:
         draft.plain = False
         end = start + count
         samples = end >= len(sequence.tokens)
@@ -303,7 +273,7 @@ class Planner:
         draft.expected.append(1 if samples else 0)
         draft.budget -= count
 
-    def _admit(self, draft: _Draft, now: float) -> None:
+    def _admit(self, draft: Draft, now: float) -> None:
         """Start waiting sequences in their order; the first that does not fit holds the others back."""
         residents, tables = self._residents, self._tables
         most_found = tables.num_hit_tokens + _MOST_FOUND_TOKENS
@@ -332,7 +302,7 @@ class Planner:
             self._introduce(draft, sequence)
             self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
 
-    def _introduce(self, draft: _Draft, sequence: Sequence) -> None:
+    def _introduce(self, draft: Draft, sequence: Sequence) -> None:
         """The worker hears of a sequence, whose blocks are settled for this step."""
         draft.new_rows.append(
             NewRow(
@@ -347,7 +317,7 @@ class Planner:
         )
         sequence.known_to_worker = True
 
-    def _seal(self, draft: _Draft) -> StepPlan:
+    def _seal(self, draft: Draft) -> StepPlan:
         flight = draft.flight
         sequences = draft.sequences
         flight.sequences = sequences

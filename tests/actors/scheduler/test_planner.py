@@ -268,3 +268,15 @@ def test_a_sequence_that_gives_up_its_blocks_alone_leaves_the_step_to_others() -
     for request in (1, 2):
         assert harness.reader.streams[100 * request] == stream_of([5, 6], 0, 6, frozenset())
     harness.assert_idle()
+
+
+def test_a_part_kept_for_who_gets_no_blocks_goes_to_the_others() -> None:
+    """One prompt token per step, two tenants: the one that waits has its part, and no blocks while the other runs."""
+    made = ready(7, 2, max_model_len=20)
+    core = make_core(made, caching=False, max_num_seqs=2, max_num_prefill_tokens=1, scheduling_policy="fair")
+    harness = Harness(core, made)
+    harness.submit(submission(1, [5] * 9, max_tokens=3, tenant="a"))
+    harness.step()
+    harness.submit(submission(2, [6] * 6, max_tokens=3, tenant="b"))
+    harness.run()
+    assert {request: len(harness.reader.streams[100 * request]) for request in (1, 2)} == {1: 3, 2: 3}
