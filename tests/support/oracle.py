@@ -104,6 +104,7 @@ def ready(num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, gr
 def make_core(
     settings: WorkerReady | None = None, *, caching: bool = True, key: bytes = SECRET, **config: object
 ) -> SchedulerCore:
+    config = {"max_plans_in_flight": 1} | config  # what a step decides is plain where the next one waits for it
     return SchedulerCore(SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key)
 
 
