@@ -156,7 +156,9 @@ async def test_a_killed_front_loses_its_own_connections_and_a_killed_server_ever
             return not alive(pids)
 
         await until(all_are_gone, 2)
-        assert b"[DONE]" not in await connection.read_all(2)
+        ending = await connection.read_all(2)  # cut, or told why in the moment that was left; never a normal end
+        assert b"[DONE]" not in ending or b'"code":"engine_failed"' in ending
+        assert b'"finish_reason":"' not in ending
         for wire in (lost, kept, connection):
             wire.close()
 
@@ -262,7 +264,7 @@ async def test_before_the_model_is_there_every_front_says_so(checkpoint, tmp_pat
 @pytest.mark.slow
 async def test_a_model_that_cannot_be_loaded_is_exit_code_3(tmp_path):
     async with serving_process(tmp_path, "--api-server-count", "2") as server:
-        assert await server.exit_code(20) == 3
+        assert await server.exit_code(60) == 3
         assert not alive(server.children)
         assert not server.logged("Traceback")
 
