@@ -1,5 +1,6 @@
 """Rows I1 to I5 of the fault table: start, drain and stop of the real server process."""
 
+import os
 import signal
 import sys
 from functools import partial
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import ready_process, serving_process
+from processes import alive, ready_process, serving_process
 from serving import events_of, http_request
 from sockets import raw_socket
 
@@ -161,6 +162,24 @@ async def test_I5_a_stalled_client_holds_nothing_up(checkpoint, attempt):
             server.signal(signal.SIGTERM)
             assert await server.exit_code(1 + GRACE_SECONDS + NOTICE_SECONDS) == 0
     assert server.logged("1 were ended early, 1 of them without taking the news")
+
+
+@pytest.mark.parametrize("attempt", TWENTY)
+async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt):
+    async with ready_process(checkpoint, "--shutdown-timeout", "1") as server, anyio.create_task_group() as group:
+        workers = server.workers()
+        if not workers:
+            pytest.skip("the worker is a thread here")
+        answers = Answers(server, group)
+        await answers.start(3900)
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        server.signal(signal.SIGTERM)
+        assert await server.exit_code(1 + GRACE_SECONDS + NOTICE_SECONDS) in (0, 1)
+        with anyio.fail_after(GRACE_SECONDS):
+            while alive(set(workers)):  # noqa: ASYNC110 - other processes' state
+                await anyio.sleep(0.01)
+    assert answers.ends(3900) in ("error", "complete")
 
 
 @pytest.mark.parametrize("attempt", TWENTY)

@@ -106,6 +106,11 @@ class ServerProcess:
             while await read() < at_least:  # noqa: ASYNC110 - another process's state
                 await anyio.sleep(0.02)
 
+    def workers(self) -> list[int]:
+        """Processes that run the model, spares too."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return [child.pid for child in children if any("worker_main" in word for word in child.cmdline())]
+
     async def read_log(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         assert self.process.stderr is not None
