@@ -23,6 +23,8 @@ from troupellm.load_tests.soak.traffic import UNEXPECTED, Traffic
 SAMPLE_SECONDS = 2.0
 WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, (2.0, 240.0)
 """Caches fill and allocators find their size in this part of the run, within these bounds."""
+KILLING_SHARE, JUDGED_SHARE = 0.3, 0.5
+"""Workers are killed in the first part of the run; memory is judged in the last, when their successors have grown."""
 SLACK = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
 """Connections close a little later than their clients think, and pools keep a thread."""
 
@@ -73,13 +75,14 @@ async def _soak(args: argparse.Namespace) -> Report:
         before = await server.held()
         samples, ends, kills = await _drive(server, args, args.seed + 1, seconds)
         after = await server.held()
-        tenth = max(1, len(samples) // 10)
+        judged = samples[int(len(samples) * (1 - JUDGED_SHARE)) :]
+        tenth = max(1, len(judged) // 10)
         return Report(
             minutes=args.minutes,
-            slope_mebibytes_per_minute=slope(samples),
+            slope_mebibytes_per_minute=slope(judged),
             mebibytes=(
-                statistics.median(size for _, size in samples[:tenth]),
-                statistics.median(size for _, size in samples[-tenth:]),
+                statistics.median(size for _, size in judged[:tenth]),
+                statistics.median(size for _, size in judged[-tenth:]),
             ),
             before=before,
             after=after,
@@ -100,7 +103,8 @@ async def _drive(
     try:
         while (now := time.monotonic()) - began < seconds and server.running:
             samples.append(((now - began) / 60, server.resident_mebibytes()))
-            if args.kill_every and now - killed >= args.kill_every and (workers := server.workers()):
+            due = args.kill_every and now - killed >= args.kill_every and now - began < KILLING_SHARE * seconds
+            if due and (workers := server.workers()):
                 killed = now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(workers[0], signal.SIGKILL)
