@@ -1,0 +1,226 @@
+"""The seat of a worker process, with processes that only exist in the test."""
+
+import signal
+from typing import Any
+
+import anyio
+import pytest
+
+from troupellm.actors.process_seat import MODULE, ProcessSeat
+from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.frames import Assembler, Codec
+from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.worker_link import HELLO, Failed, Finished, Launch, Load, Loaded, Progress, ToWorker
+
+pytestmark = pytest.mark.anyio
+
+READY = WorkerReady(
+    vocab_width=100, max_model_len=64, num_blocks=7, block_size=16, groups=(), dtype="float32", device="cpu",
+    architecture="Fake", num_parameters=1, weight_bytes=1, kv_cache_bytes=1, activation_bytes=1, memory_free_bytes=1,
+    load_seconds=0.0,
+)  # fmt: skip
+PLAN = StepPlan(step=3, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
+RESULT = StepResult(step=3, engine_epoch=0, rows=(), epochs=(), token_counts=(), tokens=())
+
+
+class FakeChild:
+    """Answers `Load` at once, unless it is mute."""
+
+    def __init__(self, pid: int, events: Any) -> None:
+        self.pid = pid
+        self.events = events
+        self.heard: list[ToWorker] = []
+        self.stopped = False
+        self.code: int | None = None
+        self.immortal = self.mute = False
+        self._codec: Codec[Any] = Codec()
+        self._assembler: Assembler[ToWorker] = Assembler(ToWorker, HELLO)
+        self.say(HELLO)
+
+    def send(self, data: bytes) -> None:
+        for message in self._assembler.feed(data):
+            self.heard.append(message)
+            if isinstance(message, Load) and not self.mute:
+                self.say(Progress(LoadProgress(phase="weights")))
+                self.say(Loaded(READY))
+
+    def say(self, message: Any) -> None:
+        self.events.received(self._codec.encode(message))
+
+    def die(self, code: int) -> None:
+        self.code = code
+        self.events.closed()
+
+    def kill(self) -> None:
+        if self.code is None and not self.immortal:
+            self.die(-signal.SIGKILL)
+
+    async def ended(self, timeout: float) -> int | None:
+        return self.code
+
+
+class FakeProcesses:
+    def __init__(self) -> None:
+        self.children: list[FakeChild] = []
+        self.exhausted = False
+
+    async def start(self, module: str, events: Any) -> FakeChild:
+        assert module == MODULE
+        if self.exhausted:
+            raise OSError(11, "Resource temporarily unavailable")
+        self.children.append(FakeChild(100 + len(self.children), events))
+        return self.children[-1]
+
+
+@pytest.fixture
+def processes() -> FakeProcesses:
+    return FakeProcesses()
+
+
+@pytest.fixture
+def seat(processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch) -> ProcessSeat:
+    monkeypatch.setattr("troupellm.actors.process_seat.SPARE_DELAY_SECONDS", 0.0)
+    config = EngineConfig.from_flat({"hf_token": "a secret"})
+    return ProcessSeat("some:Worker", config, processes, lambda progress: None, spare=True)
+
+
+async def test_plans_go_out_and_results_come_back(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.prepare()
+    assert await seat.start() == READY
+    (child,) = processes.children
+    load = child.heard[0]
+    assert isinstance(load, Load)
+    assert (load.factory, load.config.model.hf_token) == ("some:Worker", None)
+    seat.send(PLAN)
+    assert child.heard[1] == Launch(PLAN)
+    child.say(Finished(RESULT))
+    assert await seat.receive() == RESULT
+    assert (seat.pid, seat.spare_pid) == (100, None)
+    assert await seat.close()
+    assert child.code == -signal.SIGKILL
+
+
+async def test_the_spare_takes_over_with_the_sizes_of_the_first(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    await seat.stand_by()
+    await seat.stand_by()
+    assert (seat.pid, seat.spare_pid, len(processes.children)) == (100, 101, 2)
+    processes.children[0].die(-signal.SIGKILL)
+    with pytest.raises(WorkerGone, match="killed by SIGKILL") as caught:
+        await seat.receive()
+    assert not caught.value.fault
+    assert await seat.restart() == READY
+    assert (seat.pid, seat.spare_pid) == (101, None)
+    load = processes.children[1].heard[0]
+    assert isinstance(load, Load)
+    assert (load.config.cache.num_gpu_blocks_override, load.config.model.max_model_len) == (7, 64)
+    assert await seat.close()
+
+
+async def test_a_dead_spare_is_not_used(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    await seat.stand_by()
+    processes.children[1].die(1)
+    assert seat.spare_pid is None
+    await seat.restart()
+    assert seat.pid == 102
+    await seat.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "fault"),
+    [
+        (-signal.SIGTERM, "killed by SIGTERM", False),
+        (-signal.SIGSEGV, "killed by SIGSEGV", True),
+        (-signal.SIGABRT, "killed by SIGABRT", True),
+        (7, "exit code 7", True),
+        (0, "exit code 0", True),
+    ],
+)
+async def test_how_a_worker_died_says_whose_fault_it_was(
+    seat: ProcessSeat, processes: FakeProcesses, code: int, reason: str, fault: bool
+) -> None:
+    await seat.start()
+    processes.children[0].die(code)
+    with pytest.raises(WorkerGone, match=reason) as caught:
+        await seat.receive()
+    assert caught.value.fault is fault
+    await seat.close()
+
+
+async def test_a_step_that_raised_keeps_its_text_from_clients(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    processes.children[0].say(Failed(kind="KeyError", message="a secret", detail="Traceback: a secret"))
+    with pytest.raises(Exception, match="a model step failed with KeyError") as caught:
+        await seat.receive()
+    assert "secret" not in str(caught.value)
+    assert caught.value.__notes__ == ["Traceback: a secret"]
+    await seat.close()
+
+
+@pytest.mark.parametrize("out_of_turn", [Loaded(READY), Progress(LoadProgress(phase="weights"))])
+async def test_messages_out_of_turn_end_the_worker(
+    seat: ProcessSeat, processes: FakeProcesses, out_of_turn: Any
+) -> None:
+    await seat.start()
+    processes.children[0].say(out_of_turn)
+    with pytest.raises(WorkerGone, match="out of turn"):
+        await seat.receive()
+    await seat.close()
+
+
+async def test_what_fails_while_loading_is_told(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.prepare()
+    processes.children[0].mute = True
+    processes.children[0].say(Failed(kind="ModelLoadError", message="config.json: no", hint="look"))
+    with pytest.raises(ModelLoadError, match=r"config\.json: no") as caught:
+        await seat.start()
+    assert caught.value.hint == "look"
+    await seat.close()
+
+
+async def test_a_successor_that_falls_silent_is_given_up(
+    seat: ProcessSeat, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("troupellm.actors.process_seat.RELOAD_SILENCE_SECONDS", 0.01)
+    await seat.start()
+    await seat.stand_by()
+    processes.children[1].mute = True
+    with pytest.raises(WorkerGone, match="fallen silent"):
+        await seat.restart()
+    assert await seat.restart() == READY
+    assert processes.children[1].code == -signal.SIGKILL
+    await seat.close()
+
+
+async def test_no_more_processes(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    processes.exhausted = True
+    with pytest.raises(WorkerGone, match="cannot be started"):
+        await seat.prepare()
+    processes.exhausted = False
+    await seat.start()
+    processes.exhausted = True
+    await seat.stand_by()
+    assert seat.spare_pid is None
+    await seat.close()
+
+
+async def test_a_process_that_does_not_go(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    processes.children[0].immortal = True
+    with pytest.raises(WorkerStuck):
+        await seat.restart()
+    await seat.start()
+    processes.children[1].immortal = True
+    assert not await seat.close()
+
+
+async def test_waiting_can_be_cancelled_and_loses_nothing(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    with anyio.move_on_after(0.0):
+        await seat.receive()
+    processes.children[0].say(Finished(RESULT))
+    assert await seat.receive() == RESULT
+    await seat.close()
