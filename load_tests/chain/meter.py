@@ -79,7 +79,8 @@ def metered(meter: Meter) -> Iterator[None]:
         (SchedulerCore, "plan", meter.call("plan", SchedulerCore.plan)),
         (SchedulerCore, "update", meter.call("update", SchedulerCore.update)),
         (Output, "run", meter.task("output", Output.run)),
-        (WorkerActor, "run", meter.task("worker", WorkerActor.run)),
+        (WorkerActor, "_pass_plans", meter.task("worker", WorkerActor._pass_plans)),
+        (WorkerActor, "_pass_results", meter.task("worker", WorkerActor._pass_results)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
     for owner, name, replacement in wrapped:
