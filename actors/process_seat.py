@@ -202,9 +202,9 @@ class ProcessSeat:
     async def restart(self) -> WorkerReady:
         """Kill the worker and start another one, at best the spare."""
         self._lost_one = True
-        worker, self._worker = self._worker, None
-        if worker is not None and not await worker.end():
+        if self._worker is not None and not await self._worker.end():  # forgotten when it has gone, not before
             raise WorkerStuck("the worker process was killed and does not go")
+        self._worker = None
         return await self.start()
 
     async def close(self) -> bool:
