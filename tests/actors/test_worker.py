@@ -104,7 +104,9 @@ async def test_a_worker_is_replaced_by_order(fake_worker: Any) -> None:
         bench.plans.control(RestartWorker("an order that comes too late", engine_epoch=0))
         await bench.plans.put(plan(1, engine_epoch=1))
         assert (await bench.result()).step == 1
-        assert bench.actor.losses == 1
+        bench.plans.control(RestartWorker("it may not have heard", engine_epoch=1, fault=False))
+        assert await bench.replaced() == WorkerLost("it may not have heard", fault=False)
+        assert bench.actor.losses == 2
         bench.plans.close()
     await bench.thread.close()
 

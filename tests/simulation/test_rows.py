@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from simulator.faults import ACTORS, CRASHES, Fault
+from simulator.faults import ACTORS, CRASHES, LOSSES, MAILBOXES, SILENT, Fault
 from simulator.history import Verdict
 from simulator.runner import run_scenario
 from simulator.workload import STALL_TIMEOUT, Ask, Scenario, draw_scenario
@@ -88,7 +88,7 @@ def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str) -> None:
         scenarios = (crowd(seed, size=MESSAGES + 2, num_blocks=6, prompt=6, answer=8) for seed in range(3))
         found = assert_right(run_scenario(changed(one, faults=(stay, Fault(actor, kind, at)))) for one in scenarios)
         hits |= {at for verdict in found if (actor, kind) in verdict.hits}
-    assert len(hits) >= (2 if actor == "stalls" else MESSAGES), f"only messages {sorted(hits)} were met"
+    assert len(hits) >= (2 if actor in SILENT else MESSAGES), f"only messages {sorted(hits)} were met"
 
 
 def test_E7_mailboxes_of_one_message_never_deadlock() -> None:
@@ -96,6 +96,32 @@ def test_E7_mailboxes_of_one_message_never_deadlock() -> None:
     small = [scenario for scenario in scenarios if scenario.pressure.smallest_mailboxes]
     assert len(small) > 100
     assert_right(run_scenario(scenario) for scenario in small)
+
+
+def disturbed(fault: Fault, seed: int) -> Verdict:
+    """A crowd of ten in which one thing goes wrong."""
+    return run_scenario(changed(crowd(seed, size=10, num_blocks=8, prompt=6, answer=8), faults=(fault,)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOSSES if kind != "poison"])
+def test_E1_E6_a_lost_worker_and_nonsense_replies_cost_nobody_a_request(kind: str) -> None:
+    """At each of the first steps: the worker is replaced, and everybody gets the tokens of a solo run."""
+    verdicts = assert_right(disturbed(Fault("worker", kind, at), seed) for at in range(1, 9) for seed in range(2))
+    assert all(verdict.finished == 10 for verdict in verdicts)
+    assert sum(("worker", kind) in verdict.hits for verdict in verdicts) >= 14
+
+
+@pytest.mark.parametrize("box", MAILBOXES)
+def test_E8_a_lost_wake_up_is_mended(box: str) -> None:
+    verdicts = assert_right(disturbed(Fault(box, "lost_wakeup", at), seed) for at in range(1, 6) for seed in range(2))
+    assert all(verdict.finished == 10 for verdict in verdicts)
+    assert sum(bool(verdict.hits) for verdict in verdicts) >= (1 if box == "intake" else 5)
+
+
+def test_E10_only_the_request_that_kills_the_worker_fails() -> None:
+    verdicts = assert_right(disturbed(Fault("worker", "poison", at), seed) for at in range(1, 7) for seed in range(5))
+    assert all(verdict.finished >= 9 for verdict in verdicts)
+    assert sum(verdict.finished == 9 for verdict in verdicts) > 20
 
 
 def departures(seeds: range) -> Iterable[Verdict]:
