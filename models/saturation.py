@@ -13,6 +13,8 @@ LEAST_TOKENS = 128
 """What is reported at least: smaller steps are not worth what comes with every one of them."""
 GAIN = 1.1
 """Twice the tokens must do so many times as many per second to be worth a longer step."""
+AROUND = 0.002
+"""Seconds. About what a step takes beside the model: planning, the way to the worker and back, text for readers."""
 SLOW = 0.05
 """Seconds. Where a step takes longer, its size is enough for the device, and larger ones would hold up the start."""
 SHORT = 0.02
@@ -36,7 +38,7 @@ def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], floa
         took = _timed(run, size, clock)
         if took < SHORT:
             took = min(took, _timed(run, size, clock))
-        if size > LEAST_TOKENS and size / took < GAIN * tokens / seconds:
+        if size > LEAST_TOKENS and size / (took + AROUND) < GAIN * tokens / (seconds + AROUND):
             break
         tokens, seconds = max(size, LEAST_TOKENS), took * max(1.0, LEAST_TOKENS / size)
         if took > SLOW:

@@ -29,15 +29,20 @@ class Device:
 @pytest.mark.parametrize(("knee", "expected"), [(32, 128), (100, 128), (200, 256), (512, 512)])
 def test_the_knee_of_the_roofline_is_found(knee: int, expected: int) -> None:
     """Up to the knee a step takes as long whatever its size."""
-    tokens, seconds = Device(lambda size: 1e-5 * max(size, knee)).measure()
+    tokens, seconds = Device(lambda size: 8e-5 * max(size, knee)).measure()
     assert tokens == expected
-    assert seconds == pytest.approx(1e-5 * max(expected, knee))
+    assert seconds == pytest.approx(8e-5 * max(expected, knee))
 
 
 def test_it_does_not_go_below_what_is_worth_a_step_nor_on_when_nothing_is_gained() -> None:
-    device = Device(lambda size: 1e-5 * size)
+    device = Device(lambda size: 8e-5 * size)
     assert device.measure()[0] == LEAST_TOKENS
     assert max(device.sizes) == 256
+
+
+def test_what_comes_with_every_step_counts_too() -> None:
+    """A model whose steps are as short as what is around them gets long ones."""
+    assert Device(lambda size: 1e-5 * size).measure()[0] == 512
 
 
 def test_a_slow_model_holds_up_the_start_by_one_step() -> None:
@@ -47,8 +52,8 @@ def test_a_slow_model_holds_up_the_start_by_one_step() -> None:
 
 
 def test_a_hiccup_in_a_short_step_does_not_count() -> None:
-    hiccups = iter([0.005])
-    device = Device(lambda size: 1e-5 * max(size, 256) + (next(hiccups, 0.0) if size == 256 else 0.0))
+    hiccups = iter([0.003])
+    device = Device(lambda size: 6e-5 * max(size, 256) + (next(hiccups, 0.0) if size == 256 else 0.0))
     assert device.measure()[0] == 256
 
 
