@@ -56,8 +56,7 @@ def _beam_refusal(
     if beam.num_candidates < width + len(message.stop_token_ids | message.eos_token_ids):
         return InvalidRequest("too many tokens end a sequence for use_beam_search", param="stop_token_ids")
     size = ready.block_size
-    shared = len(message.prompt) // 4 // size
-    blocks = shared + width * (-(-wanted // size) - shared)
+    blocks = count_beam_blocks(len(message.prompt) // 4, wanted, width, size)
     if blocks > ready.num_blocks:
         return ContextLengthExceeded(
             f"{width} beams need {blocks * size} tokens of KV cache; the whole cache has {ready.num_blocks * size}",
@@ -66,3 +65,9 @@ def _beam_refusal(
             param="n",
         )
     return None
+
+
+def count_beam_blocks(num_prompt_tokens: int, num_positions: int, width: int, block_size: int) -> int:
+    """What a search holds at most: the prompt's full blocks once, and for each beam what comes behind them."""
+    shared = num_prompt_tokens // block_size
+    return shared + width * (-(-num_positions // block_size) - shared)

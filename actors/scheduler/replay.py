@@ -9,8 +9,9 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.quarantine import Quarantine
+from troupellm.actors.scheduler.refusals import count_beam_blocks
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.actors.scheduler.sequence import Request, Sequence
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.scheduler import WorkerLost
 from troupellm.protocol.worker import WorkerReady
@@ -68,9 +69,8 @@ class Replay:
     def resume(self, ready: WorkerReady) -> None:
         """There is a worker again; its memory may have another size."""
         self._tables.rebuild(ready.num_blocks)
-        capacity = ready.num_blocks * ready.block_size
         for request in list(self._ledger.requests.values()):
-            if any(sequence.limit - 1 > capacity for sequence in request.sequences if not sequence.ended):
+            if _most_blocks(request, ready.block_size) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")
                 self._ledger.end_request(request, error)
         self.reason = None
@@ -83,3 +83,10 @@ class Replay:
                 if sequence.epoch == epoch:
                     found[sequence] = None
         return list(found)
+
+
+def _most_blocks(request: Request, block_size: int) -> int:
+    """Blocks that a request needs at once to end: those of one sequence, or of all beams."""
+    longest = max((sequence.limit - 1 for sequence in request.sequences if not sequence.ended), default=0)
+    width = 1 if request.search is None else len(request.sequences)
+    return count_beam_blocks(request.num_prompt_tokens, max(longest, request.num_prompt_tokens), width, block_size)
