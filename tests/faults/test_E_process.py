@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
 PROCESS: dict[str, Any] = SETTINGS | {"worker_process": True}
+HARMS = ("sleep", "crash", "exit", "fail")
 STREAMS = 32
 LENGTH = 150
 GONE_SECONDS = 2.0
@@ -200,7 +201,7 @@ async def test_E10_a_poison_request_fails_alone(folder):
         assert engine.snapshot().scheduler.convicted == 1
 
 
-@pytest.mark.parametrize("fault", ["", "spin", "sleep"])
+@pytest.mark.parametrize("fault", ["spin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "sleep"))])
 async def test_E12_no_worker_outlives_its_parent(folder, fault):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
     host = subprocess.Popen(
