@@ -106,3 +106,24 @@ def test_searches_that_never_fit(width: int, fields: dict[str, int], error: type
     assert isinstance(refused, error)
     with pytest.raises(error, match=message):
         raise refused
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("fault", [True, False])
+def test_a_search_goes_on_after_its_worker_was_lost(fault: bool, plans: int, caching: bool) -> None:
+    for steps in range(14):
+        made = ready()
+        harness = Harness(make_core(made, caching=caching, max_plans_in_flight=plans, max_num_batched_tokens=8), made)
+        for request in (1, 2):
+            harness.submit(beam_submission(request, PROMPT[request:], 3, max_tokens=6, eos_token_ids=STOPS))
+        harness.submit(submission(3, PROMPT, 4))
+        for _ in range(steps):
+            harness.step()
+        harness.plan()
+        harness.lose(fault=fault)
+        harness.run()
+        for request in (1, 2):
+            assert answers(harness, request, 3) == beams_of(PROMPT[request:], 3, 6, STOPS)
+        assert answers(harness, 3, 4) == [stream_of(PROMPT, fork, 8, frozenset()) for fork in range(4)]
+        harness.assert_idle()
