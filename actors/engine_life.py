@@ -161,6 +161,7 @@ class EngineLife:
             open_requests=len(running.system.requests),
             scheduler=running.system.scheduler_snapshot,
             actors=running.system.actor_snapshots(),
+            unready=running.system.unready,
             last_step_age_seconds=None if last is None else now - last,
             tenants=running.system.admission.quotas.snapshot(),
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],

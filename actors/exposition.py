@@ -107,6 +107,12 @@ class _EngineCollector(Collector):
         blocks = {"free": scheduler.blocks_free, "used": scheduler.blocks_used, "cached": scheduler.blocks_cached}
         yield _gauge("requests_running", "Requests in the batch.", base, scheduler.running)
         yield _gauge("requests_waiting", "Requests that wait to be scheduled.", base, scheduler.waiting)
+        quarantined = scheduler.quarantined
+        yield _counter("worker_restarts", "Times that the worker was lost.", base, scheduler.worker_losses)
+        yield _counter("replays", "Sequences computed again after the worker was lost.", base, scheduler.replays)
+        yield _counter("convicted", "Requests failed because they killed the worker.", base, scheduler.convicted)
+        yield _counter("dropped_results", "Late rows of results.", base, scheduler.dropped_results)
+        yield _gauge("requests_quarantined", "Requests suspected of killing the worker.", base, quarantined)
         yield _gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)
         yield _gauge("streams_stalled", "Sequences paused because their reader is behind.", base, scheduler.paused)
         yield _gauge("kv_cache_usage_ratio", "Share of the KV blocks in use.", base, usage)
@@ -115,7 +121,12 @@ class _EngineCollector(Collector):
             family.add_metric([*base.values(), state], count)
         yield family
         yield _gauge("uptime_seconds", "Since the engine started.", base, snapshot.uptime_seconds)
-        yield _gauge("ready", "1 while requests are accepted.", base, float(snapshot.state == "ready"))
+        yield _gauge(
+            "ready",
+            "1 while requests are accepted.",
+            base,
+            float(snapshot.state == "ready" and snapshot.unready is None),
+        )
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         yield _gauge("lora_requests_info", "Adapters in use.", {**base, **adapters}, 0.0)
         yield _gauge("cache_config_info", "KV cache settings.", {**base, **self._cache_config}, 1.0)

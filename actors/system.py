@@ -151,9 +151,10 @@ class System:
 
     def _mend(self, stuck: Stuck) -> None:
         """Wake who may have missed its wake-up; a worker that has lost a plan is replaced."""
+        plan_is_lost = stuck.actor == "worker" and not self.worker.depth
         for mailbox in self._stages:
             mailbox.nudge()
-        if stuck.actor == "worker":
+        if plan_is_lost:
             self.worker.control(RestartWorker(stuck.what, self._worker.losses, fault=False))
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:

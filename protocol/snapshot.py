@@ -74,6 +74,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     open_requests: int
     scheduler: SchedulerSnapshot
     actors: tuple[ActorSnapshot, ...]
+    unready: str | None = None
+    """Why requests had better go elsewhere just now, though they are taken: the worker restarts, or nothing moves."""
     last_step_age_seconds: float | None = None
     """Seconds since a step finished; None before the first."""
     tenants: tuple[TenantSnapshot, ...] = ()

@@ -153,6 +153,8 @@ class EngineHost:
         snapshot = engine.snapshot()
         scheduler, reasons = snapshot.scheduler, self.further_reasons()
         age = snapshot.last_step_age_seconds
+        if snapshot.unready is not None:
+            reasons.append(f"engine_restarting: {snapshot.unready}")
         busy = scheduler.running > scheduler.paused
         if busy and age is not None and age > engine.config.worker.step_timeout:
             reasons.append(f"no step has finished for {age:.0f} seconds")
