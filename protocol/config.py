@@ -105,7 +105,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     itl_target_ms: Annotated[
         float,
         Meta(ge=0.0, description="milliseconds between the tokens of running streams while prompts come; 0 is off"),
-    ] = 200.0
+    ] = 400.0
     tenants: tuple[TenantConfig, ...] = ()
     """Whose names are known, with their shares and limits; the server reads them from its key file."""
     async_scheduling: Annotated[bool, _help("plan the next step while one runs; off waits for its result")] = True
