@@ -137,6 +137,37 @@ async def test_an_intake_crash_restarts_it(engine_of: Any, monkeypatch: pytest.M
         await quiet(engine)
 
 
+async def test_an_intake_crash_spares_those_who_wait_in_its_mailbox(
+    engine_of: Any, expected: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any
+) -> None:
+    from troupellm.actors.intake import Intake
+
+    answers: dict[int, Any] = {}
+    async with engine_of() as engine:
+        original = Intake._pass_on
+
+        async def broken(self: Intake, *arguments: Any, **options: Any) -> None:
+            monkeypatch.setattr(Intake, "_pass_on", original)
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(Intake, "_pass_on", broken)
+
+        async def ask(number: int) -> None:
+            try:
+                answers[number] = (await engine.generate([number, 5], max_tokens=5)).token_ids
+            except troupellm.RequestFailed as error:
+                answers[number] = error
+
+        async with anyio.create_task_group() as group:
+            for number in range(10, 15):
+                group.start_soon(ask, number)
+        failed = [number for number, answer in answers.items() if isinstance(answer, Exception)]
+        assert len(failed) == 1
+        for number in set(answers) - set(failed):
+            assert list(answers[number]) == expected([number, 5], 5)
+        await quiet(engine)
+
+
 async def test_an_output_crash_fails_what_is_open_and_goes_on(
     engine_of: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any
 ) -> None:
