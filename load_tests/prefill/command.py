@@ -70,8 +70,9 @@ async def _measure(args: argparse.Namespace, folder: Path) -> list[Side]:
     source = random.Random(0)
     async with AsyncExitStack() as stack:
         engines: list[Engine] = []
-        for budget in ("auto", whole):
-            engine = Engine(folder, **{**settings, "max_num_prefill_tokens": budget})
+        in_one_step = {"max_num_prefill_tokens": whole, "itl_target_ms": 0.0}
+        for own in ({}, in_one_step):
+            engine = Engine(folder, **{**settings, **own})
             engines.append(await stack.enter_async_context(engine))
         saturating = engines[0].ready.saturation_tokens
         sides = [Side("budget", saturating, [], [], []), Side("one step", whole, [], [], [])]
