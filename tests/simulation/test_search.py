@@ -17,8 +17,8 @@ from simulator.runner import digest, run_seed, run_seeds
 SEEDS_IN_CI = 4000
 CHUNK = 100
 KEPT_SEEDS = (61, 390, 494, 588, 752, 959, 1157, 1564, 2109, 2143, 2638, 3163, 10936)
-"""Seeds that have found a bug. What a seed stands for changes with the workload and the alphabet, so each bug has a named
-test beside the code that had it as well."""
+"""Seeds that have found a bug. What a seed stands for changes with the workload and the alphabet: a bug of the engine
+needs a test of its own beside the code that had it."""
 _SAMPLE = (0, 3, 17, 40, 101, 390, 1157, 2638)
 
 

@@ -183,3 +183,12 @@ async def test_a_worker_without_room_is_a_bug_that_is_raised() -> None:
     await stage.inbox.put(submission(1, PROMPT))
     with pytest.raises(RuntimeError, match="no room for a plan"):
         await stage.actor.run()
+
+
+async def test_a_closed_output_box_ends_it_quietly() -> None:
+    """At the engine's end, when the output actor has gone before it."""
+    stage = Stage()
+    stage.output.close()
+    await stage.inbox.put(submission(1, []))  # refused at once, which is an output
+    with anyio.fail_after(10):
+        await stage.actor.run()
