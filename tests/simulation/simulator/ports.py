@@ -52,6 +52,8 @@ class SimThread:
         self._start_soon = start_soon
         self._calls: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._works = False
+        self._slow_again = 0.0
+        """When the next call may be slow."""
 
     def post(self, call: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._calls.append((call, done))
@@ -90,10 +92,14 @@ class SimThread:
         seconds = self._step_seconds * self._random.choice((0.5, 1.0, 2.0))
         if self._injector.strike("worker", "hang"):
             await anyio.sleep_forever()
-        if self._injector.strike("worker", "late"):
-            seconds += 0.9 * STEP_TIMEOUT
-        elif self._injector.strike("worker", "stall"):
-            seconds += 0.25 * STEP_TIMEOUT
+        now = anyio.current_time()
+        if now >= self._slow_again:  # slow calls in a row would add up to one that counts as hung
+            if self._injector.strike("worker", "late"):
+                seconds += 0.9 * STEP_TIMEOUT
+                self._slow_again = now + 2 * STEP_TIMEOUT
+            elif self._injector.strike("worker", "stall"):
+                seconds += 0.25 * STEP_TIMEOUT
+                self._slow_again = now + STEP_TIMEOUT
         await anyio.sleep(seconds)
 
 
