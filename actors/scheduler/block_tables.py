@@ -118,10 +118,9 @@ class BlockTables:
         num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
-        keys, width = sequence.keys, 4 * size
+        width = 4 * size
+        keys = self._name_blocks(sequence, num_full)
         contents = sequence.tokens[first * size : num_full * size].tobytes()
-        if len(keys) <= num_full:
-            self.hasher.extend(keys, contents[(len(keys) - 1 - first) * width :])
         for group, pool in enumerate(self.pools):
             table = sequence.tables[group]
             for index in range(first, num_full):
@@ -139,8 +138,9 @@ class BlockTables:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
+        keys = self._name_blocks(sequence, num_full)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.label_beginning(table[num_full], sequence.keys[num_full], content)
+            pool.label_beginning(table[num_full], keys[num_full], content)
 
     def forget(self, sequence: Sequence) -> None:
         """What the sequence's blocks hold is not to be trusted: nobody else finds them."""
@@ -179,13 +179,21 @@ class BlockTables:
         """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
         return self.caching and sequence.cache_age == self._age
 
+    def _name_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """The sequence's keys, extended to cover its first `num_blocks` blocks.
+
+        They may end anywhere before: a sequence that starts behind a trunk has labelled blocks that it never named.
+        """
+        keys = sequence.keys
+        named = len(keys) - 1
+        if named < num_blocks:
+            self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
+        return keys
+
     def _find_prefix(self, sequence: Sequence) -> list[list[int]]:
         """Blocks per group of the longest known prefix that leaves at least the last token to compute."""
         longest = (len(sequence.tokens) - 1) // self.block_size
-        keys = sequence.keys
-        if len(keys) <= longest:
-            named = len(keys) - 1
-            self.hasher.extend(keys, sequence.tokens[named * self.block_size : longest * self.block_size].tobytes())
+        keys = self._name_blocks(sequence, longest)
         found = [pool.find_all(keys[1 : longest + 1]) for pool in self.pools]
         shortest = min(map(len, found))
         return [blocks[:shortest] for blocks in found]

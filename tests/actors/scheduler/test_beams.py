@@ -43,6 +43,23 @@ def test_the_answers_are_those_of_the_plain_search(
     harness.assert_idle()
 
 
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("prompt", [[2], [2, 3], [1, 3, 1], [3, 3, 3, 1], [1, 1, 1, 2, 2]])
+def test_a_search_goes_on_after_a_loss_of_the_worker(prompt: list[int], block_size: int) -> None:
+    made = ready(num_blocks=100, block_size=block_size)
+    stops = frozenset({EOS, 1})
+    right = beams_of(prompt, 2, 12, stops)
+    for step in range(1, 13):
+        harness = Harness(make_core(made), made)
+        harness.submit(beam_submission(1, prompt, 2, max_tokens=12, eos_token_ids=stops))
+        for _ in range(step):
+            harness.step()
+        harness.lose(fault=False)
+        harness.run()
+        assert answers(harness, 1, 2) == right
+        harness.assert_idle()
+
+
 @pytest.mark.parametrize("plans", [1, 2])
 @pytest.mark.parametrize("budget", [4, 7, 64])
 def test_beams_beside_others_under_pressure(plans: int, budget: int) -> None:

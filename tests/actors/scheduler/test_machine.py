@@ -165,6 +165,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.core.stop_string_met(row)
         self.harness.core.assert_invariants()
 
+    @rule(fault=st.booleans())
+    def lose(self, fault: bool) -> None:
+        """The worker dies. Whoever is alone under suspicion may be convicted, guilty or not."""
+        self.harness.lose(fault=fault)
+
     @precondition(lambda self: self.harness.oracle.rows)
     @rule(data=st.data())
     def break_row(self, data: st.DataObject) -> None:
