@@ -146,17 +146,17 @@ def counting(rng: random.Random) -> list[Piece]:
 # Shares of documents, not of tokens, in the first and the second stage of a run: first the facts and
 # the forms, then more of what stays weak longest. A story is ten times as long as a sum.
 MIXTURE: tuple[tuple[Make, float, float], ...] = (
-    (single, 0.31, 0.31),
-    (several, 0.13, 0.14),
-    (arithmetic.drill, 0.10, 0.08),
+    (single, 0.31, 0.20),
+    (several, 0.13, 0.10),
+    (arithmetic.drill, 0.10, 0.07),
     (facts.drill, 0.04, 0.01),
     (stories.raw, 0.02, 0.01),
     (story_chat, 0.04, 0.03),
-    (objects, 0.16, 0.20),
-    (calls, 0.09, 0.11),
+    (objects, 0.16, 0.27),
+    (calls, 0.09, 0.18),
     (reading, 0.02, 0.02),
-    (copying, 0.06, 0.05),
-    (counting, 0.02, 0.03),
+    (copying, 0.06, 0.08),
+    (counting, 0.02, 0.02),
     (foreign, 0.01, 0.01),
 )
 
