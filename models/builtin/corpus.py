@@ -146,14 +146,14 @@ def counting(rng: random.Random) -> list[Piece]:
 # Shares of documents, not of tokens, in the first and the second stage of a run: first the facts and
 # the forms, then more of what stays weak longest. A story is ten times as long as a sum.
 MIXTURE: tuple[tuple[Make, float, float], ...] = (
-    (single, 0.31, 0.20),
+    (single, 0.31, 0.24),
     (several, 0.13, 0.10),
     (arithmetic.drill, 0.10, 0.07),
     (facts.drill, 0.04, 0.01),
     (stories.raw, 0.02, 0.01),
     (story_chat, 0.04, 0.03),
-    (objects, 0.16, 0.27),
-    (calls, 0.09, 0.18),
+    (objects, 0.16, 0.25),
+    (calls, 0.09, 0.16),
     (reading, 0.02, 0.02),
     (copying, 0.06, 0.08),
     (counting, 0.02, 0.02),

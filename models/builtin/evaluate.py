@@ -33,9 +33,11 @@ NAMES = {
     "differences below zero": "– of these, results below zero",
     "facts, combinations": "Facts, held-out combinations of known openers and phrases",
     "facts, openers": "Facts, openers that training never saw",
-    "facts, phrases": "Facts, phrases that training never saw",
+    "facts, phrases": "Facts, phrases that training never saw, of words that it saw",
+    "facts, new words": "Facts, phrases with a word that training never saw (“the preterite of”)",
     "facts, fresh": "Facts in fresh wordings, written apart from the grammar",
-    "json valid": "JSON made up: parses and satisfies the schema (unguided)",
+    "json simple": "JSON made up, one to four usual fields: parses and satisfies the schema (unguided)",
+    "json valid": "JSON made up, up to six fields, a third with made-up names",
     "json own names": "– every field name made up",
     "json extraction": "JSON: values read out of a sentence, exact",
     "tool calls": "Tool call: exact name and arguments",
@@ -65,8 +67,10 @@ def _exact(question: str, answer: str) -> Case:
     return Case(_prompt(chat), partial(eq, answer))
 
 
-def _object(rng: random.Random, foreign: float) -> Case:
+def _object(rng: random.Random, foreign: float, most: int = 6) -> Case:
     chat, schema = structured.chat(rng, foreign=foreign, made=True)
+    while len(schema["properties"]) > most:
+        chat, schema = structured.chat(rng, foreign=foreign, made=True)
 
     def passes(said: str) -> bool:
         try:
@@ -114,7 +118,9 @@ def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
             f"facts, {part}": [_exact(*case) for case in facts.evaluation(rng, part, count)]
             for part in ("combinations", "openers", "phrases")
         },
+        "facts, new words": [_exact(*case) for case in facts.evaluation(rng, "phrases", count, new_words=True)],
         "facts, fresh": [_exact(*case) for case in fresh_wordings.evaluation(rng, count)],
+        "json simple": [_object(rng, 0.0, 4) for _ in range(other)],
         "json valid": [_object(rng, 0.35) for _ in range(other)],
         "json own names": [_object(rng, 1.0) for _ in range(other)],
         "json extraction": [_extraction(rng) for _ in range(other)],

@@ -111,7 +111,16 @@ def drill(rng: random.Random) -> list[Piece]:
     return [Piece(text, 0.7)]
 
 
-def evaluation(rng: random.Random, part: str, count: int) -> list[tuple[str, str]]:
-    """Held-out questions with the sentences expected; ``count`` 0 asks for every fact twice."""
-    chosen = rng.sample(FACTS, count) if count else FACTS * 2
-    return [(fact.ask(wordings.draw(rng, fact.relation.name, part).text), fact.sentence()) for fact in chosen]
+def evaluation(rng: random.Random, part: str, count: int, *, new_words: bool = False) -> list[tuple[str, str]]:
+    """Held-out questions with the sentences expected; ``count`` 0 asks for every fact twice.
+
+    ``new_words`` chooses the questions with a word that training never shows, otherwise they have none.
+    """
+    out: list[tuple[str, str]] = []
+    wanted = count or 2 * len(FACTS)
+    while len(out) < wanted:
+        for fact in rng.sample(FACTS, len(FACTS)):
+            core = wordings.draw(rng, fact.relation.name, part)
+            if part != "phrases" or wordings.has_new_word(core) == new_words:
+                out.append((fact.ask(core.text), fact.sentence()))
+    return out[:wanted]

@@ -9,29 +9,50 @@ import random
 from troupellm.models.builtin import facts
 
 WORDINGS: dict[str, tuple[str, ...]] = {
-    "capital": ("I'm planning a trip to {s}, what's the capital there?", "what's {s} capital called"),
-    "continent": ("Is {s} in Europe, Asia, or where?", "Which of the continents would I visit if I went to {s}?"),
-    "sound": ("My kid wants to hear what a {s} sounds like.", "So what kind of noise would a {s} make?"),
-    "baby": ("When a {s} has a baby, what is it called?", "is there a special word for baby {s}"),
-    "legs": ("Hey how many legs does a {s} actually have?", "If I look at a {s}, how many legs will I see?"),
-    "home": ("What do you call the thing a {s} lives in?", "where do you usually find a {s} living"),
-    "colour": ("If I paint {s}, which color should I take?", "Is there a typical color for {s}?"),
-    "opposite": ("I need a word that means the opposite of {s}", "not {s} but the opposite, what is the word"),
-    "plural": (
-        "How would I spell the plural of {s} correctly?",
-        "If there are many, do I write {s} or something else?",
+    "capital": (
+        "{s} has lots of cities, but which one is the capital?",
+        "my teacher asked for the capital of {s}, help",
     ),
-    "past": ("I {s} today, but what is it for yesterday?", "What's the correct past tense for {s} in English?"),
-    "symbol": ("Which abbreviation is {s} on the periodic table?", "how do you abbreviate the element {s}"),
-    "day after": ("Yesterday was {s}, so what day is it today?", "When {s} is over, what day starts?"),
-    "day before": ("Tomorrow is {s}, so what day is it today?", "What was the day just before {s}?"),
-    "month after": ("Once {s} is over, what month starts?", "Last month was {s}, which one is it now?"),
-    "month days": ("Does {s} have 30 or 31 days, or something else?", "When does {s} end, after how many days?"),
-    "sides": ("If I draw a {s}, how many sides do I need?", "a {s} in geometry, how many sides is that"),
-    "hello": ("I'm meeting somebody who speaks {s}, how do I say hello?", "Teach me to say hello in {s}!"),
-    "thanks": ("A {s} friend helped me, how do I say thank you?", "Teach me to say thank you in {s}!"),
-    "emoji": ("can you send the {s} emoji pls", "I'd like a little {s} emoji here."),
-    "currency": ("I'm travelling to {s}, which currency do I need?", "If I shop in {s}, what currency do I pay in?"),
+    "continent": ("I found {s} on the map. Which continent is it part of?", "what continent do people in {s} live on"),
+    "sound": ("If a {s} is outside my window, what sound will I hear?", "a {s} opens its mouth, what noise comes out"),
+    "baby": ("A mother {s} has a little one. What do we call it?", "before it grows up, what is a young {s} called"),
+    "legs": ("How many legs should I give a {s} in my drawing?", "a {s} is in my book, can you count its legs"),
+    "home": ("I'm a {s} and I want to go home. Where do I go?", "what's the name for the house of a {s}"),
+    "colour": ("I want to draw {s}. Which color crayon do I need?", "think of {s}, what color do you see"),
+    "opposite": (
+        "My brother says {s} and I want to say the opposite. What do I say?",
+        "{s} has an opposite, which is it",
+    ),
+    "plural": ("I had one {s} and now I have two. Two what?", "what does the word {s} turn into for more than one"),
+    "past": ("How do I say {s} if it all happened last week?", "my story is in the past, what do I write for {s}"),
+    "symbol": (
+        "What letter or letters do chemists write for {s}?",
+        "we had {s} in science class, what's its symbol again",
+    ),
+    "day after": (
+        "It's {s} and my party is tomorrow. What day is my party?",
+        "i fall asleep on {s} and wake up on which day",
+    ),
+    "day before": (
+        "It's {s} now and I lost my hat yesterday. What day was that?",
+        "which day do we have right before {s}",
+    ),
+    "month after": (
+        "My birthday is in the month right after {s}. Which month is that?",
+        "it's {s} now, what will next month be",
+    ),
+    "month days": ("How long is {s} if I count the days?", "how many days do I need on my calendar page for {s}"),
+    "sides": ("My homework has a {s} on it. How many sides has it got?", "please count the sides on a {s}"),
+    "hello": (
+        "What would a {s} child say instead of hello?",
+        "my new neighbor only knows {s}, how can I tell her hello",
+    ),
+    "thanks": ("Grandma speaks only {s} and I want to thank her. What do I say?", "thank you, but in {s} please"),
+    "emoji": ("I want to text my friend a {s}. Which emoji is that?", "got an emoji with a {s} on it"),
+    "currency": (
+        "What kind of money do people in {s} have in their pockets?",
+        "i want to buy ice cream in {s}, with what money",
+    ),
 }
 
 

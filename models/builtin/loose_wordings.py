@@ -9,7 +9,7 @@ import random
 import zlib
 from functools import cache
 
-from troupellm.models.builtin import fact_wordings as texts, wordings
+from troupellm.models.builtin import wordings
 
 SHARE = 0.35
 # None of them tells one relation from another.
@@ -43,7 +43,8 @@ def loosen(rng: random.Random, relation: str, text: str, subject: str) -> str:
             if rng.random() < 0.4:
                 out.append(rng.choice(FILLERS))
             continue
-        if rng.random() < 0.25 * min(rate, 0.4):
+        inside = bare in kept and bool(out) and out[-1].lower() in kept  # a subject of two words stays whole
+        if not inside and rng.random() < 0.25 * min(rate, 0.4):
             out.append(rng.choice(FILLERS))
         out.append(word)
     made = " ".join(out)
@@ -72,7 +73,7 @@ def _plain(text: str) -> str:
 @cache
 def _held(relation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Held-out phrases of a relation, and the words with which held-out openers begin."""
-    phrases = [phrase for listed in texts.PHRASES[relation] for phrase in wordings.split(listed)[1]]
+    phrases = [phrase for listed in wordings.phrases_of(relation) for phrase in wordings.split(listed)[1]]
     frames = [frame for listed in wordings.FRAMES for frame in wordings.split(listed)[1]]
     openers = [frame.split("{x}")[0] for frame in frames]
     return tuple(_plain(phrase) for phrase in phrases), tuple(_plain(opener) for opener in openers if opener.strip())

@@ -1,19 +1,21 @@
 """The grammar of questions: frames around the phrases of a relation, and what may stand around both.
 
 A part of it never reaches the training text, so that the evaluation can tell three kinds of novelty
-apart: known frames and phrases that were never put together, unknown frames, and unknown phrases.
+apart: known frames and phrases that were never put together, unknown frames, and unknown phrases. Of the
+last, those with a word that training never shows are told from those without.
 """
 
 import random
+import re
 import zlib
 from dataclasses import dataclass
 from functools import cache
 
-from troupellm.models.builtin import fact_wordings as texts
+from troupellm.models.builtin import everyday_wordings, fact_wordings as texts
 
 COMBINATIONS = 12  # one combination in so many is held out
 KINDS = ("noun", "question", "clause", "other")
-SHARES = (0.36, 0.30, 0.16, 0.18)
+SHARES = (0.26, 0.24, 0.12, 0.38)
 FRAMES = (texts.NOUN_FRAMES, texts.QUESTION_FRAMES, texts.CLAUSE_FRAMES, texts.OTHER_FRAMES)
 PARTS = ("training", "combinations", "openers", "phrases")
 
@@ -48,11 +50,18 @@ def _apart(frame: str, phrase: str) -> bool:
     return zlib.crc32(text.encode()) % COMBINATIONS == 0
 
 
+def phrases_of(relation: str) -> tuple[str, str, str, str]:
+    """The phrases of every kind; everyday sentences stand by themselves, so they are of the last."""
+    *framed, others = texts.PHRASES[relation]
+    noun, question, clause = framed
+    return noun, question, clause, f"{others}|{everyday_wordings.SENTENCES[relation]}"
+
+
 @cache
 def cores(relation: str, part: str) -> dict[str, tuple[Core, ...]]:
     """All questions about a relation that belong to one part, by kind."""
     out: dict[str, tuple[Core, ...]] = {}
-    for kind, frame_list, phrase_list in zip(KINDS, FRAMES, texts.PHRASES[relation], strict=True):
+    for kind, frame_list, phrase_list in zip(KINDS, FRAMES, phrases_of(relation), strict=True):
         frames, new_frames = split(frame_list)
         phrases, new_phrases = split(phrase_list)
         pairs = [(frame, phrase) for frame in frames for phrase in phrases]
@@ -67,6 +76,25 @@ def cores(relation: str, part: str) -> dict[str, tuple[Core, ...]]:
         if pairs:
             out[kind] = tuple(Core(kind, frame, phrase, part) for frame, phrase in pairs)
     return out
+
+
+@cache
+def vocabulary() -> frozenset[str]:
+    """Every word of the grammar's training part, of all relations."""
+    return frozenset(word for relation in texts.PHRASES for core in _all(relation, "training") for word in _words(core))
+
+
+def has_new_word(core: Core) -> bool:
+    """Whether a question uses a word that no training question has: one that can only be guessed."""
+    return not _words(core) <= vocabulary()
+
+
+def _all(relation: str, part: str) -> list[Core]:
+    return [core for group in cores(relation, part).values() for core in group]
+
+
+def _words(core: Core) -> set[str]:
+    return set(re.findall(r"[a-z']+", core.text.replace("{s}", " ").lower()))
 
 
 def draw(rng: random.Random, relation: str, part: str = "training") -> Core:

@@ -2,7 +2,7 @@
 
 import random
 
-from troupellm.models.builtin import fact_wordings, facts, fresh_wordings, loose_wordings, wordings
+from troupellm.models.builtin import facts, fresh_wordings, loose_wordings, wordings
 
 
 def test_fresh_wordings_are_apart_from_the_whole_grammar() -> None:
@@ -18,7 +18,7 @@ def test_whole_phrases_and_openers_are_held_out_and_hundreds_are_left() -> None:
         seen = [core for cores in wordings.cores(relation.name, "training").values() for core in cores]
         assert len({core.text for core in seen}) > 200
         whole = "\n".join(core.text for core in seen).lower()
-        held = [p for listed in fact_wordings.PHRASES[relation.name] for p in wordings.split(listed)[1]]
+        held = [p for listed in wordings.phrases_of(relation.name) for p in wordings.split(listed)[1]]
         assert len(held) >= 4
         assert not [phrase for phrase in held if phrase.lower() in whole]
         pairs = {(core.frame, core.phrase) for core in seen}
@@ -73,8 +73,6 @@ def test_loose_questions_keep_their_telling_words_and_nothing_held_out_slips_in(
         telling = {word.strip("?.,!:") for word in tidy.lower().split()} - loose_wordings.SMALL
         assert telling <= words
         assert set(fact.subject.lower().split()) <= words or fact.subject.lower() in loose.lower()
-        held = [
-            p.format(s=fact.subject) for listed in fact_wordings.PHRASES[relation] for p in wordings.split(listed)[1]
-        ]
+        held = [p.format(s=fact.subject) for listed in wordings.phrases_of(relation) for p in wordings.split(listed)[1]]
         assert loose == tidy or not [phrase for phrase in held if facts.articles(phrase).lower() in loose.lower()]
     assert changed > 2000
