@@ -244,11 +244,18 @@ class ProcessSeat:
 
 
 def _pinned(config: EngineConfig, ready: WorkerReady) -> EngineConfig:
-    """The settings for a worker's successors: what was accepted under its sizes must fit theirs."""
+    """The settings for a worker's successors: what was accepted under its sizes must fit theirs.
+
+    A number of prompt tokens keeps them from measuring the device again: the scheduler has the first one's measurement.
+    """
+    scheduler = config.scheduler
+    if scheduler.max_num_prefill_tokens == "auto":
+        scheduler = msgspec.structs.replace(scheduler, max_num_prefill_tokens=scheduler.max_num_batched_tokens)
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(config.model, max_model_len=ready.max_model_len),
         cache=msgspec.structs.replace(config.cache, num_gpu_blocks_override=ready.num_blocks),
+        scheduler=scheduler,
     )
 
 

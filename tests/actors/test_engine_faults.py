@@ -357,7 +357,8 @@ async def test_an_output_crash_spares_who_is_on_the_way_in(
         raise KeyError("a bug")
 
     async with engine_of() as engine, anyio.create_task_group() as group:
-        outbox = engine._running.system.requests.add(engine._running.system.admission.enter(Demand(sequences=1, tokens=1)), 0.0, None)
+        system = engine._running.system
+        outbox = system.requests.add(system.admission.enter(Demand(sequences=1, tokens=1)), 0.0, None)
         monkeypatch.setattr(OutputCore, "handle", broken)
 
         async def ask() -> None:

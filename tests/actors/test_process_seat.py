@@ -116,6 +116,10 @@ async def test_the_spare_takes_over_with_the_sizes_of_the_first(seat: ProcessSea
     load = processes.children[1].heard[0]
     assert isinstance(load, Load)
     assert (load.config.cache.num_gpu_blocks_override, load.config.model.max_model_len) == (7, 64)
+    first = processes.children[0].heard[0]
+    assert isinstance(first, Load)
+    assert first.config.scheduler.max_num_prefill_tokens == "auto"  # which is measured, and once is enough
+    assert load.config.scheduler.max_num_prefill_tokens == first.config.scheduler.max_num_batched_tokens
     assert await seat.close()
 
 
