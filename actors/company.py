@@ -103,7 +103,7 @@ class Builder:
 
     def worker(self) -> WorkerActor:
         company, boxes = self._company, self._boxes
-        timeout = company.config.worker.step_timeout or None
+        timeout = company.config.worker.step_deadline
         return WorkerActor(
             boxes.worker,
             boxes.scheduler,

@@ -119,7 +119,7 @@ class Machinery:
         make = resolve(factory) if isinstance(factory, str) else factory or _model_worker
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
-        return ThreadSeat(worker, self.thread, ready, config.worker.step_timeout or None), ready
+        return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline), ready
 
     async def close(self, *, hung: bool = False) -> bool:
         """Free the model, join the threads, end the processes; False when something had to be left behind."""

@@ -27,6 +27,9 @@ from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
 
 logger = logging.getLogger("troupellm.engine")
 
+LOOK_SECONDS = 1.0
+STOPPED_LOOKS = 2
+"""A worker that is still stopped so many looks after it was first seen so is given up."""
 _FIRST_PAUSE_SECONDS = 0.05
 """Before a restart that follows one which failed; doubles each time."""
 
@@ -90,7 +93,7 @@ class WorkerActor:
             group.start_soon(part, self._pass_results)
             group.start_soon(part, self._pass_plans)
             group.start_soon(self._seat.stand_by)
-            if self._timeout is not None:
+            if self._timeout is not None or self._seat.replaceable:
                 group.start_soon(part, self._watch)
         end = next((end for end in ends if end is not None), None)
         if isinstance(end, _Lost):
@@ -143,18 +146,29 @@ class WorkerActor:
                 return  # it has left, so nobody wants results any more
 
     async def _watch(self) -> None:
-        """A step has its deadline from when it was begun. Looks up once per deadline, not once per step."""
-        assert self._timeout is not None
+        """A step has its deadline from when it was begun, and a worker that is stopped is not waited for that long.
+
+        Looks up once per deadline, or every second where a worker can be stopped; not once per step. Looks count, not
+        seconds, so that being suspended together with the worker is no loss of it.
+        """
+        looks = 0
         while True:
             if self.busy_since is None:
+                looks = 0
                 self._dormant = new_waiter()
                 await self._dormant.wait()
                 self._dormant = None
                 continue
-            left = self.busy_since + self._timeout - self._clock.now()
-            if left <= 0.0:
-                raise _Lost(_hung(self._timeout, self._seat))
-            await new_waiter().wait(left)
+            wait = LOOK_SECONDS if self._seat.replaceable else None
+            if self._timeout is not None:
+                left = self.busy_since + self._timeout - self._clock.now()
+                if left <= 0.0:
+                    raise _Lost(_hung(self._timeout, self._seat))
+                wait = left if wait is None else min(left, wait)
+            looks = looks + 1 if self._seat.stopped else 0
+            if looks > STOPPED_LOOKS:
+                raise _Lost(WorkerGone("the worker process was stopped by a signal", fault=False))
+            await new_waiter().wait(wait)
 
     async def _replace(self, cause: Exception) -> None:
         """The worker is lost: say so, drop what it was asked, and come back when there is another one."""

@@ -134,6 +134,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: Annotated[Count, _help("most log-probabilities a request may ask for")] = 20
 
 
+EMBEDDED_STEP_TIMEOUT = 300.0
+"""Generous, because a step that hangs on a thread costs the engine."""
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model step runs."""
 
@@ -143,8 +147,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "off"
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
     step_timeout: Annotated[
-        Seconds, _help("seconds after which a step counts as hung: a process is replaced, a thread fails the engine")
-    ] = 300.0
+        Seconds | None,
+        _help(
+            "seconds after which a step counts as hung: a process is replaced, a thread fails the engine; 0 is off "
+            "(default: server 60, embedded 300)"
+        ),
+    ] = None
     watchdog_timeout: Annotated[
         Seconds, _help("seconds without progress while there is work, before the engine is mended or fails; 0 is off")
     ] = 5.0
@@ -154,6 +162,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     spare_worker: Annotated[
         bool, _help("keep a second worker process, which has imported all and waits, to replace one that dies")
     ] = True
+
+    @property
+    def step_deadline(self) -> float | None:
+        """Seconds that a step may take in the end; None where they are not bounded."""
+        return (EMBEDDED_STEP_TIMEOUT if self.step_timeout is None else self.step_timeout) or None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

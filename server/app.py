@@ -20,7 +20,7 @@ from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
-from troupellm.server.keys import read_keys
+from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.router import Route, Router
@@ -51,7 +51,7 @@ def asgi(
         settings: of the engine, when the app owns it; see `EngineConfig`.
 
     Raises:
-        ConfigError: an empty key, or a wrong setting.
+        ConfigError: an empty key, a wrong setting, or limits in a key file that the caller's engine does not have.
     """
     config = config or ServerConfig()
     keys = read_keys(msgspec.structs.replace(config, api_key=as_keys(config.api_key) + as_keys(auth)))
@@ -61,6 +61,7 @@ def asgi(
         settings.setdefault("tenants", keys.tenants)
         owned = Engine(engine, progress=host.report, **(STREAM_DEFAULTS | settings))
     else:
+        require_limits(keys.tenants, engine.config)
         host = EngineHost(config, engine)
     return App(host, prefix=prefix, keys=None if auth is None else keys.names, owned=owned)
 

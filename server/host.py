@@ -25,6 +25,8 @@ MAX_ECHO = 64
 
 
 STREAM_DEFAULTS = {"flush_interval": 0.02, "stall_timeout": 60.0}
+STEP_TIMEOUT = 60.0
+"""Seconds. A step is bounded by its token budget, so a long prompt takes many steps and none of them long."""
 """Seconds. What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us,
 and a client that stops reading must not hold its blocks for ever."""
 
@@ -156,7 +158,8 @@ class EngineHost:
         if snapshot.unready is not None:
             reasons.append(f"engine_restarting: {snapshot.unready}")
         busy = scheduler.running > scheduler.paused
-        if busy and age is not None and age > engine.config.worker.step_timeout:
+        deadline = engine.config.worker.step_deadline
+        if busy and age is not None and deadline is not None and age > deadline:
             reasons.append(f"no step has finished for {age:.0f} seconds")
         if scheduler.waiting >= engine.config.scheduler.max_num_queued_reqs > 0:
             reasons.append("the waiting room is full")

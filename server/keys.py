@@ -79,6 +79,18 @@ def with_tenants(engine: EngineConfig, tenants: tuple[TenantConfig, ...]) -> Eng
     return msgspec.structs.replace(engine, scheduler=scheduler)
 
 
+def require_limits(tenants: tuple[TenantConfig, ...], engine: EngineConfig) -> None:
+    """Nothing of the file may be ignored silently by an engine that was made without it.
+
+    Raises:
+        ConfigError: the engine does not enforce what the file says of somebody.
+    """
+    known = {tenant.name: tenant for tenant in engine.scheduler.tenants}
+    for tenant in tenants:
+        if known.get(tenant.name, TenantConfig(name=tenant.name)) != tenant:
+            raise _wrong(f"the engine does not have the limits of {tenant.name}; name them in its setting tenants")
+
+
 def _entries(path: str | None) -> tuple[_Entry, ...]:
     if path is None:
         return ()

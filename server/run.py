@@ -19,7 +19,7 @@ from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS
 from troupellm.server.fronts.fleet import FrontFleet
-from troupellm.server.host import STREAM_DEFAULTS
+from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS
 from troupellm.server.http_side import HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
@@ -100,6 +100,8 @@ async def _run_engine(
     worker = engine_config.worker
     if worker.worker_process is None:  # a busy event loop slows a worker on a thread of the same interpreter
         worker = msgspec.structs.replace(worker, worker_process=True)
+    if worker.step_timeout is None:
+        worker = msgspec.structs.replace(worker, step_timeout=STEP_TIMEOUT)
     engine_config = msgspec.structs.replace(engine_config, stream=stream, worker=worker)
     with shutdown.loading:
         async with Engine(config=engine_config, progress=side.report) as engine:

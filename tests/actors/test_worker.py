@@ -16,7 +16,7 @@ from troupellm.actors.worker_seat import ThreadSeat
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
-from troupellm.protocol.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult
+from troupellm.protocol.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult, WorkerReady
 
 pytestmark = pytest.mark.anyio
 
@@ -175,6 +175,49 @@ async def test_a_hung_step_fails_after_its_deadline(fake_worker: Any) -> None:
         await bench.actor.run()
     fake_worker.gate.set()
     assert await bench.thread.close()
+
+
+class StoppedSeat:
+    """A worker process that a signal has stopped, until it is replaced."""
+
+    pid = spare_pid = None
+    replaceable = True
+    stopped = True
+
+    def __init__(self, ready: WorkerReady) -> None:
+        self._ready = ready
+
+    def send(self, plan: StepPlan) -> None:
+        """It does not hear."""
+
+    async def receive(self) -> StepResult:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def stand_by(self) -> None:
+        """There is no spare."""
+
+    async def restart(self) -> WorkerReady:
+        self.stopped = False
+        return self._ready
+
+
+@pytest.mark.parametrize("step_timeout", [None, 3600.0])
+async def test_a_stopped_worker_is_replaced_long_before_its_deadline(
+    fake_worker: Any, monkeypatch: pytest.MonkeyPatch, step_timeout: float | None
+) -> None:
+    monkeypatch.setattr("troupellm.actors.worker.LOOK_SECONDS", 0.0)
+    bench = Bench(fake_worker)
+    seat = StoppedSeat(bench.ready)
+    bench.actor = WorkerActor(bench.plans, bench.results, seat, SystemClock(), step_timeout, Intensity())
+    await bench.plans.put(first_plan([5]))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            await group.start(bench.actor.run)
+            assert await bench.replaced() == WorkerLost("the worker process was stopped by a signal", fault=False)
+            bench.plans.close()
+            group.cancel_scope.cancel()
+    await bench.thread.close()
 
 
 async def test_a_reply_of_the_wrong_shape_is_refused(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

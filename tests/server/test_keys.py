@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig, TenantConfig
 from troupellm.protocol.errors import ConfigError, RateLimited
 from troupellm.protocol.quota import Quota
+from troupellm.server.app import asgi
 from troupellm.server.auth import Gate
 from troupellm.server.errors import HttpError, answer
 from troupellm.server.keys import read_keys, with_tenants
@@ -52,6 +54,20 @@ def test_keys_have_names_and_limits(tmp_path: Path) -> None:
     with pytest.raises(HttpError):
         gate.check(b"/v1/models", [f"Bearer {digest}".encode()])  # the digest is no key
     assert with_tenants(EngineConfig(), keys.tenants).scheduler.tenants == (alice, bob)
+
+
+def test_limits_that_an_engine_does_not_have_are_refused(tmp_path: Path) -> None:
+    entry = f'[[keys]]\nname = "alice"\nkey = "{SECRET}"\n'
+    limited = write(tmp_path, f"{entry}requests_per_minute = 60\n")
+    alice = TenantConfig(name="alice", requests_per_minute=60)
+    engine = Engine("not-opened")
+    with pytest.raises(ConfigError, match="limits of alice") as caught:
+        asgi(engine, config=limited)
+    assert caught.value.param == "api_key_file"
+    with pytest.raises(ConfigError, match="limits of alice"):
+        asgi(Engine("not-opened", tenants=(TenantConfig(name="alice", requests_per_minute=9),)), config=limited)
+    asgi(Engine("not-opened", tenants=(alice,)), config=limited)
+    asgi(engine, config=write(tmp_path, entry))  # a name without limits
 
 
 def test_keys_without_names_are_tenants_once_there_are_several(tmp_path: Path) -> None:

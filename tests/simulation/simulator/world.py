@@ -134,7 +134,7 @@ class World(Watch):
             config=config,
             ready=self.ready,
             limits=Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len),
-            seat=ThreadSeat(worker, thread, self.ready, config.worker.step_timeout or None),
+            seat=ThreadSeat(worker, thread, self.ready, config.worker.step_deadline),
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),
