@@ -152,7 +152,7 @@ class EngineLife:
                 state=self.state, uptime_seconds=uptime, model="", max_model_len=0, open_requests=0,
                 scheduler=SchedulerSnapshot(), actors=(),
             )  # fmt: skip
-        last = running.system.last_step
+        last, busy = running.system.last_step, running.system.busy_since
         return EngineSnapshot(
             state=self.state,
             uptime_seconds=uptime,
@@ -163,6 +163,7 @@ class EngineLife:
             actors=running.system.actor_snapshots(),
             unready=running.system.unready,
             last_step_age_seconds=None if last is None else now - last,
+            step_seconds=None if busy is None else now - busy,
             tenants=running.system.admission.quotas.snapshot(),
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
             worker_pid=running.loaded.seat.pid,

@@ -147,12 +147,14 @@ class RemoteEngine(Door):
     def snapshot(self) -> EngineSnapshot:
         """As of the last report, which is a fraction of a second old; ages count on."""
         snapshot = self._status.snapshot
-        age = snapshot.last_step_age_seconds
+        silent = self.silent_seconds
+        age, step = snapshot.last_step_age_seconds, snapshot.step_seconds
         return msgspec.structs.replace(
             snapshot,
             state=self.state,
-            last_step_age_seconds=None if age is None else age + self.silent_seconds,
-            uptime_seconds=snapshot.uptime_seconds + self.silent_seconds,
+            last_step_age_seconds=None if age is None else age + silent,
+            step_seconds=None if step is None else step + silent,
+            uptime_seconds=snapshot.uptime_seconds + silent,
         )
 
     async def render(self, prompt: Prompt) -> list[int]:

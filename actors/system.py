@@ -102,6 +102,11 @@ class System:
         return self._worker.last_step
 
     @property
+    def busy_since(self) -> float | None:
+        """When the step that is under way began, on the engine's clock; None while the worker is idle."""
+        return self._worker.busy_since
+
+    @property
     def unready(self) -> str | None:
         """Why requests had better go elsewhere just now, though they are taken; None when all is well."""
         if self._worker.restarting is not None:

@@ -78,6 +78,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Why requests had better go elsewhere just now, though they are taken: the worker restarts, or nothing moves."""
     last_step_age_seconds: float | None = None
     """Seconds since a step finished; None before the first."""
+    step_seconds: float | None = None
+    """How long the worker has been computing since a step last ended or it became busy; None while it is idle."""
     tenants: tuple[TenantSnapshot, ...] = ()
     prompt_tokens_computed: int = 0
     """Without those found in the prefix cache."""

@@ -154,13 +154,11 @@ class EngineHost:
         engine = self.require()
         snapshot = engine.snapshot()
         scheduler, reasons = snapshot.scheduler, self.further_reasons()
-        age = snapshot.last_step_age_seconds
+        taken, deadline = snapshot.step_seconds, engine.config.worker.step_deadline
         if snapshot.unready is not None:
             reasons.append(f"engine_restarting: {snapshot.unready}")
-        busy = scheduler.running > scheduler.paused
-        deadline = engine.config.worker.step_deadline
-        if busy and age is not None and deadline is not None and age > deadline:
-            reasons.append(f"no step has finished for {age:.0f} seconds")
+        if deadline is not None and taken is not None and taken > deadline:  # idle time is no step
+            reasons.append(f"no step has finished for {taken:.0f} seconds")
         if scheduler.waiting >= engine.config.scheduler.max_num_queued_reqs > 0:
             reasons.append("the waiting room is full")
         return reasons
