@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,18 @@ async def test_a_crowd_gets_the_same_answers(
             assert len(answers[number].token_ids) == 20
         assert (engine.snapshot().scheduler.preemptions > 0) == (blocks == 14)
         await quiet(engine)
+
+
+async def test_only_a_step_that_is_under_way_has_a_duration(engine_of: Any, fake_worker: Any, until: Any) -> None:
+    async with engine_of() as engine:
+        assert engine.snapshot().step_seconds is None
+        fake_worker.gate = threading.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(engine.generate, PROMPT, max_tokens=3))
+            await until(lambda: engine.snapshot().step_seconds)
+            assert engine.snapshot().last_step_age_seconds is None
+            earlier = engine.snapshot().step_seconds
+            await until(lambda: engine.snapshot().step_seconds > earlier)
+            fake_worker.gate.set()
+        await until(lambda: engine.snapshot().step_seconds is None)
+        assert engine.snapshot().last_step_age_seconds is not None

@@ -305,6 +305,18 @@ async def test_a_lost_engine_process_leaves_nobody_waiting(engine_of: Any, until
         pair.from_front.set_open(True)
 
 
+async def test_ages_count_on_between_two_reports(engine_of: Any) -> None:
+    async with engine_of() as engine, front_pair(engine) as pair:
+        remote = pair.remote
+        for told in (None, 5.0):
+            snapshot = msgspec.structs.replace(engine.snapshot(), last_step_age_seconds=told, step_seconds=told)
+            remote._status = msgspec.structs.replace(remote._status, snapshot=snapshot)
+            remote._heard -= 2.0
+            seen = remote.snapshot()
+            for age in (seen.last_step_age_seconds, seen.step_seconds):
+                assert age is None if told is None else age >= told + 2.0
+
+
 def test_every_error_crosses_with_what_it_says() -> None:
     given: list[TroupeError] = [
         kind("text", param="field", code="a_code")

@@ -10,6 +10,7 @@ import anyio
 import httpx
 import psutil
 import pytest
+from meddler import MARKER, Seats
 from serving import server_config
 
 from troupellm.protocol.config import ServerConfig
@@ -81,6 +82,55 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
         os.kill(victim, signal.SIGKILL)  # another one starts and has nothing to serve either
         await until(lambda: victim not in pids_of(fleet) and all(member.linked for member in fleet._members.values()))
         assert len(pids_of(fleet) & children) == 1
+
+
+@pytest.mark.slow
+async def test_fronts_tell_that_the_worker_restarts(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seats = Seats()
+    config = server_config(api_server_count=2)
+    async with tiny_engine(worker=seats) as engine, running_fleet(config) as (fleet, url):
+        await fleet.open(engine)
+        gate, left = anyio.Event(), [True]
+        seat = engine._running.system._worker._seat
+        restart = seat.restart
+
+        async def slow_restart() -> Any:
+            await gate.wait()
+            return await restart()
+
+        def once(plan: Any) -> None:
+            if left:
+                left.clear()
+                raise RuntimeError("it died")
+
+        monkeypatch.setattr(seat, "restart", slow_restart)
+        seats.worker.on_launch = once
+        request = {"model": "tiny", "prompt": MARKER, "max_tokens": 4, "ignore_eos": True}
+
+        async def probed(status: int, number: int) -> list[httpx.Response]:
+            """So many answers in a row, each on a connection of its own."""
+            seen: list[httpx.Response] = []
+            with anyio.fail_after(60):
+                while len(seen) < number:
+                    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                        answer = await client.get("/readyz")
+                        assert (await client.get("/livez")).status_code == 200
+                    seen = [*seen, answer] if answer.status_code == status else []
+            return seen
+
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client, anyio.create_task_group() as group:
+            answers: list[httpx.Response] = []
+
+            async def ask() -> None:
+                answers.append(await client.post("/v1/completions", json=request))
+
+            group.start_soon(ask)
+            for refused in await probed(503, 4):
+                assert "engine_restarting" in refused.json()["reasons"][0]
+            gate.set()
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 4
+        await probed(200, 4)
 
 
 async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
