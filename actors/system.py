@@ -20,7 +20,7 @@ from troupellm.actors.watchdog import Pulse, Stuck, Watchdog
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.intake import PrepareRequest
 from troupellm.protocol.metrics import RequestCancelled
-from troupellm.protocol.output import OpenRequest, RequestClosed
+from troupellm.protocol.output import OpenRequest, RequestClosed, StepOutput
 from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import RestartWorker
 
@@ -163,7 +163,13 @@ class System:
             self.worker.control(RestartWorker(stuck.what, self._worker.losses, fault=False))
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
-        """Who was opened has lost the text that was held back; who is still on the way in goes on."""
+        """Who was opened has lost the text that was held back; who is still on the way in goes on.
+
+        The ends that the message in hand tells of are told by nobody else, and what those requests used is owed.
+        """
+        for message in owed:
+            for closed in message.closed if isinstance(message, StepOutput) else ():
+                self._on_closed(closed)
         lost = {message.request for message in owed if isinstance(message, OpenRequest)}
         for outbox in self.requests:
             if outbox.prompt_token_ids is not None or outbox.request in lost:

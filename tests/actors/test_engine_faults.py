@@ -10,7 +10,9 @@ from anyio.lowlevel import checkpoint
 
 import troupellm
 from troupellm import Engine
+from troupellm.protocol.config import TenantConfig
 from troupellm.protocol.intake import Demand
+from troupellm.protocol.output import StepOutput
 from troupellm.protocol.worker import LoadProgress
 
 pytestmark = pytest.mark.anyio
@@ -190,6 +192,29 @@ async def test_an_output_crash_fails_what_is_open_and_goes_on(
         assert caught.value.code == "engine_restarting"
         assert len((await engine.generate(PROMPT, max_tokens=5)).token_ids) == 5
         await quiet(engine)
+
+
+async def test_what_an_end_that_crashed_the_output_actor_used_is_settled(
+    engine_of: Any, monkeypatch: pytest.MonkeyPatch, quiet: Any
+) -> None:
+    from troupellm.actors.output_core import OutputCore
+
+    original = OutputCore.handle
+
+    def broken(self: OutputCore, message: Any, now: float) -> None:
+        if isinstance(message, StepOutput) and message.closed:
+            monkeypatch.setattr(OutputCore, "handle", original)
+            raise KeyError("a bug")
+        original(self, message, now)
+
+    async with engine_of(tenants=(TenantConfig(name="a", tokens_per_minute=1000),)) as engine:
+        monkeypatch.setattr(OutputCore, "handle", broken)
+        with pytest.raises(troupellm.EngineStopped):
+            await engine.generate(PROMPT, max_tokens=5, ignore_eos=True, tenant="a")
+        await quiet(engine)
+        (account,) = engine.snapshot().tenants
+        assert (account.prompt_tokens, account.completion_tokens, account.inside) == (len(PROMPT), 5, 0)
+        assert not engine._running.system.requests._owed
 
 
 async def test_draining_lets_open_requests_finish(engine_of: Any, fake_worker: Any) -> None:
