@@ -98,13 +98,10 @@ class OpenRequests:
         outbox.fail(error)
         self._to_scheduler(AbortRequest(outbox.request))
 
-    def end_all(
-        self, make_error: Callable[[], TroupeError], *, only_unopened: bool = False, by: str | None = None
-    ) -> None:
-        """End many; each gets an error of its own, since raising one changes it."""
+    def end_all(self, make_error: Callable[[], TroupeError], *, by: str | None = None) -> None:
+        """Each gets an error of its own, since raising one changes it."""
         for outbox in self:
-            if not (only_unopened and outbox.started):
-                self.end(outbox, make_error(), by=by)
+            self.end(outbox, make_error(), by=by)
 
     async def wait_empty(self, timeout: float) -> bool:
         """Until nothing is open, or False after `timeout` seconds."""

@@ -12,9 +12,8 @@ import anyio
 from troupellm.actors.ports import Line
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
-from troupellm.protocol.worker import StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
-MOST_LAUNCHED = 2
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 

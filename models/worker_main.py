@@ -7,7 +7,6 @@ done with it.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -24,7 +23,8 @@ from troupellm.models.preload import preload_torch
 from troupellm.protocol.errors import ModelLoadError, TroupeError
 from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
 from troupellm.protocol.frames import FrameError
-from troupellm.protocol.worker import StepPlan, Ticket, Worker
+from troupellm.protocol.lifeline import die_with
+from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, Ticket, Worker
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -40,8 +40,6 @@ from troupellm.protocol.worker_link import (
 
 Link = FrameSocket[FromWorker, ToWorker]
 
-PR_SET_PDEATHSIG = 1
-MOST_LAUNCHED = 2
 _LONGEST_TEXT = 4096
 _LONGEST_DETAIL = 32768
 
@@ -54,7 +52,8 @@ EXIT_BAD_FRAME = 3
 def main() -> int:
     """Serve the parent until it closes the socket."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with(parent)
+    if not die_with(parent):
+        return EXIT_GONE
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
@@ -67,14 +66,6 @@ def main() -> int:
     except FrameError as error:
         sys.stderr.write(f"worker: {error}\n")
         return EXIT_BAD_FRAME
-
-
-def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends, as it does with its process."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it had died before we asked
-        os._exit(EXIT_GONE)
 
 
 def import_everything() -> None:

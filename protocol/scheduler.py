@@ -109,11 +109,7 @@ class WorkerBack(msgspec.Struct, frozen=True):
     ready: WorkerReady
 
 
-class Drain(msgspec.Struct, frozen=True):
-    """Accept nothing new; what was accepted goes on."""
-
-
 SchedulerMessage = SubmitRequest | StepFinished
 SchedulerControl = (
-    AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | WorkerLost | WorkerBack | Drain
+    AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | WorkerLost | WorkerBack
 )

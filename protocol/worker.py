@@ -266,6 +266,10 @@ class Ticket(Protocol):
     def step(self) -> int: ...
 
 
+MOST_LAUNCHED = 2
+"""Plans that whoever drives a worker launches before it collects the first."""
+
+
 class Worker(Protocol):
     """The synchronous model side of the seam. All calls come from one thread.
 

@@ -22,7 +22,6 @@ from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, StepOutput
 from troupellm.protocol.scheduler import (
     AbortRequest,
-    Drain,
     ReaderPaused,
     ReaderResumed,
     ResetPrefixCache,
@@ -99,8 +98,6 @@ class Scheduler:
                 self._core.lose_worker(message)
             case WorkerBack(ready=ready):
                 self._core.worker_back(ready)
-            case Drain():
-                self._core.drain()
             case _:
                 assert_never(message)
         return None

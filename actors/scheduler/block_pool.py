@@ -30,7 +30,6 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._branches = Branches(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self.num_evictions = 0
 
     @property
     def num_free(self) -> int:
@@ -183,7 +182,6 @@ class BlockPool:
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
         self._unname(block)
-        self.num_evictions += 1
         return block
 
     def _unname(self, block: int) -> None:

@@ -24,7 +24,6 @@ from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
-    EngineStopped,
     QueueTimeout,
     RequestAborted,
     TroupeError,
@@ -87,7 +86,6 @@ class SchedulerCore:
         """Requests that were aborted before they came, oldest first."""
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
-        self._draining = False
         self._fair = config.scheduling_policy == "fair"
         self._num_submitted = 0
 
@@ -109,9 +107,6 @@ class SchedulerCore:
     def submit(self, message: SubmitRequest) -> None:
         """Accept a request, or close it at once with the error that says why it can never run."""
         self._ledger.now = max(self._ledger.now, message.arrival)
-        if self._draining:
-            self._ledger.refuse(message, EngineStopped("the engine is stopping and takes no new requests"))
-            return
         refusal: TroupeError | None
         if message.request in self._early_aborts:
             del self._early_aborts[message.request]
@@ -203,10 +198,6 @@ class SchedulerCore:
     def reset_prefix_cache(self) -> None:
         """Nothing that is computed or under way now is found by a request that comes later."""
         self._tables.reset()
-
-    def drain(self) -> None:
-        """Refuse what comes from now on; what was accepted goes on."""
-        self._draining = True
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None: nothing to compute, or as many plans in flight as allowed.

@@ -89,7 +89,6 @@ class Request:
     __slots__ = (
         "arrival",
         "cached_tokens",
-        "deadline",
         "error",
         "first_token",
         "max_tokens",
@@ -97,7 +96,6 @@ class Request:
         "num_prompt_tokens",
         "number",
         "paused",
-        "priority",
         "prompt",
         "prompt_computed",
         "prompt_keys",
@@ -123,8 +121,6 @@ class Request:
         self.tenant = tenant
         self.streaming = message.streaming
         self.arrival = message.arrival
-        self.deadline = message.deadline
-        self.priority = message.priority
         self.max_tokens = message.max_tokens
         self.prompt = message.prompt
         """int32 [prompt_tokens]."""

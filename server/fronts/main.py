@@ -5,9 +5,7 @@ other end of the pair, and with its parent, by whatever it dies: no front outliv
 """
 
 import argparse
-import ctypes
 import logging
-import os
 import signal
 import socket
 import sys
@@ -39,6 +37,7 @@ from troupellm.protocol.fronts import (
     Status,
     ToFront,
 )
+from troupellm.protocol.lifeline import die_with
 from troupellm.server import logs
 from troupellm.server.app import App
 from troupellm.server.errors import flatten
@@ -55,7 +54,6 @@ FAREWELL_SECONDS = 0.5
 """What streams get to take the news that the engine's process is gone."""
 _FLUSH_SECONDS = 0.3
 _POOL_SIZE = 2
-_PR_SET_PDEATHSIG = 1
 
 
 class Front:
@@ -217,13 +215,6 @@ async def serve(engine: socket.socket, listener: socket.socket) -> int:
     finally:
         await link.aclose()
         logs.flush(_FLUSH_SECONDS)
-
-
-def die_with(parent: int) -> bool:
-    """Have the kernel kill this process when `parent` dies, where it can; False when it is dead already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from troupellm.actors.frame_stream import FrameStream
 from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello, PeerGone
 
@@ -203,37 +201,3 @@ def test_shut_wakes_who_waits(ends: Ends) -> None:
     ends[0].shut()
     with pytest.raises(PeerGone):
         ends[0].receive()
-
-
-async def _pair() -> tuple[FrameStream[Message, Message], FrameStream[Message, Message]]:
-    near, far = socket.socketpair()
-    return (
-        FrameStream(await anyio.abc.SocketStream.from_socket(near), Message, HELLO),
-        FrameStream(await anyio.abc.SocketStream.from_socket(far), Message, HELLO),
-    )
-
-
-@pytest.mark.anyio
-async def test_the_awaiting_end() -> None:
-    one, other = await _pair()
-    await one.greet()
-    await other.greet()
-    await one.send(Word("a"), Word("b"))
-    assert await other.receive() == [Word("a"), Word("b")]
-    await other.send(Number(1, b"x" * 3_000_000))
-    assert await one.receive() == [Number(1, b"x" * 3_000_000)]
-    await one.aclose()
-    with pytest.raises(PeerGone):
-        await other.receive()
-    await other.aclose()
-
-
-@pytest.mark.anyio
-async def test_the_awaiting_end_refuses_another_version() -> None:
-    one, other = await _pair()
-    stranger: FrameStream[Message, Message] = FrameStream(one._stream, Message, Hello("test", "0"))
-    await stranger.greet()
-    with pytest.raises(FrameError, match="version"):
-        await other.receive()
-    await one.aclose()
-    await other.aclose()

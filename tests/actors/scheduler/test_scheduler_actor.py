@@ -15,7 +15,6 @@ from troupellm.protocol.metrics import MetricsMessage, RequestStats
 from troupellm.protocol.output import OutputMessage, StepOutput
 from troupellm.protocol.scheduler import (
     AbortRequest,
-    Drain,
     ReaderPaused,
     ReaderResumed,
     SchedulerControl,
@@ -139,12 +138,8 @@ async def test_control_messages_reach_the_core() -> None:
         assert stage.actor.published.paused + stage.actor.published.waiting == 2
         stage.inbox.control(ReaderResumed(1))
         stage.inbox.control(StopStringMet(100))
-        stage.inbox.control(Drain())
-        await stage.settle()
-        await stage.inbox.put(submission(2, PROMPT))
         while await stage.answer():
             pass
-        assert stage.reader.closed[2].error is not None
         assert stage.reader.closed[1].error is None
         assert stage.reader.streams[101] == stream_of(PROMPT, 1, 8, frozenset())
 
