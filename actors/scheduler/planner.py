@@ -356,7 +356,7 @@ class Planner:
         return plan
 
     def _check_not_frozen(self) -> None:
-        """With no plan in flight the oldest sequence can always go on: admission made sure that it fits alone."""
+        """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._residents.running), len(self._room)
         if not self._flights and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

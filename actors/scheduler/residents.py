@@ -101,39 +101,49 @@ class Residents:
         self.held.remove(sequence.row)
 
     def unblock(self) -> bool:
-        """Nothing runs because beams wait for siblings that have no blocks: the youngest request makes way.
+        """Nothing runs because beams wait for siblings that have no blocks: another request makes way.
 
         Returns:
-            False if there is nobody but the oldest, who has room when it is alone.
+            False if there is nobody but the first to come, who has room when it is alone.
         """
         if self.trunks.release_youngest():
             return True
-        oldest = min(self.running.values(), key=self._age, default=None)
-        victim = self.victim()
-        if oldest is None or victim is None or victim.request is oldest.request:
+        first, victim = self._first_to_come(), self.victim()
+        if first is None or victim is None or victim.request is first.request:
             return False
         self.preempt(victim)
         return True
 
     def victim(self) -> Sequence | None:
         """Who gives up blocks next: readers that do not read before those that do, then the tenant that was served
-        most, then who came last.
+        most, then who came last. Who came first of all that run gives way only to itself: searches lose the step they
+        are at, so two that took blocks from each other in turns would neither end.
         """
-        candidates = self.paused or self.running
-        return max(candidates.values(), key=self._age, default=None)
+        if self.paused:
+            return max(self.paused.values(), key=self._age)
+        first = self._first_to_come()
+        if first is None:
+            return None
+        kept = first.request.sequences if first.lockstep else (first,)
+        candidates = [sequence for sequence in self.running.values() if sequence not in kept]
+        return max(candidates or self.running.values(), key=self._age)
+
+    def _first_to_come(self) -> Sequence | None:
+        return min(self.running.values(), key=lambda sequence: sequence.arrival_key, default=None)
 
     def in_the_way(self, waiting: Sequence) -> Sequence | None:
         """Who should make room for the first of the waiting room: the last to come of the tenant that runs most.
 
-        None while nobody has more than a fair share, so that nobody who makes room can ask for it back.
+        None while nobody has more than a fair share, so that nobody who makes room can ask for it back. Never a beam:
+        all of its search would go with it, which leaves its tenant with less than a share, and the step undone.
         """
         shares, tenant = self._shares, waiting.request.tenant
-        most = max(shares.running, key=shares.rows, default=tenant)
-        after = shares.rows(most) - shares.row_share(most)
-        if most == tenant or after < shares.rows(tenant) + shares.row_share(tenant):
+        after = shares.rows(tenant) + shares.row_share(tenant)
+        above = {name for name in shares.running if shares.rows(name) - shares.row_share(name) >= after} - {tenant}
+        if not above:
             return None
-        candidates = [sequence for sequence in self.running.values() if sequence.request.tenant == most]
-        return max(candidates, key=self._age)
+        candidates = [s for s in self.running.values() if s.request.tenant in above and not s.lockstep]
+        return max(candidates, key=lambda s: (shares.rows(s.request.tenant), self._age(s)), default=None)
 
     def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
         """Greater gives way first."""

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from oracle import Harness, make_core, ready, stream_of, submission
+from oracle import Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
 
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import TenantConfig
@@ -185,3 +185,85 @@ def test_a_step_is_charged_by_running_rows_over_the_weight() -> None:
     shares.runs("half")
     shares.charge_step()
     assert (shares.served("a"), shares.served("half")) == (4, 4)
+
+
+def search(harness: Harness, request: int, width: int, tenant: str, **fields: int) -> None:
+    harness.submit(beam_submission(request, [request % 40] * 5, width, tenant=tenant, **{"max_tokens": 12} | fields))
+
+
+def found(harness: Harness, request: int, width: int, max_tokens: int = 12) -> bool:
+    expected = beams_of([request % 40] * 5, width, max_tokens, NEVER)
+    return [harness.reader.streams[100 * request + place] for place in range(width)] == expected
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("head_start", [3, 8])
+@pytest.mark.parametrize("budget", [4, 64])
+def test_searches_of_two_tenants_do_not_take_the_rows_from_each_other(
+    budget: int, head_start: int, caching: bool
+) -> None:
+    made = ready(num_blocks=400)
+    core = make_core(made, caching=caching, max_num_seqs=3, max_num_batched_tokens=budget, max_plans_in_flight=2)
+    harness = Harness(core, made)
+    search(harness, 1, 3, "a")
+    for _ in range(head_start):
+        harness.step()
+    search(harness, 2, 3, "b")
+    harness.run(150)
+    assert found(harness, 1, 3)
+    assert found(harness, 2, 3)
+    assert core.snapshot().preemptions <= 3
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("width", [3, 6, 8])
+def test_a_search_ends_beside_a_tenant_who_always_asks_for_more(width: int, plans: int) -> None:
+    made = ready(num_blocks=400)
+    core = make_core(made, max_num_seqs=8, max_num_batched_tokens=64, max_plans_in_flight=plans)
+    harness = Harness(core, made)
+    search(harness, 1, width, "a")
+    opened = 1
+    for _ in range(150):
+        while opened - len(harness.reader.closed) < 9:
+            opened += 1
+            flood(harness, "b", opened, 1, length=3, max_tokens=5)
+        harness.step()
+        if 1 in harness.reader.closed:
+            break
+    assert found(harness, 1, width)
+    assert len(harness.reader.closed) > 1  # nor did the search stop the others
+    harness.run()
+
+
+@pytest.mark.parametrize("blocks", [20, 26])
+@pytest.mark.parametrize("budget", [4, 64])
+@pytest.mark.parametrize("caching", [True, False])
+def test_searches_that_do_not_fit_together_all_end(caching: bool, budget: int, blocks: int) -> None:
+    """Each alone takes most of the blocks, so memory does force one to give way, and they must not take turns."""
+    made = ready(num_blocks=blocks, block_size=2, max_model_len=20)
+    core = make_core(made, caching=caching, max_num_batched_tokens=budget, max_plans_in_flight=2, max_num_seqs=6)
+    harness = Harness(core, made)
+    for request, tenant in enumerate("abab", 1):
+        search(harness, request, 3, tenant, max_tokens=10)
+        flood(harness, "c", 100 + request, 1, length=4, max_tokens=9)
+    harness.run(1500)
+    assert all(found(harness, request, 3, 10) for request in range(1, 5))
+    harness.assert_idle()
+
+
+def test_beside_a_search_the_next_best_tenant_makes_way() -> None:
+    made = ready(num_blocks=400)
+    harness = Harness(make_core(made, max_num_seqs=8), made)
+    search(harness, 1, 5, "searches")
+    for _ in range(3):
+        harness.step()
+    flood(harness, "loud", 10, 6, max_tokens=30)
+    for _ in range(2):
+        harness.step()
+    flood(harness, "quiet", 20, 1, max_tokens=4)
+    harness.step()
+    assert 2000 in [new.row for new in harness.plans[-1].new_rows]
+    assert harness.core.snapshot().preemptions == 1
+    harness.run()
+    assert found(harness, 1, 5)
