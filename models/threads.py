@@ -7,45 +7,64 @@ fast; on a quiet machine all threads are. The products do not depend on the numb
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 
 LARGE_STEP_TOKENS = 128
 """From here on the work outweighs the waiting: always all threads."""
-PROBE_STEPS = 32
-"""The slower choice is tried again after so many steps, times how much slower it was."""
+PROBE_SHARE = 32
+"""The slower choice is tried again when steps have taken so many times what it would take."""
+PROBE_SECONDS = 15.0
+"""Or when they have taken so long: what was measured of it may be of another time."""
 WEIGHT = 0.4
 """Of the newest step in the average."""
+MOST_GROWTH = 4.0
+"""A step counts as no longer than so many times the average: a process that was stopped for a while, or a machine that
+was suspended, says nothing about threads. Steps that stay slow still raise the average in a few steps."""
+FIRST_STEPS = 2
+"""Steps that each choice gets at first, of which the faster one counts."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """seconds: per step, of which `steps` were measured."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+    def learn(self, seconds: float) -> None:
+        if self.steps < FIRST_STEPS:
+            self.seconds = min(self.seconds, seconds) if self.steps else seconds
+        else:
+            self.seconds += WEIGHT * (min(seconds, MOST_GROWTH * self.seconds) - self.seconds)
+        self.steps += 1
 
 
 @dataclass(slots=True)
 class _Record:
-    """Averages for steps of about one size; seconds per step, 0 is unknown."""
+    """For steps of about one size."""
 
-    all_threads: float = 0.0
-    one_thread: float = 0.0
-    steps_since_probe: int = 0
+    all_threads: _Choice = field(default_factory=_Choice)
+    one_thread: _Choice = field(default_factory=_Choice)
+    since_probe: float = 0.0
+    """Seconds of steps."""
 
     def choose_one(self) -> bool:
-        if not self.all_threads or not self.one_thread:
-            return bool(self.all_threads)
-        slower, faster = max(self.all_threads, self.one_thread), min(self.all_threads, self.one_thread)
-        self.steps_since_probe += 1
-        one = self.one_thread < self.all_threads
-        if self.steps_since_probe > PROBE_STEPS * slower / faster:
-            self.steps_since_probe = 0
-            return not one
-        return one
+        if self.all_threads.steps < FIRST_STEPS or self.one_thread.steps < FIRST_STEPS:
+            return self.all_threads.steps >= FIRST_STEPS
+        one = self.one_thread.seconds < self.all_threads.seconds
+        slower = self.all_threads if one else self.one_thread
+        return one != (self.since_probe >= min(PROBE_SHARE * slower.seconds, PROBE_SECONDS))
 
     def learn(self, one: bool, seconds: float) -> None:
-        known = self.one_thread if one else self.all_threads
-        value = WEIGHT * seconds + (1 - WEIGHT) * known if known else seconds
-        if one:
-            self.one_thread = value
-        else:
-            self.all_threads = value
+        choice, other = (self.one_thread, self.all_threads) if one else (self.all_threads, self.one_thread)
+        probed = choice.seconds > other.seconds
+        choice.learn(seconds)
+        self.since_probe += seconds
+        if probed and seconds >= other.seconds:  # one that was faster is followed by another one
+            self.since_probe = 0.0
 
 
 class StepThreads:

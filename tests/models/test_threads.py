@@ -2,26 +2,33 @@
 
 from collections import Counter
 
+import pytest
+
 from troupellm.models.threads import LARGE_STEP_TOKENS, StepThreads
 
 
 class Machine:
-    """Time passes as a step's thread count says."""
+    """Time passes as a step's thread count says, in milliseconds."""
 
-    def __init__(self, **seconds: float) -> None:
-        self.seconds = {4: seconds["all_threads"], 1: seconds["one"]}
+    def __init__(self, **milliseconds: float) -> None:
+        self.milliseconds = {4: milliseconds["all_threads"], 1: milliseconds["one"]}
         self.now, self.threads = 0.0, 4
         self.chooser = StepThreads(4, set_threads=self.set_threads, clock=lambda: self.now)
 
     def set_threads(self, count: int) -> None:
         self.threads = count
 
+    def stall(self, seconds: float) -> None:
+        """A step in which the process is stopped for a while."""
+        with self.chooser.step(1):
+            self.now += seconds
+
     def run(self, steps: int, tokens: int = 1) -> Counter[int]:
         used: Counter[int] = Counter()
         for _ in range(steps):
             with self.chooser.step(tokens):
                 used[self.threads] += 1
-                self.now += self.seconds[self.threads]
+                self.now += self.milliseconds[self.threads] / 1000
             assert self.threads == 4
         return used
 
@@ -37,9 +44,41 @@ def test_a_busy_machine_uses_one() -> None:
 def test_a_machine_that_becomes_quiet_is_noticed() -> None:
     machine = Machine(all_threads=8.0, one=2.0)
     machine.run(100)
-    machine.seconds[4] = 1.0
+    machine.milliseconds[4] = 1.0
     machine.run(500)
     assert machine.run(100)[4] > 90
+
+
+@pytest.mark.parametrize("seconds", [2.0, 60.0])
+def test_a_step_in_which_the_process_was_stopped_changes_nothing(seconds: float) -> None:
+    machine = Machine(all_threads=500.0, one=25.0)
+    machine.run(100)
+    machine.stall(seconds)
+    begin = machine.now
+    assert machine.run(200)[1] >= 199  # one probe at the most
+    assert machine.now - begin < 200 * 0.025 + 0.5
+
+
+def test_a_first_step_that_was_stalled_is_not_believed() -> None:
+    machine = Machine(all_threads=25.0, one=100.0)
+    machine.stall(60.0)
+    assert machine.run(100)[4] > 90
+
+
+def test_steps_that_stay_slow_are_believed_after_a_few() -> None:
+    machine = Machine(all_threads=60.0, one=25.0)
+    machine.run(100)
+    machine.milliseconds[1] = 5000.0
+    assert machine.run(20)[4] > 15
+
+
+def test_the_slower_choice_is_tried_again_by_the_time_that_passes() -> None:
+    """Whatever was measured of it: here it was slow for a while, 5 s a step."""
+    machine = Machine(all_threads=5000.0, one=1000.0)
+    machine.run(20)
+    machine.milliseconds[4] = 25.0
+    used = machine.run(40)  # 15 s, and then the change is followed at once
+    assert used[4] >= 20
 
 
 def test_large_steps_and_single_threads_are_left_alone() -> None:
@@ -53,7 +92,7 @@ def test_large_steps_and_single_threads_are_left_alone() -> None:
 def test_sizes_are_judged_apart() -> None:
     machine = Machine(all_threads=8.0, one=1.0)
     machine.run(20, tokens=1)
-    machine.seconds = {4: 1.0, 1: 8.0}
+    machine.milliseconds = {4: 1.0, 1: 8.0}
     assert machine.run(20, tokens=100)[4] > 15
 
 
