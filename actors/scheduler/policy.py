@@ -86,7 +86,10 @@ class WaitingRoom:
         self.num_tokens -= len(sequence.tokens)
         if not line.members:
             del self._lines[tenant]
-            if len(self._order) > 2 * len(self._lines) + 64:
+            if not self._lines:  # an entry must not outlive its counter, which may be forgotten while nobody waits
+                self._order.clear()
+                self._ordered.clear()
+            elif len(self._order) > 2 * len(self._lines) + 64:
                 self._order = [entry for entry in self._order if entry[2] in self._lines]
                 self._ordered = {tenant for _, _, tenant in self._order}
                 heapq.heapify(self._order)

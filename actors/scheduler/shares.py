@@ -47,8 +47,8 @@ class Shares:
         others = [self.served(other) for other in {*self._rows, *waiting} if other != tenant]
         if others:
             self._served[tenant] = max(self.served(tenant), min(others) - _HEAD_START)
-            if len(self._served) > _MOST_REMEMBERED:
-                self._forget({tenant, *self._rows, *waiting})
+        if len(self._served) > _MOST_REMEMBERED:  # who comes when nobody else is there has a counter when it is charged
+            self._forget({tenant, *self._rows, *waiting})
 
     def charge(self, tenant: str, tokens: int) -> None:
         """So many tokens of a prompt are computed for a tenant."""

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from oracle import Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
 
+from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import TenantConfig
 
@@ -176,6 +177,34 @@ def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
         shares.arrive(f"tenant-{number}", ())
         shares.charge(f"tenant-{number}", number)
     assert len(shares._served) <= 4097
+
+
+def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
+    """Nobody else is there when one of them comes."""
+    shares = Shares()
+    room = WaitingRoom(shares)
+    for number in range(20_000):
+        name = f"tenant-{number}"
+        room.arrive(name)
+        shares.charge(name, 20_000 - number)
+        shares.runs(name)
+        shares.charge_step()
+        shares.rests(name)
+        assert len(shares._served) <= 4097
+    assert shares.served("tenant-19999") > 0
+
+
+def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
+    made = ready(num_blocks=200)
+    harness = Harness(make_core(made, max_num_seqs=1), made)
+    flood(harness, "heavy", 1, 3, max_tokens=40)
+    harness.run()
+    shares = harness.core._room._shares
+    shares._served.clear()  # as so many others do who come and go
+    flood(harness, "heavy", 4, 3, max_tokens=2)
+    flood(harness, "light", 10, 12, max_tokens=2)
+    harness.run()
+    assert set(served_first(harness)[3:8]) >= {4, 5}
 
 
 def test_a_step_is_charged_by_running_rows_over_the_weight() -> None:
