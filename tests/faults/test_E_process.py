@@ -129,7 +129,7 @@ async def test_E1_without_a_spare_and_while_idle(checkpoint, solo):
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt):
-    async with Engine(checkpoint, **PROCESS, step_timeout=1.0) as engine, under_attack(engine):
+    async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)
 
         async def stop() -> None:
