@@ -3,7 +3,7 @@
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, RequestAborted
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, RequestAborted
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -175,17 +175,6 @@ def test_siblings_of_a_reader_paused_during_the_prefill_start_after_its_resume()
         stream_of(PROMPT, fork, 8, frozenset()) for fork in (0, 1)
     ]
     harness.assert_idle()
-
-
-def test_a_drain_refuses_newcomers_and_finishes_the_others() -> None:
-    harness = Harness(make_core(max_num_seqs=1))
-    harness.submit(submission(1, PROMPT))
-    harness.submit(submission(2, PROMPT))
-    harness.core.drain()
-    harness.submit(submission(3, PROMPT))
-    assert isinstance(harness.reader.closed[3].error, EngineStopped)
-    harness.run()
-    assert all(harness.reader.closed[request].error is None for request in (1, 2))
 
 
 def test_a_request_that_waits_beyond_its_deadline_is_dropped() -> None:
