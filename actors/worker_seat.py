@@ -10,6 +10,7 @@ from typing import Protocol
 import anyio
 
 from troupellm.actors.ports import Line
+from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult, Ticket, Worker, WorkerReady
@@ -168,16 +169,8 @@ def check_reply(plan: StepPlan, result: StepResult) -> None:
     Raises:
         WorkerGone: it does not fit the plan.
     """
-    rows = len(result.rows)
-    fits = (
-        result.step == plan.step
-        and result.engine_epoch == plan.engine_epoch
-        and result.rows == plan.rows
-        and result.epochs == plan.epochs
-        and len(result.token_counts) == rows
-        and sum(result.token_counts) == len(result.tokens)
-    )
-    if not fits:
+    same = result.step == plan.step and result.engine_epoch == plan.engine_epoch
+    if not (same and fits(plan.rows, plan.epochs, result)):
         raise WorkerGone(f"the worker's reply to step {plan.step} has another step, rows or token counts")
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from troupellm.actors.reply import fits
 from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.output import RowFinished
@@ -9,46 +10,27 @@ from troupellm.protocol.worker import RowError, RowLogprobs, StepResult
 
 
 class Aligned(msgspec.Struct, frozen=True):
-    """A result put in the order of its plan."""
+    """What a result says of its plan's rows, in the plan's order."""
 
     token_counts: tuple[int, ...]
     tokens: tuple[int, ...]
     errors: dict[int, RowError]
     """By index in the plan."""
-    num_unknown: int
-    """Rows in the result that the plan did not name under that epoch."""
 
 
 def align(flight: Flight, result: StepResult) -> Aligned:
-    """Match a result's rows with the plan's.
+    """Read a result against its plan.
 
     Raises:
-        BrokenResult: the columns do not fit each other, or a row is missing.
+        BrokenResult: the columns do not fit each other or the plan.
     """
-    counts = result.token_counts
-    if len(result.rows) != len(counts) or len(result.epochs) != len(counts) or sum(counts) != len(result.tokens):
-        raise BrokenResult(f"step {result.step}: columns of the result do not fit each other")
-    errors = {error.row: error for error in result.errors}
-    index_errors = {index: errors[row] for index, row in enumerate(flight.rows) if row in errors} if errors else {}
-    if result.rows == flight.rows and result.epochs == flight.epochs:
-        return Aligned(counts, result.tokens, index_errors, 0)
-    given: dict[tuple[int, int], tuple[int, ...]] = {}
-    position = 0
-    for row, epoch, count in zip(result.rows, result.epochs, counts, strict=True):
-        given.setdefault((row, epoch), result.tokens[position : position + count])
-        position += count
-    spans = []
-    for key in zip(flight.rows, flight.epochs, strict=True):
-        span = given.get(key)
-        if span is None:
-            raise BrokenResult(f"step {result.step}: the result leaves out a row")
-        spans.append(span)
-    return Aligned(
-        tuple(len(span) for span in spans),
-        tuple(token for span in spans for token in span),
-        index_errors,
-        len(result.rows) - len(spans),
-    )
+    if not fits(flight.rows, flight.epochs, result):
+        raise BrokenResult(f"step {result.step}: columns of the result do not fit each other or the plan")
+    errors: dict[int, RowError] = {}
+    if result.errors:
+        failed = {error.row: error for error in result.errors}
+        errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
+    return Aligned(result.token_counts, result.tokens, errors)
 
 
 def accept(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, RowFinished | None]:

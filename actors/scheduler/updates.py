@@ -68,7 +68,6 @@ class Updates:
 
     def apply(self, flight: Flight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
         """`aligned` as `check` gave it."""
-        self.num_dropped += aligned.num_unknown
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
         gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)

@@ -119,9 +119,22 @@ def test_a_row_error_fails_that_request_only() -> None:
         {"tokens": (2**31, 5)},
         {"token_counts": (0, 2)},
         {"token_counts": (0, 1), "tokens": (5,)},
-        {"rows": (200, 777), "epochs": (0, 0)},
+        {"rows": (200, 777)},
+        {"rows": (200, 100)},
+        {"epochs": (0, 1)},
+        {"rows": (100, 200, 777), "epochs": (0, 0, 0), "token_counts": (1, 1, 1), "tokens": (5, 6, 7)},
     ],
-    ids=["below", "at the width", "beyond 32 bits", "shifted", "without a token", "a row left out"],
+    ids=[
+        "below",
+        "at the width",
+        "beyond 32 bits",
+        "shifted",
+        "without a token",
+        "a row left out",
+        "another order",
+        "another epoch",
+        "a foreign row",
+    ],
 )
 def test_nonsense_is_a_worker_fault_and_nothing_of_it_is_taken_in(wrong: dict[str, Any]) -> None:
     harness = Harness(make_core())
@@ -140,15 +153,6 @@ def test_nonsense_is_a_worker_fault_and_nothing_of_it_is_taken_in(wrong: dict[st
         200: stream_of([9, *PROMPT], 0, 8, frozenset()),
     }
     harness.assert_idle()
-
-
-def test_foreign_rows_are_counted() -> None:
-    harness = Harness(make_core())
-    harness.submit(submission(1, PROMPT))
-    harness.plan()
-    given = result(harness, rows=(100, 777), epochs=(0, 0), token_counts=(1, 1), tokens=(5, 6))
-    assert harness.core.update(given, 1.0).tokens == (5,)
-    assert harness.core.num_dropped_results == 1
 
 
 def test_stale_epochs_unknown_steps_and_older_engines_are_dropped_and_counted() -> None:
