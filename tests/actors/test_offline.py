@@ -76,8 +76,10 @@ def test_a_closed_one_says_so_before_it_shows_progress(make_llm: Any, capfd: pyt
     assert capfd.readouterr().err == ""
 
 
-def test_an_interrupt_ends_the_work(make_llm: Any, fake_worker: Any) -> None:
+def test_an_interrupt_ends_the_work(make_llm: Any, fake_worker: Any, request: pytest.FixtureRequest) -> None:
     fake_worker.gate = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with make_llm() as llm:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):

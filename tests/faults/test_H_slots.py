@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 CROWDED = {
     "max_num_seqs": 8,
-    "num_gpu_blocks_override": 42,
+    "num_gpu_blocks_override": 34,
     "kv_cache_memory_bytes": None,
     "max_num_batched_tokens": 48,
     "max_model_len": 512,

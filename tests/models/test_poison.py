@@ -55,7 +55,6 @@ def positions(*blocks: int) -> set[tuple[int, int]]:
 
 def test_all_memory_is_poisoned_at_start(folder: Path) -> None:
     assert poisoned(load(folder)) == positions(*range(12))
-    assert not poisoned(load(folder, "off"))
     bytes_of_it = load(folder, "0x7f")._runner.cache.storage.view(torch.uint8)
     assert bytes_of_it.unique().tolist() == [0x7F]
 
