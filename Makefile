@@ -37,7 +37,7 @@ test-all: $(VENV)/.tested
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested
-	PYTHONPATH=tests/simulation $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+	PYTHONPATH=tests/simulation:tests/support $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 check: $(VENV)/.checked
 	$(BIN)/ruff check .
