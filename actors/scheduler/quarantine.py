@@ -15,10 +15,6 @@ from troupellm.actors.scheduler.sequence import Request, Sequence
 DEATHS_TO_CONVICT = 2
 """A request that was alone at the first death may have had bad luck."""
 
-DEATHS_FROM_OUTSIDE = 3
-"""The system kills a process for its use of memory, which looks like somebody outside; but not again and again over the
-same request."""
-
 
 class _Suspect:
     """A request under suspicion, and the position that each of its accused sequences must get past."""
@@ -42,8 +38,6 @@ class Quarantine:
         self.members: set[Request] | None = None
         self.num_convicted = 0
         self._groups: deque[list[_Suspect]] = deque()
-        self._from_outside: dict[Sequence, tuple[int, int]] = {}
-        """Deaths from outside in a row over each sequence, and the position that it had to get past."""
 
     def __len__(self) -> int:
         """Requests under suspicion."""
@@ -76,22 +70,6 @@ class Quarantine:
         elif suspects:
             self._groups.append(suspects)
         return []
-
-    def excuse(self, lost: Iterable[Sequence]) -> bool:
-        """The worker was killed from outside while it computed these; False once that happens too often.
-
-        It counts in a row over one sequence, without that sequence having got past where it was then.
-        """
-        known = {sequence: seen for sequence, seen in self._from_outside.items() if not sequence.ended}
-        excused = True
-        for sequence in lost:
-            deaths, mark = known.get(sequence, (0, 0))
-            if sequence.num_confirmed >= mark:
-                deaths = mark = 0
-            known[sequence] = deaths + 1, max(mark, sequence.num_computed)
-            excused = excused and deaths < DEATHS_FROM_OUTSIDE
-        self._from_outside = known
-        return excused
 
     def review(self) -> bool:
         """Clear whom there is nothing against any more; True when another group is on trial now, or none.

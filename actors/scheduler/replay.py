@@ -49,9 +49,7 @@ class Replay:
         self._planner.engine_epoch += 1
         if lost.exhausted:
             self._planner.shrink()
-        accused = self._sequences_in_flight()
-        if not lost.fault and self._quarantine.excuse(accused):
-            accused = []
+        accused = self._sequences_in_flight() if lost.fault else []
         convicted = self._quarantine.accuse(accused) if accused else []
         self.num_replayed += self._residents.evacuate()
         self._tables.rebuild(self._tables.num_blocks)

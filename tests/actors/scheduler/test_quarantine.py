@@ -22,7 +22,6 @@ class Deadly(Harness):
         self.deaths: list[set[int]] = []
         self.in_a_row = self.most_in_a_row = 0
         self.exhausted = False
-        self.fault = True
 
     def plan(self) -> StepPlan | None:
         plan = super().plan()
@@ -36,7 +35,7 @@ class Deadly(Harness):
                 self.deaths.append({row // 100 for row in plan.rows})
                 self.in_a_row += 1
                 self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
-                self.lose(fault=self.fault, exhausted=self.exhausted)
+                self.lose(exhausted=self.exhausted)
         return plan
 
     def finish(self):  # type: ignore[no-untyped-def]
@@ -136,28 +135,13 @@ def test_kills_from_outside_count_against_nobody() -> None:
     harness = Harness(make_core())
     for request in range(1, 4):
         harness.submit(submission(request, prompt(request)))
-    while harness.plan() is not None:
-        for _ in range(3):
-            harness.lose(fault=False)
-            harness.plan()
-            assert harness.core.snapshot().quarantined == 0
-        harness.finish()
+    for _ in range(20):
+        harness.plan()
+        harness.lose(fault=False)
+        assert harness.core.snapshot().quarantined == 0
     harness.run()
-    assert harness.core.snapshot().convicted == 0
     for request in range(1, 4):
         assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
-
-
-@pytest.mark.parametrize("plans", [1, 2])
-def test_who_is_killed_from_outside_again_and_again_is_a_suspect(plans: int) -> None:
-    harness = Deadly(make_core(max_plans_in_flight=plans), poison={2})
-    harness.fault = False  # as when the system takes back the memory that this request needs
-    for request in range(1, 5):
-        harness.submit(submission(request, prompt(request)))
-    harness.run()
-    check_innocents(harness, range(1, 5))
-    assert harness.core.snapshot().convicted == 1
-    assert len(harness.deaths) <= 8
 
 
 def test_a_suspect_whose_reader_is_away_holds_up_nobody() -> None:
