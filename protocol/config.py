@@ -215,6 +215,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[str | None, _help("TOML file of API keys with names, limits, weights and priorities")] = (
         None
     )
+    admin_api_key: Annotated[
+        tuple[str, ...], _help("key for the admin routes, repeatable; without it they are not there")
+    ] = ()
+    admin_uds: Annotated[str | None, _help("serve the admin routes at a unix socket, which needs no key")] = None
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0

@@ -134,6 +134,8 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """SHA-256 of each API key to its name, as they were read once for all fronts."""
     created: int
     """Epoch seconds, the same on every front."""
+    admin_keys: dict[bytes, str] = {}
+    """The same for the admin routes; without any they are not there."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

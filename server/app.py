@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from troupellm.server import chat, completions, models, probes, tokens
-from troupellm.server.auth import Gate, as_keys
+from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
@@ -23,7 +23,8 @@ from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
-from troupellm.server.router import Route, Router
+from troupellm.server.query import decode_query
+from troupellm.server.router import Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
 
 logger = logging.getLogger("troupellm.server")
@@ -63,17 +64,27 @@ def asgi(
     else:
         require_limits(keys.tenants, engine.config)
         host = EngineHost(config, engine)
-    return App(host, prefix=prefix, keys=None if auth is None else keys.names, owned=owned)
+    return App(host, prefix=prefix, keys=None if auth is None else keys.names, owned=owned, **admin_access(config))
+
+
+def admin_access(config: ServerConfig, digests: Mapping[bytes, str] | None = None) -> dict[str, Any]:
+    """Arguments of `App` for the port that everybody reaches: the admin routes are there only for an admin key.
+
+    Raises:
+        ConfigError: an empty key.
+    """
+    admin = admin_keys(config.admin_api_key) if digests is None else digests
+    return {"admin": admin, "scopes": ("open", "api", "admin")} if admin else {}
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:
     """Every route there is."""
 
-    def get(path: str, handler: Any, *, is_open: bool = False, tail: bool = False) -> Route:
-        return Route(method="GET", path=path, handler=partial(handler, host), open=is_open, tail=tail)
+    def get(path: str, handler: Any, scope: RouteScope = "api", **more: Any) -> Route:
+        return Route(method="GET", path=path, handler=partial(handler, host), scope=scope, **more)
 
-    def post(path: str, handler: Any, body: type[msgspec.Struct]) -> Route:
-        return Route(method="POST", path=path, handler=partial(handler, host), body=body)
+    def post(path: str, handler: Any, body: type[msgspec.Struct], **more: Any) -> Route:
+        return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
 
     return [
         post(f"{prefix}/chat/completions", chat.create, ChatRequest),
@@ -82,11 +93,11 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get(f"{prefix}/models/", models.retrieve, tail=True),
         post("/tokenize", tokens.tokenize, TokenizeRequest),
         post("/detokenize", tokens.detokenize, DetokenizeRequest),
-        get("/health", probes.ready, is_open=True),
-        get("/readyz", probes.ready, is_open=True),
-        get("/ping", probes.ready, is_open=True),
-        get("/livez", probes.live, is_open=True),
-        get("/startupz", probes.started, is_open=True),
+        get("/health", probes.ready, "open"),
+        get("/readyz", probes.ready, "open"),
+        get("/ping", probes.ready, "open"),
+        get("/livez", probes.live, "open"),
+        get("/startupz", probes.started, "open"),
         get("/version", probes.version),
         get("/load", probes.load),
         get(METRICS_PATH.decode(), probes.metrics),
@@ -102,12 +113,21 @@ class App:
         *,
         prefix: str = "/v1",
         keys: str | Sequence[str] | Mapping[bytes, str] | None = (),
+        admin: Mapping[bytes, str] | None = None,
+        scopes: Container[RouteScope] = ("open", "api"),
         owned: Engine | None = None,
     ) -> None:
+        """
+        Args:
+            keys: of the API; none opens it.
+            admin: of the admin routes, as digests; None opens them, where `scopes` has them.
+            scopes: which routes exist.
+        """
         self.host = host
         self._config = host.config
-        self._router = Router(routes(host, prefix))
-        self._gate = Gate(keys, self._router.open_paths)
+        self.routes = [route for route in routes(host, prefix) if route.scope in scopes]
+        self._router = Router(self.routes)
+        self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
         self._unknown = UnknownFields()
         self._owned = owned
 
@@ -140,10 +160,18 @@ class App:
 
     async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
         try:
+            found = self._router.find(exchange.raw_path)
+            if found is not None:
+                exchange.error_shape = found.any.error_shape
             check_size(exchange)
-            exchange.key = self._gate.check(exchange.raw_path, exchange.header_values(b"authorization"))
-            route, exchange.tail = self._router.match(exchange.method, exchange.raw_path)
-            exchange.route = route.path
+            gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
+            exchange.key = gate.check(
+                exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
+            )
+            route, found = self._router.match(exchange.method, exchange.raw_path)
+            exchange.route, exchange.tail, exchange.path_values = route.path, found.tail, found.values
+            if route.query is not None:
+                exchange.query = decode_query(exchange.raw_query, route.query)
             if probe:
                 await route.handler(exchange, None)
                 return
@@ -182,7 +210,9 @@ class App:
         starting = isinstance(error, HttpError) and error.status == 503
         extra = self.host.progress_fields() if starting else None
         try:
-            await exchange.respond_error(answer(error, renames=exchange.renames, extra=extra))
+            await exchange.respond_error(
+                answer(error, shape=exchange.error_shape, renames=exchange.renames, extra=extra)
+            )
         except ClientGone:
             return
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import unauthorized
 
+ADMIN = "admin"
+"""Name of whoever uses an admin route, in the log."""
+
 
 def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
     """Keys in any form that they are given in: one text is one key, never a sequence of one-letter keys.
@@ -24,6 +27,18 @@ def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
 def digest_of(key: str) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def admin_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
+    """Digests of keys for the admin routes, all of one name.
+
+    Raises:
+        ConfigError: an empty key.
+    """
+    try:
+        return dict.fromkeys(map(digest_of, as_keys(keys)), ADMIN)
+    except ConfigError:
+        raise ConfigError("admin_api_key: a key must be a text that is not empty", param="admin_api_key") from None
 
 
 def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
@@ -55,12 +70,13 @@ class Gate:
         self._names = {self._blind(digest): name for digest, name in named.items()}
         self._open_paths = open_paths
 
-    def check(self, raw_path: bytes, authorization: Sequence[bytes]) -> str:
+    def check(self, raw_path: bytes, authorization: Sequence[bytes], api_key: Sequence[bytes] = ()) -> str:
         """Let a request through, or refuse it.
 
         Args:
             raw_path: the path exactly as sent, still percent-encoded: no other spelling of an open path is open.
             authorization: every Authorization header of the request.
+            api_key: every X-Api-Key header, where Anthropic's clients send the key; with both, both must be right.
 
         Returns:
             the name of its key; "" where none is needed.
@@ -70,14 +86,21 @@ class Gate:
         """
         if not self._names or raw_path in self._open_paths:
             return ""
-        if len(authorization) != 1:
+        if len(authorization) > 1 or len(api_key) > 1:
             raise unauthorized()
-        scheme, _, credentials = authorization[0].partition(b" ")
-        credentials = credentials.strip()
-        name = self._names.get(self._blind(hashlib.sha256(credentials).digest()))
-        if scheme.lower() != b"bearer" or not credentials or name is None:
+        names = {self._name_of(key.strip()) for key in (*map(_bearer, authorization), *api_key)}
+        name = names.pop() if len(names) == 1 else None
+        if name is None:
             raise unauthorized()
         return name
 
+    def _name_of(self, key: bytes) -> str | None:
+        return self._names.get(self._blind(hashlib.sha256(key).digest())) if key else None
+
     def _blind(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
+
+
+def _bearer(authorization: bytes) -> bytes:
+    scheme, _, credentials = authorization.partition(b" ")
+    return credentials if scheme.lower() == b"bearer" else b""

@@ -1,6 +1,8 @@
 """Request bodies: read with a cap and a deadline, then decoded as strict JSON into one typed Struct."""
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -8,7 +10,7 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
-from troupellm.server.exchange import Exchange
+from troupellm.server.exchange import Exchange, Message
 from troupellm.server.offload import offload
 from troupellm.server.unknown_fields import UnknownFields
 
@@ -22,39 +24,64 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string. Possessive, and the closing quote may be missing: linear on any input."""
 
 
+class BodyReader:
+    """Reads a body piece by piece, for those who do not want it whole."""
+
+    def __init__(
+        self, exchange: Exchange, *, limit: int, timeout: float, media: Sequence[str] = ("application/json",)
+    ) -> None:
+        """
+        Args:
+            limit: bytes.
+            timeout: seconds for the whole body; 0 waits for ever.
+            media: the media types that are taken.
+
+        Raises:
+            HttpError: 415 media type or encoding, 413 too large by its declared length.
+        """
+        _check_media_type(exchange, media)
+        self._exchange = exchange
+        self._limit = limit
+        self._timeout = timeout
+        self._until = anyio.current_time() + timeout if timeout else math.inf
+        self._size = 0
+        self._more = True
+        declared = exchange.header(b"content-length")
+        if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+            raise too_large(limit)
+
+    async def read(self) -> bytes | None:
+        """The next piece; None at the end.
+
+        Raises:
+            HttpError: 413 too large, 408 too slow.
+            ClientGone: the client left first.
+        """
+        if not self._more:
+            return None
+        message: Message = {}
+        with anyio.CancelScope(deadline=self._until) as deadline:
+            message = await self._exchange.receive()
+        if deadline.cancelled_caught:
+            raise body_timeout(self._timeout)
+        if message["type"] == "http.disconnect":
+            self._exchange.gone = True
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        self._size += len(piece)
+        if self._size > self._limit:
+            raise too_large(self._limit)
+        self._more = message.get("more_body", False)
+        return piece
+
+
 async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
-    """Read the whole body.
-
-    Args:
-        limit: bytes.
-        timeout: seconds for the whole body; 0 waits for ever.
-
-    Raises:
-        HttpError: 415 media type or encoding, 413 too large (unread when the length was declared), 408 too slow.
-        ClientGone: the client left first.
-    """
-    _check_media_type(exchange)
-    declared = exchange.header(b"content-length")
-    if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
-        raise too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    with anyio.move_on_after(timeout or None) as deadline:
-        while True:
-            message = await exchange.receive()
-            if message["type"] == "http.disconnect":
-                exchange.gone = True
-                raise ClientGone
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise too_large(limit)
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-    if deadline.cancelled_caught:
-        raise body_timeout(timeout)
-    return b"".join(chunks)
+    """Read the whole body. Arguments and errors are those of `BodyReader`."""
+    reader = BodyReader(exchange, limit=limit, timeout=timeout)
+    pieces = []
+    while (piece := await reader.read()) is not None:
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
@@ -85,7 +112,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise invalid_field(str(error), "the request body") from None
 
 
 def _count_keys(tree: Any) -> int:
@@ -114,8 +141,8 @@ def _too_deep() -> InvalidRequest:
     return invalid_json(f"the request body is nested more than {MAX_DEPTH} levels deep")
 
 
-def _invalid(text: str) -> InvalidRequest:
-    """A type error of msgspec, with its path as the API's `param`."""
+def invalid_field(text: str, whole: str) -> InvalidRequest:
+    """A type error of msgspec, with its path as the API's `param`; `whole` is what was decoded."""
     reason, _, location = text.partition(" - at ")
     path = location.rpartition("$")[2].rstrip("`").lstrip(".").removesuffix("[...]")
     missing = re.search(r"missing required field `(\w+)`", reason)
@@ -123,13 +150,13 @@ def _invalid(text: str) -> InvalidRequest:
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
     if not path:
-        return InvalidRequest(f"the request body: {reason}", code="invalid_type")
+        return InvalidRequest(f"{whole}: {reason}", code="invalid_type")
     return InvalidRequest(f"{path}: {reason}", param=path, code="invalid_type")
 
 
-def _check_media_type(exchange: Exchange) -> None:
+def _check_media_type(exchange: Exchange, media: Sequence[str]) -> None:
     media_type = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise unsupported_media_type("the request needs the header Content-Type: application/json")
+    if media_type not in media:
+        raise unsupported_media_type(f"the request needs the header Content-Type: {' or '.join(media)}")
     if (exchange.header(b"content-encoding") or "identity").strip().lower() != "identity":
         raise unsupported_media_type("compressed request bodies are not accepted")

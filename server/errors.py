@@ -4,6 +4,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,7 +21,7 @@ from troupellm.protocol.errors import (
     TroupeError,
     WorkerCrashed,
 )
-from troupellm.protocol.openai import ErrorBody, ErrorObject
+from troupellm.protocol.openai import ErrorObject
 from troupellm.server.ratelimits import ratelimit_headers
 
 logger = logging.getLogger("troupellm.server")
@@ -30,6 +31,8 @@ MAX_RETRY_AFTER = 60
 """Seconds. openai-python gives up at once when told to wait more than 120."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
+
+ErrorShape = Literal["openai", "anthropic"]
 
 _INVALID = "invalid_request_error"
 _UNAVAILABLE = "service_unavailable_error"
@@ -49,6 +52,18 @@ _TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
     (ModelLoadError, 503, _UNAVAILABLE),
     (RequestFailed, 500, _SERVER),
 )
+
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""What Anthropic's clients call the statuses; the others are invalid_request_error below 500 and api_error above."""
 
 
 class HttpError(TroupeError):
@@ -134,7 +149,11 @@ def flatten(error: BaseException) -> BaseException:
 
 
 def answer(
-    error: BaseException, *, renames: Mapping[str, str] | None = None, extra: Mapping[str, object] | None = None
+    error: BaseException,
+    *,
+    shape: ErrorShape = "openai",
+    renames: Mapping[str, str] | None = None,
+    extra: Mapping[str, object] | None = None,
 ) -> ErrorAnswer:
     """Status, body and headers for an error. What is not ours is logged and shown as an internal error.
 
@@ -148,14 +167,21 @@ def answer(
     message, param = error.message, error.param
     if renames and param is not None and param in renames:
         message, param = message.replace(param, renames[param]), renames[param]
-    body = ErrorBody(ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code))
+    shown = ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code)
     if isinstance(error, RateLimited):
         headers = (*headers, *ratelimit_headers(error.quota))
     if status in (429, 503):
         headers = (*headers, (b"retry-after", str(_retry_after(error)).encode()))
     headers = (*headers, (b"x-should-retry", b"true" if retry else b"false"))
-    content = msgspec.to_builtins(body) | dict(extra) if extra else body
+    content = _shaped(shown, status, shape) | dict(extra or {})
     return ErrorAnswer(status, msgspec.json.encode(content), headers, error.code)
+
+
+def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any]:
+    if shape == "openai":
+        return {"error": msgspec.to_builtins(error)}
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def _classify(error: TroupeError) -> tuple[int, str, bool, Headers]:

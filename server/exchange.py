@@ -1,14 +1,14 @@
 """One HTTP request and its response, over ASGI's two callables."""
 
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from troupellm.protocol.quota import Quota
-from troupellm.server.errors import ClientGone, ErrorAnswer, Headers, headers_too_large
+from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large
 from troupellm.server.ratelimits import ratelimit_headers
 
 Scope = MutableMapping[str, Any]
@@ -35,7 +35,12 @@ class Exchange:
         self.method: str = scope["method"]
         self.raw_path = _raw_path(scope)
         """As the client spelt it; the app takes off the prefix under which it is mounted."""
-        self.query_bytes = len(scope.get("query_string") or b"")
+        self.raw_query: bytes = scope.get("query_string") or b""
+        self.query: Any = None
+        """The decoded query, of the type that the route names."""
+        self.path_values: Mapping[str, str] = {}
+        """What stood in the path where the route has `{names}`."""
+        self.error_shape: ErrorShape = "openai"
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
@@ -107,7 +112,10 @@ class Exchange:
         if self.status == 0:
             await self.respond(answer.status, answer.body, answer.headers)
         elif self.streaming and not self.finished:
-            await self.write(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n", last=True)
+            if self.error_shape == "anthropic":
+                await self.write(b"event: error\ndata: " + answer.body + b"\n\n", last=True)
+            else:
+                await self.write(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n", last=True)
 
     async def start(self, status: int, content_type: bytes, headers: Headers = ()) -> None:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
@@ -144,7 +152,7 @@ def check_size(exchange: Exchange) -> None:
     Raises:
         HttpError: 431, the request's head is too large, whatever the server in front let through.
     """
-    size = len(exchange.raw_path) + exchange.query_bytes
+    size = len(exchange.raw_path) + len(exchange.raw_query)
     size += sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in exchange.headers)
     if size > MAX_HEADER_BYTES:
         raise headers_too_large(MAX_HEADER_BYTES)

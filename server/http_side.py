@@ -9,10 +9,11 @@ from anyio.abc import TaskStatus
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import LoadProgress
-from troupellm.server.app import App
+from troupellm.server.app import App, admin_access
 from troupellm.server.front import HttpFront
 from troupellm.server.host import EngineHost
 from troupellm.server.keys import read_keys
+from troupellm.server.listener import bind_unix
 from troupellm.server.vitals import Vitals
 
 
@@ -63,7 +64,8 @@ class LocalSide:
         self.host = EngineHost(config)
         self.host.loading = True
         self.host.vitals = Vitals(config.loop_lag_warning)
-        self._front = HttpFront(App(self.host, keys=read_keys(config).names), config, listener)
+        app = App(self.host, keys=read_keys(config).names, **admin_access(config))
+        self._front = HttpFront(app, config, listener)
 
     @property
     def opened(self) -> bool:
@@ -102,3 +104,29 @@ class LocalSide:
 
     async def stop(self, seconds: float) -> None:
         await self._front.stop(seconds)
+
+
+class AdminSocket:
+    """The admin routes at a unix socket of their own, beside any HTTP side: its file's mode says who may use them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """
+        Raises:
+            OSError: the place is taken, or not ours.
+        """
+        assert config.admin_uds is not None
+        self._host = EngineHost(config)
+        self._host.loading = True
+        app = App(self._host, keys=None, scopes=("open", "admin"))
+        self._front = HttpFront(app, config, bind_unix(config.admin_uds, config))
+
+    async def run(self) -> None:
+        await self._front.run()
+
+    def open(self, engine: Engine) -> None:
+        self._host.engine = engine
+
+    async def stop(self) -> None:
+        self._host.refuse()
+        self._host.cut()
+        await self._front.stop()

@@ -18,7 +18,7 @@ def bind(config: ServerConfig) -> tuple[socket.socket, str]:
         OSError: the address is in use or not ours.
     """
     if config.uds is not None:
-        return _bind_unix(config.uds, config), f"unix:{config.uds}"
+        return bind_unix(config.uds, config), f"unix:{config.uds}"
     family, kind, protocol, _, address = socket.getaddrinfo(
         config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -36,7 +36,12 @@ def bind(config: ServerConfig) -> tuple[socket.socket, str]:
     return listener, f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
-def _bind_unix(path: str, config: ServerConfig) -> socket.socket:
+def bind_unix(path: str, config: ServerConfig) -> socket.socket:
+    """Listen at a unix socket that only this user may use.
+
+    Raises:
+        OSError: the place is taken, or not ours.
+    """
     place = Path(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -56,9 +61,10 @@ def _bind_unix(path: str, config: ServerConfig) -> socket.socket:
 
 
 def unlink(config: ServerConfig) -> None:
-    """Remove the socket file of a server that ends, unless another one has taken its place already."""
-    if config.uds is not None and not _answers(config.uds):
-        Path(config.uds).unlink(missing_ok=True)
+    """Remove the socket files of a server that ends, unless another one has taken their place already."""
+    for path in (config.uds, config.admin_uds):
+        if path is not None and not _answers(path):
+            Path(path).unlink(missing_ok=True)
 
 
 def _answers(path: str) -> bool:

@@ -1,38 +1,84 @@
-"""Exact routes. One spelling per path: no trailing slash, no doubled slash, no dots, no percent-encoding."""
+"""Exact routes. One spelling per path: no trailing slash, no doubled slash, no dots, no percent-encoding.
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+The table of routes is also what the OpenAPI document is made from, so a route says all that a client must know of it.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from troupellm.server.errors import HttpError, method_not_allowed, unknown_url
+from troupellm.server.errors import ErrorShape, method_not_allowed, unknown_url
 from troupellm.server.exchange import Exchange
 
 Handler = Callable[[Exchange, Any], Awaitable[None]]
+RouteScope = Literal["open", "api", "admin"]
+"""open: needs no key, is not logged, and is answered in every state of the server; api: an API key; admin: the admin
+key or socket, without which the route does not exist."""
+
+_NAME = re.compile(r"\{([a-z_]+)\}")
+MAX_TAIL = 512
+"""Characters of a name in a path."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
+    """`{names}` stand for one part of the path each, and are handed on as `Exchange.path_values`."""
     handler: Handler
-    body: type[msgspec.Struct] | None = None
-    """Type of the JSON body; None reads no body."""
-    open: bool = False
-    """Needs no key, is not logged, and is answered in every state of the server."""
+    body: Any = None
+    """Type of the JSON body (a Struct, or a union of some); None reads no body."""
+    query: type[msgspec.Struct] | None = None
+    """What may stand behind the question mark, handed on as `Exchange.query`; None ignores it."""
+    media: tuple[str, ...] = ()
+    """Media types of a body that is not JSON; the handler reads it, with `BodyReader`."""
+    scope: RouteScope = "api"
     tail: bool = False
     """The path is a prefix; what follows (slashes included) is handed on as `Exchange.tail`."""
+    error_shape: ErrorShape = "openai"
+    summary: str = ""
+    response: Any = None
+    """Type of the JSON answer; None where it is no JSON, or has no fixed form."""
+    answers: str = "application/json"
+    """Media type of the answer."""
+    status: int = 200
+    streams: bool = False
+    """With `stream: true` the answer is a stream of events."""
+    events: tuple[Any, ...] = ()
+    """Types of the events' data."""
+    problems: tuple[int, ...] = ()
+    """Error statuses that its siblings do not have."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a path leads to."""
+
+    methods: dict[str, Route]
+    tail: str = ""
+    values: Mapping[str, str] = {}
+
+    @property
+    def any(self) -> Route:
+        """One of the routes: scope and error shape are the path's."""
+        return next(iter(self.methods.values()))
 
 
 class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._exact: dict[bytes, dict[str, Route]] = {}
         self._tails: dict[bytes, dict[str, Route]] = {}
+        self._named: dict[str, dict[str, Route]] = {}
         for route in routes:
             table = self._tails if route.tail else self._exact
-            table.setdefault(route.path.encode(), {})[route.method] = route
+            if "{" in route.path:
+                self._named.setdefault(route.path, {})[route.method] = route
+            else:
+                table.setdefault(route.path.encode(), {})[route.method] = route
+        self._patterns = [(_pattern(path), methods) for path, methods in self._named.items()]
         self.open_paths = frozenset(
-            path for path, methods in self._exact.items() if all(route.open for route in methods.values())
+            path for path, methods in self._exact.items() if all(route.scope == "open" for route in methods.values())
         )
 
     def below(self, raw_path: bytes, root_path: str) -> bytes:
@@ -46,31 +92,54 @@ class Router:
         if not root or not raw_path.startswith(root + b"/"):
             return raw_path
         rest = raw_path[len(root) :]
-        try:
-            known = rest in self._exact or bool(self._match_tail(rest))
-        except HttpError:
-            known = False
-        return rest if known else raw_path
+        return rest if self.find(rest) is not None else raw_path
 
-    def match(self, method: str, raw_path: bytes) -> tuple[Route, str]:
-        """The route and the decoded tail of the path ("" unless the route takes one).
+    def find(self, raw_path: bytes) -> Found | None:
+        """What the path leads to, whatever the method."""
+        methods = self._exact.get(raw_path)
+        if methods is not None:
+            return Found(methods)
+        for pattern, methods in self._patterns:
+            match = pattern.fullmatch(raw_path)
+            if match is not None:
+                values = {name: _decoded(value) for name, value in match.groupdict().items()}
+                if all(value and value not in (".", "..") and "/" not in value for value in values.values()):
+                    return Found(methods, values=values)
+        for prefix, methods in self._tails.items():
+            if raw_path.startswith(prefix):
+                tail = _decoded(raw_path[len(prefix) :])
+                if tail and all(part not in ("", ".", "..") for part in tail.split("/")):
+                    return Found(methods, tail)
+        return None
+
+    def match(self, method: str, raw_path: bytes) -> tuple[Route, Found]:
+        """The route, and what of its path was open.
 
         Raises:
             HttpError: 404 unknown path, 405 with `Allow` for the wrong method.
         """
-        methods, tail = self._exact.get(raw_path), ""
-        if methods is None:
-            methods, tail = self._match_tail(raw_path)
-        route = methods.get("GET" if method == "HEAD" else method)
+        found = self.find(raw_path)
+        if found is None:
+            raise unknown_url()
+        route = found.methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            names = sorted({*methods, "HEAD"} if "GET" in methods else methods)
-            raise method_not_allowed(", ".join(names))
-        return route, tail
+            raise method_not_allowed(", ".join(allowed(found.methods)))
+        return route, found
 
-    def _match_tail(self, raw_path: bytes) -> tuple[dict[str, Route], str]:
-        for prefix, methods in self._tails.items():
-            if raw_path.startswith(prefix):
-                tail = unquote_to_bytes(raw_path[len(prefix) :]).decode("utf-8", "replace")
-                if tail and all(part not in ("", ".", "..") for part in tail.split("/")):
-                    return methods, tail
-        raise unknown_url()
+
+def allowed(methods: Iterable[str]) -> list[str]:
+    """What `Allow` says."""
+    names = set(methods)
+    return sorted(names | {"HEAD"} if "GET" in names else names)
+
+
+def _pattern(path: str) -> re.Pattern[bytes]:
+    parts = _NAME.split(path)
+    texts = [
+        rf"(?P<{part}>[^/]{{1,{3 * MAX_TAIL}}})" if number % 2 else re.escape(part) for number, part in enumerate(parts)
+    ]
+    return re.compile("".join(texts).encode())
+
+
+def _decoded(raw: bytes) -> str:
+    return unquote_to_bytes(raw).decode("utf-8", "replace")

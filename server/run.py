@@ -20,7 +20,7 @@ from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS
-from troupellm.server.http_side import HttpSide, LocalSide
+from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
@@ -62,18 +62,23 @@ async def serve(
     engine_config = with_tenants(engine_config, read_keys(config).tenants)  # before anything is bound
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
+    admin = None if config.admin_uds is None else AdminSocket(config)
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
             await group.start(shutdown.watch)
             await group.start(side.run)
+            if admin is not None:
+                group.start_soon(admin.run)
             try:
-                await _run_engine(side, shutdown, config, engine_config, url, on_ready)
+                await _run_engine(side, admin, shutdown, config, engine_config, url, on_ready)
             except (Exception, BaseExceptionGroup) as error:
                 failure = flatten(error)
             side.refuse()
             await side.stop(CLOSE_SECONDS)
+            if admin is not None:
+                await admin.stop()
             group.cancel_scope.cancel()
     finally:
         shutdown.hard_exit.disarm()
@@ -86,6 +91,7 @@ async def serve(
 
 async def _run_engine(
     side: HttpSide,
+    admin: AdminSocket | None,
     shutdown: Shutdown,
     config: ServerConfig,
     engine_config: EngineConfig,
@@ -106,6 +112,8 @@ async def _run_engine(
     with shutdown.loading:
         async with Engine(config=engine_config, progress=side.report) as engine:
             await side.open(engine)
+            if admin is not None:
+                admin.open(engine)
             logger.info("ready: %s at %s", engine.model_names[0], url)
             # What was loaded stays: full collections need not walk it any more, which would hold up every stream.
             gc.collect()

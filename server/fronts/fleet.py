@@ -25,6 +25,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.fronts import Configure, Cut, HttpCount, Loading, Status, ToFront
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.auth import admin_keys
 from troupellm.server.errors import flatten
 from troupellm.server.fronts.member import FrontDied, Member
 from troupellm.server.http_counts import HttpCounts
@@ -52,6 +53,7 @@ class FrontFleet:
             ConfigError: an empty API key, or a key file that says something wrong.
         """
         self._keys = read_keys(config).names
+        self._admin_keys = admin_keys(config.admin_api_key)
         self.engine: Engine | None = None
         self.progress: LoadProgress | None = None
         self._config = config
@@ -146,8 +148,10 @@ class FrontFleet:
     # For the members.
 
     def configure(self, number: int) -> Configure:
-        config = msgspec.structs.replace(self._config, api_key=(), api_key_file=None)
-        return Configure(number=number, server=config, keys=self._keys, created=self._created)
+        config = msgspec.structs.replace(self._config, api_key=(), api_key_file=None, admin_api_key=())
+        return Configure(
+            number=number, server=config, keys=self._keys, created=self._created, admin_keys=self._admin_keys
+        )
 
     def status(self, number: int) -> Status:
         others = (member.report.in_flight for other, member in self._members.items() if other != number)

@@ -39,7 +39,7 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.protocol.lifeline import die_with
 from troupellm.server import logs
-from troupellm.server.app import App
+from troupellm.server.app import App, admin_access
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS, HttpFront
@@ -69,7 +69,8 @@ class Front:
         host.on_change = self._report_soon
         host.further_reasons = self._reasons
         host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
-        self._http = HttpFront(App(host, keys=configure.keys), config, listener)
+        app = App(host, keys=configure.keys, **admin_access(config, configure.admin_keys))
+        self._http = HttpFront(app, config, listener)
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None

@@ -87,3 +87,28 @@ def test_empty_keys_and_what_is_no_text_are_refused_at_start(keys):
 def test_keys_are_checked_before_anything_is_bound_or_loaded(keys):
     with pytest.raises(ConfigError):
         anyio.run(serve, EngineConfig(), ServerConfig(port=0, api_key=keys))
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key"),
+    [([], [b"secret"]), ([b"Bearer secret"], [b"secret"]), ([], [b" secret "])],
+)
+def test_a_key_may_come_as_anthropics_clients_send_it(gate, authorization, api_key):
+    assert gate.check(b"/v1/messages", authorization, api_key) == "key-1"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key"),
+    [
+        ([], [b"wrong"]),
+        ([], [b""]),
+        ([], [b"secret", b"secret"]),
+        ([b"Bearer secret"], [b"wrong"]),
+        ([b"Bearer wrong"], [b"secret"]),
+        ([b"Bearer secret"], [b"other"]),
+        ([b"Basic secret"], [b"secret"]),
+    ],
+)
+def test_of_two_headers_neither_may_be_wrong(gate, authorization, api_key):
+    with pytest.raises(HttpError):
+        gate.check(b"/v1/messages", authorization, api_key)

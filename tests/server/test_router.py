@@ -15,7 +15,7 @@ def router() -> Router:
             Route(method="GET", path="/v1/models", handler=handler),
             Route(method="GET", path="/v1/models/", handler=handler, tail=True),
             Route(method="POST", path="/v1/completions", handler=handler),
-            Route(method="GET", path="/livez", handler=handler, open=True),
+            Route(method="GET", path="/livez", handler=handler, scope="open"),
         ]
     )
 
@@ -67,7 +67,7 @@ def test_head_is_answered_where_get_is(router):
     ("raw", "tail"), [(b"/v1/models/org/name", "org/name"), (b"/v1/models/org%2Fname", "org/name")]
 )
 def test_tail_may_hold_slashes_in_both_spellings(router, raw, tail):
-    assert router.match("GET", raw)[1] == tail
+    assert router.match("GET", raw)[1].tail == tail
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,54 @@ def test_a_root_path_is_taken_off_only_where_a_route_remains(router, raw, root, 
 
 def test_only_open_routes_are_listed_as_open(router):
     assert router.open_paths == {b"/livez"}
+
+
+@pytest.fixture
+def stored() -> Router:
+    return Router(
+        [
+            Route(method="GET", path="/v1/answers", handler=handler),
+            Route(method="GET", path="/v1/answers/{answer_id}", handler=handler),
+            Route(method="DELETE", path="/v1/answers/{answer_id}", handler=handler),
+            Route(method="POST", path="/v1/answers/{answer_id}/cancel", handler=handler),
+            Route(method="POST", path="/admin/pause", handler=handler, scope="admin"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "raw", "path", "values"),
+    [
+        ("GET", b"/v1/answers/abc", "/v1/answers/{answer_id}", {"answer_id": "abc"}),
+        ("DELETE", b"/v1/answers/a%20b", "/v1/answers/{answer_id}", {"answer_id": "a b"}),
+        ("POST", b"/v1/answers/abc/cancel", "/v1/answers/{answer_id}/cancel", {"answer_id": "abc"}),
+        ("GET", b"/v1/answers/cancel", "/v1/answers/{answer_id}", {"answer_id": "cancel"}),
+        ("GET", b"/v1/answers", "/v1/answers", {}),
+    ],
+)
+def test_names_in_a_path_stand_for_one_part_each(stored, method, raw, path, values):
+    route, found = stored.match(method, raw)
+    assert (route.path, found.values) == (path, values)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"/v1/answers/",
+        b"/v1/answers//cancel",
+        b"/v1/answers/../cancel",
+        b"/v1/answers/%2e%2e",
+        b"/v1/answers/a%2Fb",
+        b"/v1/answers/a/b",
+        b"/v1/answers/" + b"x" * 10_000,
+    ],
+)
+def test_what_is_no_name_is_no_path(stored, raw):
+    with pytest.raises(HttpError):
+        stored.match("GET", raw)
+
+
+def test_a_wrong_verb_on_a_path_with_names_says_what_is_allowed(stored):
+    with pytest.raises(HttpError) as caught:
+        stored.match("PUT", b"/v1/answers/abc")
+    assert dict(caught.value.headers)[b"allow"] == b"DELETE, GET, HEAD"
