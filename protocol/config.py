@@ -169,12 +169,36 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (EMBEDDED_STEP_TIMEOUT if self.step_timeout is None else self.step_timeout) or None
 
 
+class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Structured outputs: who compiles grammars, and what one may cost."""
+
+    guide_backend: Annotated[
+        Literal["auto", "guidance", "llguidance", "xgrammar"],
+        _help("grammar backend of requests that name none; auto and guidance: llguidance"),
+    ] = "auto"
+    guide_timeout: Annotated[
+        float, Meta(gt=0.0, le=60.0, description="seconds a grammar may take to compile; then it is refused")
+    ] = 1.0
+    guide_memory_bytes: Annotated[PositiveInt, _help("memory a grammar may take in the process that compiles it")] = (
+        512 * 2**20
+    )
+    guide_cache_bytes: Annotated[PositiveInt, _help("compiled grammars that are kept, in bytes")] = 64 * 2**20
+    guide_depth: Annotated[PositiveInt, _help("levels of nesting in a JSON schema or structural tag")] = 64
+    guide_any_whitespace: Annotated[
+        bool, _help("JSON may hold any white space between its tokens, unless a request says otherwise")
+    ] = True
+    guide_additional_properties: Annotated[
+        bool, _help("objects whose schema does not say may have other properties, unless a request says otherwise")
+    ] = True
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     stream: StreamConfig = StreamConfig()
     worker: WorkerConfig = WorkerConfig()
+    guide: GuideConfig = GuideConfig()
 
     @classmethod
     def from_flat(cls, settings: dict[str, Any]) -> "EngineConfig":

@@ -10,6 +10,7 @@ import msgspec
 
 from troupellm.protocol.beam_search import BeamSearchParams, check_beam_fields
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.guide import GuideSpec
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
@@ -110,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     detokenize: bool = True
     priority: int = 0
     """Lower runs earlier under the priority policy."""
+    guide: GuideSpec | None = None
+    """What the output must look like: JSON, a schema, a regular expression, one of several texts, a grammar."""
 
     def __post_init__(self) -> None:
         for field, (low, high, exclusive) in _NUMBERS.items():
@@ -134,6 +137,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         self._check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
         _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
         check_beam_fields(self)
+        if self.guide is not None:
+            self._check_guide(self.guide)
 
     @property
     def num_sequences(self) -> int:
@@ -185,6 +190,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_strings("stop", stops, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
         if stops and not self.detokenize:
             raise InvalidRequest("stop needs detokenize: true", param="stop")
+
+    def _check_guide(self, guide: Any) -> None:
+        if not isinstance(guide, GuideSpec):
+            raise InvalidRequest("guide must be a GuideSpec", param="guide", code="invalid_type")
+        if self.use_beam_search:
+            raise InvalidRequest(
+                f"{guide.field} does not go with use_beam_search", param=guide.field, code="unsupported_parameter"
+            )
 
     def _check_logit_bias(self) -> None:
         if self.logit_bias is None:

@@ -19,7 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SAMPLING_FIELDS = tuple(
     name
     for name in (field.name for field in msgspec.structs.fields(SamplingParams))
-    if name not in ("logprobs", "detokenize")
+    if name not in ("logprobs", "detokenize", "guide")
 )
 _RESERVED_KWARGS = frozenset(
     {"messages", "tools", "documents", "chat_template", "tokenize", "tokenizer", "add_generation_prompt"}

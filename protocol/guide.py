@@ -1,0 +1,88 @@
+"""Guides: what a request's output must look like, and what has become of it on its way to the worker.
+
+`GuideSpec` is what a request asks for. The guide actor turns it into a `GuideProgram`, which the worker runs beside the
+sampler.
+"""
+
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+
+GuideKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+KINDS: Final[tuple[str, ...]] = get_args(GuideKind)
+
+MAX_SOURCE_BYTES = 256 * 1024
+MAX_AFTER_CHARACTERS = 64
+
+BACKENDS: Final = {
+    "": "",
+    "auto": "",
+    "guidance": "llguidance",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+}
+"""Names that a request or the configuration may use, vLLM's among them; "" leaves the choice to the server."""
+_REFUSED_BACKENDS = frozenset({"outlines", "lm-format-enforcer"})
+
+
+class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint on the whole output, or on what follows a mark.
+
+    Raises:
+        InvalidRequest: an empty or too long source, or a backend that is not offered; `param` is `field`.
+    """
+
+    kind: GuideKind
+    source: str = ""
+    """json_object: empty. json_schema: the schema as JSON. regex: the pattern, which must match all of the output.
+    choice: a JSON list of strings. grammar: Lark, or EBNF as llama.cpp's GBNF and xgrammar write it (rules with ::=).
+    structural_tag: vLLM's JSON object, either of its two forms."""
+    backend: str = ""
+    """See `BACKENDS`."""
+    after: str = ""
+    """The text that ends thinking: until it was generated anything goes, but the end. Empty: from the first token."""
+    any_whitespace: bool = True
+    """JSON may hold white space between its tokens; False allows none."""
+    whitespace_pattern: str = ""
+    """A regular expression for the white space of JSON instead."""
+    additional_properties: bool = True
+    """What JSON Schema says about objects without `additionalProperties`; False forbids other properties there."""
+    field: str = "structured_outputs"
+    """The request field that errors name."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidRequest(f"{self.field} must be one of {', '.join(KINDS)}", param=self.field)
+        if not isinstance(self.source, str):
+            raise InvalidRequest(f"{self.field} must be text", param=self.field, code="invalid_type")
+        if not self.source and self.kind != "json_object":
+            raise InvalidRequest(f"{self.field} must not be empty", param=self.field, code="invalid_schema")
+        if len(self.source) > MAX_SOURCE_BYTES:
+            raise InvalidRequest(
+                f"{self.field} must be at most {MAX_SOURCE_BYTES} bytes", param=self.field, code="invalid_schema"
+            )
+        if len(self.after) > MAX_AFTER_CHARACTERS:
+            raise InvalidRequest(
+                f"the mark after which {self.field} applies must be at most {MAX_AFTER_CHARACTERS} characters",
+                param=self.field,
+            )
+        backend_of(self.backend, self.field)
+
+
+def backend_of(name: str, field: str) -> str:
+    """The backend that a name stands for; "" is the server's choice.
+
+    Raises:
+        InvalidRequest: it is not offered.
+    """
+    known = BACKENDS.get(name)
+    if known is not None:
+        return known
+    offered = ", ".join(sorted(filter(None, BACKENDS)))
+    if name in _REFUSED_BACKENDS:
+        raise InvalidRequest(
+            f"the backend {name} is not supported; use one of {offered}", param=field, code="unsupported_parameter"
+        )
+    raise InvalidRequest(f"backend must be one of {offered}", param=field)
