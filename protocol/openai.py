@@ -179,10 +179,25 @@ class PromptLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+class AnswerFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same under the name that older clients read."""
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -227,9 +242,26 @@ class TextResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str
 
 
+class DeltaFunction(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaCall(msgspec.Struct, omit_defaults=True):
+    """A piece of a tool call; id, type and name only in the first one."""
+
+    index: int
+    function: DeltaFunction
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[DeltaCall] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
