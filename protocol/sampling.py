@@ -279,3 +279,8 @@ def _check_strings(field: str, values: Any, most: int, longest: int) -> None:
     for value in values:
         if not isinstance(value, str) or not value or len(value) > longest:
             raise InvalidRequest(f"{field} must hold strings of 1 to {longest} characters", param=field)
+
+
+def number_ranges() -> dict[str, tuple[float, float, bool]]:
+    """Every numeric field: lowest, highest, and whether the lowest value itself is excluded."""
+    return _NUMBERS | {name: (least, most, False) for name, (least, most) in _INTEGERS.items()}
