@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from troupellm.protocol.worker import LoadProgress
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
@@ -273,6 +275,39 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: Sequence[int] | UnsetType = UNSET
 
 
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat; the last one before the end may have usage and no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class TextChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class TextChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed completion; the last one before the end may have usage and no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
@@ -308,3 +343,33 @@ class ErrorObject(msgspec.Struct, kw_only=True):
 
 class ErrorBody(msgspec.Struct):
     error: ErrorObject
+
+
+class AnthropicErrorObject(msgspec.Struct, kw_only=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, kw_only=True):
+    """Errors of the routes that Anthropic's clients call."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorObject
+
+
+class ProbeReport(msgspec.Struct, kw_only=True):
+    """What a probe says. `reasons` are why it is not good."""
+
+    status: str
+    reasons: list[str]
+    progress: LoadProgress | UnsetType = UNSET
+    """While the model loads."""
+
+
+class VersionBody(msgspec.Struct):
+    version: str
+
+
+class LoadBody(msgspec.Struct):
+    server_load: int
+    """Requests in flight."""

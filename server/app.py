@@ -13,7 +13,23 @@ import msgspec
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from troupellm.protocol.openai import (
+    ChatChunk,
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    LoadBody,
+    ModelCard,
+    ModelList,
+    ProbeReport,
+    TextChunk,
+    TextResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionBody,
+)
 from troupellm.server import chat, completions, models, probes, tokens
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.body import decode_body, read_body
@@ -23,6 +39,7 @@ from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
+from troupellm.server.openapi.routes import Reference
 from troupellm.server.query import decode_query
 from troupellm.server.router import Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
@@ -86,22 +103,35 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     def post(path: str, handler: Any, body: type[msgspec.Struct], **more: Any) -> Route:
         return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
 
+    ready: dict[str, Any] = {"response": ProbeReport, "summary": "Whether requests should be sent here."}
     return [
-        post(f"{prefix}/chat/completions", chat.create, ChatRequest),
-        post(f"{prefix}/completions", completions.create, CompletionRequest),
-        get(f"{prefix}/models", models.listing),
-        get(f"{prefix}/models/", models.retrieve, tail=True),
-        post("/tokenize", tokens.tokenize, TokenizeRequest),
-        post("/detokenize", tokens.detokenize, DetokenizeRequest),
-        get("/health", probes.ready, "open"),
-        get("/readyz", probes.ready, "open"),
-        get("/ping", probes.ready, "open"),
-        get("/livez", probes.live, "open"),
-        get("/startupz", probes.started, "open"),
-        get("/version", probes.version),
-        get("/load", probes.load),
-        get(METRICS_PATH.decode(), probes.metrics),
-    ]
+        post(
+            f"{prefix}/chat/completions", chat.create, ChatRequest, response=ChatResponse,
+            streams=True, events=(ChatChunk,), summary="Answer a conversation.",
+        ),
+        post(
+            f"{prefix}/completions", completions.create, CompletionRequest, response=TextResponse,
+            streams=True, events=(TextChunk,), summary="Complete one or more texts.",
+        ),
+        get(f"{prefix}/models", models.listing, response=ModelList, summary="What is served."),
+        get(f"{prefix}/models/", models.retrieve, tail=True, response=ModelCard, summary="One of them."),
+        post(
+            "/tokenize", tokens.tokenize, TokenizeRequest, response=TokenizeResponse,
+            summary="Token ids of a text, or of a conversation.",
+        ),
+        post(
+            "/detokenize", tokens.detokenize, DetokenizeRequest, response=DetokenizeResponse,
+            summary="The text of token ids.",
+        ),
+        get("/health", probes.ready, "open", **ready),
+        get("/readyz", probes.ready, "open", **ready),
+        get("/ping", probes.ready, "open", **ready),
+        get("/livez", probes.live, "open", response=ProbeReport, summary="Whether the server needs a restart."),
+        get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
+        get("/version", probes.version, response=VersionBody, summary="The server's version."),
+        get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
+        get(METRICS_PATH.decode(), probes.metrics, answers="text/plain", summary="Metrics in Prometheus' text form."),
+    ]  # fmt: skip
 
 
 class App:
@@ -125,7 +155,8 @@ class App:
         """
         self.host = host
         self._config = host.config
-        self.routes = [route for route in routes(host, prefix) if route.scope in scopes]
+        table = [route for route in routes(host, prefix) if route.scope in scopes]
+        self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
         self._unknown = UnknownFields()

@@ -21,7 +21,7 @@ from troupellm.protocol.errors import (
     TroupeError,
     WorkerCrashed,
 )
-from troupellm.protocol.openai import ErrorObject
+from troupellm.protocol.openai import AnthropicErrorBody, AnthropicErrorObject, ErrorObject
 from troupellm.server.ratelimits import ratelimit_headers
 
 logger = logging.getLogger("troupellm.server")
@@ -181,7 +181,8 @@ def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any
     if shape == "openai":
         return {"error": msgspec.to_builtins(error)}
     kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    body = AnthropicErrorBody(error=AnthropicErrorObject(type=kind, message=error.message))
+    return dict(msgspec.to_builtins(body))
 
 
 def _classify(error: TroupeError) -> tuple[int, str, bool, Headers]:

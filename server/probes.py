@@ -2,6 +2,7 @@
 
 import msgspec
 
+from troupellm.protocol.openai import LoadBody, ProbeReport, VersionBody
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 
@@ -30,12 +31,12 @@ async def started(host: EngineHost, exchange: Exchange, _: None) -> None:
 async def version(host: EngineHost, exchange: Exchange, _: None) -> None:
     import troupellm
 
-    await exchange.respond(200, msgspec.json.encode({"version": troupellm.__version__}))
+    await exchange.respond(200, msgspec.json.encode(VersionBody(troupellm.__version__)))
 
 
 async def load(host: EngineHost, exchange: Exchange, _: None) -> None:
     """Requests in flight, as vLLM's /load says it."""
-    await exchange.respond(200, msgspec.json.encode({"server_load": len(host.in_flight) + host.in_flight_elsewhere}))
+    await exchange.respond(200, msgspec.json.encode(LoadBody(len(host.in_flight) + host.in_flight_elsewhere)))
 
 
 async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
@@ -45,5 +46,6 @@ async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 
 async def _report(host: EngineHost, exchange: Exchange, *, good: bool, state: str, reasons: list[str]) -> None:
-    body = {"status": state, "reasons": reasons} | (host.progress_fields() or {})
+    progress = host.progress if host.progress_fields() else None
+    body = ProbeReport(status=state, reasons=reasons, progress=msgspec.UNSET if progress is None else progress)
     await exchange.respond(200 if good else 503, msgspec.json.encode(body), () if good else ((b"retry-after", b"1"),))

@@ -5,11 +5,14 @@ from typing import Any
 from troupellm.protocol import sampling
 
 _TOKEN_ID = {"minimum": 0, "maximum": 2**31 - 1}
+_MOST_LOGPROBS = sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs
 _STOP = {"minLength": 1, "maxLength": sampling.MAX_STOP_LENGTH}
 
 _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     # field: type of the branch that is meant: keywords
-    "top_logprobs": {"integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}},
+    "top_logprobs": {
+        "integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}
+    },
     "stop": {"string": _STOP, "array": {"maxItems": sampling.MAX_STOP_STRINGS, "items": {"type": "string"} | _STOP}},
     "bad_words": {"array": {"maxItems": sampling.MAX_BAD_WORDS, "items": {"type": "string"} | _STOP}},
     "stop_token_ids": {"array": {"maxItems": sampling.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}},
@@ -42,10 +45,10 @@ def limit(schema: dict[str, Any]) -> None:
         for branch in property_schema.get("anyOf", [property_schema]):
             for kind in (branch.get("type"), "number" if branch.get("type") == "integer" else None):
                 for keyword, value in table.get(name, {}).get(str(kind), {}).items():
-                    if keyword == "items" or keyword not in branch:
+                    if keyword in ("items", "additionalProperties") or keyword not in branch:
                         branch[keyword] = value
 
 
 def default_of(name: str) -> Any:
-    """What a sampling field is when neither the request nor the model says; None where nobody says."""
-    return getattr(sampling.SamplingParams(), name, None)
+    """What a sampling field is when neither the request nor the model says; None where that depends on the route."""
+    return None if name == "max_tokens" else getattr(sampling.SamplingParams(), name, None)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,12 @@ class Reference:
     def _own(self) -> list[Route]:
         get = partial(Route, method="GET")
         return [
-            get(path="/openapi.json", handler=self.json, summary="This API as an OpenAPI 3.1 document."),
+            get(
+                path="/openapi.json",
+                handler=self.json,
+                summary="This API as an OpenAPI 3.1 document.",
+                response=dict[str, Any],
+            ),
             get(path="/docs", handler=self.page, summary="The same for people.", answers="text/html"),
         ]
 
@@ -37,9 +43,7 @@ class Reference:
         if self._made is None:
             import troupellm
 
-            made = document(
-                self.routes, version=troupellm.__version__, keys=self._keys, root_path=self._root_path
-            )
+            made = document(self.routes, version=troupellm.__version__, keys=self._keys, root_path=self._root_path)
             self._made = msgspec.json.encode(made)
         await exchange.respond(200, self._made)
 

@@ -18,7 +18,8 @@ class Schemas:
         asked, given = list(requests), list(answers)
         asked_structs, given_structs = set(_structs(asked)), set(_structs(given))
         kinds = [*asked, *given, *sorted(asked_structs | given_structs, key=lambda kind: kind.__qualname__)]
-        refs, self.components = msgspec.json.schema_components(kinds, ref_template=REF)
+        refs, components = msgspec.json.schema_components(kinds, ref_template=REF)
+        self.components: dict[str, dict[str, Any]] = components
         self._refs = list(zip(kinds, refs, strict=True))
         for kind in asked_structs:
             self._finish_request(self._component(kind))
@@ -27,7 +28,8 @@ class Schemas:
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type that was named, mostly a reference."""
-        return next(ref for known, ref in self._refs if known == kind)
+        found: dict[str, Any] = next(ref for known, ref in self._refs if known == kind)
+        return found
 
     def _component(self, kind: Any) -> dict[str, Any]:
         name = self.of(kind).get("$ref", "").rpartition("/")[2]

@@ -1,0 +1,108 @@
+"""The OpenAPI document: whole, valid, and what real answers are."""
+
+import re
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.app import App
+from troupellm.server.host import EngineHost
+from troupellm.server.openapi.document import document
+
+
+@pytest.fixture(scope="module")
+def app() -> App:
+    return App(EngineHost(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
+
+
+@pytest.fixture(scope="module")
+def described(app):
+    return document(app.routes, version="1.2", keys=True)
+
+
+def operations(described):
+    return [
+        (path, method, operation)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_every_route_is_described_and_nothing_else(app, described):
+    wanted = {(route.method.lower(), f"{route.path}{{name}}" if route.tail else route.path) for route in app.routes}
+    assert {(method, path) for path, method, _ in operations(described)} == wanted
+
+
+def test_every_operation_says_what_it_is(described):
+    names = [operation["operationId"] for _, _, operation in operations(described)]
+    assert len(set(names)) == len(names)
+    for path, method, operation in operations(described):
+        assert operation["summary"], (method, path)
+        placed = {given["name"] for given in operation.get("parameters", ()) if given["in"] == "path"}
+        assert placed == set(re.findall(r"\{(\w+)\}", path))
+        good = [status for status in operation["responses"] if status.startswith("2")]
+        assert len(good) == 1
+        for media in operation["responses"][good[0]]["content"].values():
+            assert media["schema"], (method, path)
+
+
+def test_every_schema_is_one_and_every_reference_leads_somewhere(described):
+    for schema in described["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+    def references(node):
+        if isinstance(node, dict):
+            if "$ref" in node:
+                yield node["$ref"]
+            for value in node.values():
+                yield from references(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from references(value)
+
+    for reference in references(described):
+        assert reference.rpartition("/")[2] in described["components"]["schemas"]
+
+
+def test_what_needs_a_key_says_so(app, described):
+    for route in app.routes:
+        path = f"{route.path}{{name}}" if route.tail else route.path
+        operation = described["paths"][path][route.method.lower()]
+        assert bool(operation["security"]) == (route.scope != "open")
+        assert ("401" in operation["responses"]) == (route.scope != "open")
+
+
+def test_ranges_are_those_that_are_checked(described):
+    fields = described["components"]["schemas"]["CompletionRequest"]["properties"]
+
+    def number(name):
+        return next(branch for branch in fields[name]["anyOf"] if branch["type"] != "null")
+
+    assert (number("temperature")["minimum"], number("temperature")["maximum"]) == (0.0, 2.0)
+    assert number("top_p")["exclusiveMinimum"] == 0.0
+    assert (number("n")["minimum"], number("n")["maximum"]) == (1, 64)
+    assert number("logit_bias")["additionalProperties"] == {"type": "number", "minimum": -100, "maximum": 100}
+    assert "1.0" in fields["temperature"]["description"]
+
+
+async def _asked(app, path):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.get(path)
+
+
+@pytest.mark.anyio
+async def test_it_is_served_before_there_is_an_engine(app):
+    answer = await _asked(app, "/openapi.json")
+    assert answer.status_code == 200
+    assert answer.json()["openapi"] == "3.1.0"
+    assert answer.json()["paths"]["/v1/chat/completions"]["post"]["security"] == []
+
+
+@pytest.mark.anyio
+async def test_the_page_for_people_needs_nothing_from_elsewhere(app):
+    answer = await _asked(app, "/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert not re.search(r"https?://|src=|<link|@import", answer.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
