@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from troupellm.actors.submission import Submission
-from troupellm.protocol.intake import ChatPrompt, Demand, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, Demand, EmbedsPrompt, Party, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
 CHARACTERS_PER_TOKEN = 4
@@ -14,6 +14,8 @@ def estimate_tokens(prompt: Prompt) -> int:
     match prompt:
         case TokensPrompt(token_ids=token_ids):
             return len(token_ids)
+        case EmbedsPrompt(num_tokens=num_tokens):
+            return num_tokens
         case TextPrompt(text=text):
             return len(text) // CHARACTERS_PER_TOKEN + 1
         case ChatPrompt(messages=messages):

@@ -16,7 +16,7 @@ from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
 from troupellm.actors.front_session import front_half
 from troupellm.actors.intake import has_short_lists, is_short, render
-from troupellm.actors.intake_core import Preparer, prompt_field, tokenize
+from troupellm.actors.intake_core import Preparer
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.stream import Stream
@@ -25,7 +25,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import EngineStopped, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
     Admitted,
@@ -41,7 +41,7 @@ from troupellm.protocol.fronts import (
     Status,
     Submit,
 )
-from troupellm.protocol.intake import Prompt, TextPrompt
+from troupellm.protocol.intake import EmbedsPrompt, Prompt, TextPrompt
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
@@ -333,9 +333,13 @@ class RemoteEngine(Door):
             raise RequestFailed("the request could not be prepared") from cause
 
     def _checked(self, submission: Submission) -> list[int]:
-        token_ids = tokenize(submission.prompt, self.tokenizer, self.chat_template, self.limits.max_model_len)
-        self._preparer.check(prompt_field(submission.prompt), token_ids, submission.params)
-        return token_ids
+        if isinstance(submission.prompt, EmbedsPrompt):
+            raise InvalidRequest(
+                "prompt_embeds is only for an engine in the caller's own process",
+                param="prompt_embeds",
+                code="unsupported_parameter",
+            )
+        return self._preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:
         """What an outbox would tell the scheduler."""

@@ -14,14 +14,23 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from troupellm.actors.intake_core import Prepared, Preparer, tokenize
+from troupellm.actors.intake_core import Prepared, Preparer
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
+from troupellm.actors.prompts import tokenize
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
-from troupellm.protocol.intake import ChatPrompt, IntakeMessage, PrepareRequest, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import (
+    ChatPrompt,
+    EmbedsPrompt,
+    IntakeMessage,
+    PrepareRequest,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+)
 from troupellm.protocol.output import OutputMessage
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
@@ -30,6 +39,7 @@ from troupellm.protocol.worker import WorkerReady
 INLINE_CHARACTERS = 1000
 """Texts up to this length are tokenized on the event loop (under a millisecond); a thread costs more than it saves."""
 _INLINE_MESSAGES = 16
+_INLINE_BYTES = 2**20
 _INLINE_IDS = 2048
 """Lists of token ids up to this length are checked, packed and hashed on the event loop: 0.2 ms."""
 
@@ -129,10 +139,13 @@ def is_short(prompt: Prompt) -> bool:
     match prompt:
         case TokensPrompt(token_ids=token_ids):
             return len(token_ids) <= _INLINE_IDS
+        case EmbedsPrompt(embeddings=embeddings):
+            return len(embeddings) <= _INLINE_BYTES
         case TextPrompt(text=text):
             return not isinstance(text, str) or len(text) <= INLINE_CHARACTERS
-        case ChatPrompt(messages=messages, tools=tools):
-            return not tools and len(messages) <= _INLINE_MESSAGES and _letters(messages) <= INLINE_CHARACTERS
+        case ChatPrompt(messages=messages, tools=tools, documents=documents, template=template):
+            few = not (tools or documents or template) and len(messages) <= _INLINE_MESSAGES
+            return few and _letters(messages) <= INLINE_CHARACTERS
 
 
 def has_short_lists(params: SamplingParams) -> bool:

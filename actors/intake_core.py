@@ -2,23 +2,23 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
 import msgspec
 
 from troupellm.actors.prefix_keys import PrefixHasher, namespace
-from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
+from troupellm.actors.prompts import check_unicode, prompt_field, tokenize
+from troupellm.actors.sampling_states import SamplingStates
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, PrepareRequest, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import EmbedsPrompt, PrepareRequest, Prompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
-from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest
-from troupellm.protocol.worker import SamplingState, WorkerReady
+from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.worker import WorkerReady
 
 SEED_MASK = 2**64 - 1
-LEAST_TEMPERATURE = 0.01
-"""Smaller ones that are not greedy are raised to this: logits divided by them lose their digits."""
-_MOST_INT32 = 2**31 - 1
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -26,55 +26,6 @@ class Prepared(msgspec.Struct, frozen=True):
 
     opened: OpenRequest
     submitted: SubmitRequest
-
-
-def tokenize(prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate, most_tokens: int | None) -> list[int]:
-    """Render and tokenize. Slow for long texts: 0.8 ms for 1,000 characters.
-
-    Args:
-        most_tokens: a text that cannot fit into so many is refused before it is tokenized; None takes any.
-
-    Raises:
-        InvalidRequest: no such template, messages that it refuses, text that is no Unicode, or much too long.
-    """
-    field = prompt_field(prompt)
-    match prompt:
-        case TokensPrompt(token_ids=token_ids):
-            if most_tokens is not None and len(token_ids) > most_tokens:
-                raise _too_long(field, most_tokens, len(token_ids), "has")
-            return _checked_ids(token_ids)
-        case TextPrompt(text=text, add_special_tokens=add_special_tokens):
-            if not isinstance(text, str):
-                raise InvalidRequest("prompt must be text", param=field, code="invalid_type")
-        case ChatPrompt():
-            text, add_special_tokens = _render(prompt, template), False
-    if most_tokens is not None and len(text) > most_tokens * tokenizer.longest_token:
-        raise _too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
-    check_unicode(field, text)
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-
-def _too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceeded:
-    return ContextLengthExceeded(
-        f"This model's maximum context length is {limit} tokens. However, the {field} {has} {got} tokens. Please reduce"
-        f" the length of the {field}.",
-        limit=limit,
-        got=got,
-        param=field,
-    )
-
-
-def prompt_field(prompt: Prompt) -> str:
-    """The request field that errors about this prompt name."""
-    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-
-
-def check_unicode(field: str, text: str) -> None:
-    """Raises InvalidRequest for half of a surrogate pair, which has no UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{field} has half of a surrogate pair at character {error.start}", param=field) from None
 
 
 class Preparer:
@@ -100,6 +51,8 @@ class Preparer:
         self._limits = limits
         self._pool_tokens = ready.num_blocks * ready.block_size
         self._rows = rows
+        self._states = SamplingStates(tokenizer, limits, ready)
+        self._hidden_size = ready.hidden_size
 
     def prepare(self, message: PrepareRequest, seed: int) -> Prepared:
         """Render, tokenize, validate and resolve. Safe in any thread, slow for what is long.
@@ -110,9 +63,9 @@ class Preparer:
         Raises:
             InvalidRequest: the request cannot be served; names the field.
         """
-        token_ids = tokenize(message.prompt, self._tokenizer, self._template, self._limits.max_model_len)
         params = message.params
-        max_tokens = self.check(prompt_field(message.prompt), token_ids, params)
+        token_ids, max_tokens = self.checked(message.prompt, params)
+        embeddings = message.prompt.embeddings if isinstance(message.prompt, EmbedsPrompt) else None
         prompt = array("i", token_ids).tobytes()
         sequences = self._sequences(params, seed)
         opened = OpenRequest(
@@ -124,9 +77,11 @@ class Preparer:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
-            logprobs=0 if params.logprobs is None and params.selects else params.logprobs,
+            logprobs=_shown_logprobs(params),
             prompt_logprobs=params.prompt_logprobs,
             min_tokens=params.min_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            stream_interval=self._stream_interval(params),
         )
         submitted = SubmitRequest(
             request=message.request,
@@ -137,32 +92,43 @@ class Preparer:
             max_tokens=max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=frozenset(params.stop_token_ids or ()),
-            eos_token_ids=self._eos(params),
+            eos_token_ids=self._states.eos(params),
             priority=params.priority,
             tenant=message.tenant,
             cache_salt=message.cache_salt,
             prompt_keys=self._prompt_keys(message, prompt),
             streaming=message.streaming,
-            beam=self._beam(params),
+            beam=self._states.beam(params),
             deadline=message.deadline,
+            repetition=params.repetition_detection,
+            embeddings=embeddings,
         )
         return Prepared(opened, submitted)
 
     def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
         if self._hasher is None:
             return b""
-        return self._hasher.prompt_keys(namespace(tenant=message.tenant, cache_salt=message.cache_salt), prompt)
+        # Placeholder tokens say nothing of what stands for them.
+        media = (sha256(message.prompt.embeddings).digest(),) if isinstance(message.prompt, EmbedsPrompt) else ()
+        return self._hasher.prompt_keys(
+            namespace(tenant=message.tenant, cache_salt=message.cache_salt, media=media), prompt
+        )
 
-    def check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
-        """Whether the model can serve it; tells how many tokens may be generated.
-
-        Args:
-            field: what errors call the prompt.
+    def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
+        """A prompt's token ids, and how many tokens may be generated.
 
         Raises:
-            InvalidRequest: it cannot; names the field.
+            InvalidRequest: the model cannot serve it; names the field.
         """
+        room = self._capped(params.max_tokens) or 1
+        token_ids = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
+        if isinstance(prompt, EmbedsPrompt):
+            self._check_embeddings(prompt, params)
+        return token_ids, self._check(prompt_field(prompt), token_ids, params)
+
+    def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
         params.check_against(self._limits)
+        self._states.check(params)
         if params.guide is not None:
             raise InvalidRequest("no guide actor here", param=params.guide.field, code="unsupported_parameter")
         self._check_prompt(field, token_ids)
@@ -171,6 +137,29 @@ class Preparer:
             for text in texts:
                 check_unicode(name, text)
         return max_tokens
+
+    def _check_embeddings(self, prompt: EmbedsPrompt, params: SamplingParams) -> None:
+        size = 4 * prompt.num_tokens * self._hidden_size
+        if not size or len(prompt.embeddings) != size:
+            raise InvalidRequest(
+                f"prompt_embeds must have {self._hidden_size} numbers for each of its tokens", param="prompt_embeds"
+            )
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs needs a prompt of tokens", param="prompt_logprobs")
+        if params.use_beam_search:
+            raise InvalidRequest("use_beam_search needs a prompt of tokens", param="use_beam_search")
+
+    def _capped(self, max_tokens: int | None) -> int | None:
+        """With the server's own cap, which cuts and does not refuse."""
+        most = self._limits.max_tokens
+        if most is None or max_tokens is None:
+            return max_tokens
+        return min(max_tokens, most)
+
+    def _stream_interval(self, params: SamplingParams) -> int | None:
+        """The server's, which a request can only raise."""
+        least, wanted = self._limits.stream_interval, params.stream_interval
+        return max(least or 1, wanted or 1) if least or wanted else None
 
     def _check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
         if not token_ids:
@@ -186,7 +175,8 @@ class Preparer:
         The pool counts like the context: a sequence must be able to finish alone.
         """
         context, pool = self._limits.max_model_len, self._pool_tokens
-        wanted = 1 if params.max_tokens is None else params.max_tokens
+        given = self._capped(params.max_tokens)
+        wanted = 1 if given is None else given
         total = prompt_tokens + wanted
         for limit, name in (
             (context, "This model's maximum context length is"),
@@ -200,101 +190,35 @@ class Preparer:
                     got=total,
                     param=field if prompt_tokens >= limit else "max_tokens",
                 )
-        if params.max_tokens is not None:
+        if given is not None:
+            self._check_min_tokens(params, wanted)
             return wanted
         left = min(context, pool) - prompt_tokens
-        if params.min_tokens > left:
-            raise InvalidRequest(
-                f"min_tokens must be at most what the context leaves ({left}), got {params.min_tokens}",
-                param="min_tokens",
-            )
+        if self._limits.max_tokens is not None:
+            left = min(left, self._limits.max_tokens)
+        self._check_min_tokens(params, left)
         return left
 
-    def _eos(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
+    @staticmethod
+    def _check_min_tokens(params: SamplingParams, left: int) -> None:
+        if params.min_tokens > left:
+            raise InvalidRequest(
+                f"min_tokens must be at most what there is room for ({left}), got {params.min_tokens}",
+                param="min_tokens",
+            )
 
     def _sequences(self, params: SamplingParams, seed: int) -> tuple[SequenceSpec, ...]:
         """All of a request's sequences share the seed; the fork number tells their draws apart."""
         given = None if params.seed == -1 else params.seed
-        first = self._sampling_state(params, (seed if given is None else given) & SEED_MASK)
+        first = self._states.of(params, (seed if given is None else given) & SEED_MASK)
         others = (
             msgspec.structs.replace(first, fork=fork, prompt_logprobs=-1)  # the prompt is the same for all
             for fork in range(1, params.num_sequences)
         )
         return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
 
-    def _sampling_state(self, params: SamplingParams, seed: int) -> SamplingState:
-        stops = self._eos(params) | frozenset(params.stop_token_ids or ()) if params.min_tokens else frozenset[int]()
-        return SamplingState(
-            temperature=0.0 if params.greedy else max(float(params.temperature), LEAST_TEMPERATURE),
-            top_k=max(params.top_k, 0),
-            top_p=float(params.top_p),
-            min_p=float(params.min_p),
-            seed=seed,
-            presence_penalty=float(params.presence_penalty),
-            frequency_penalty=float(params.frequency_penalty),
-            repetition_penalty=float(params.repetition_penalty),
-            logit_bias=tuple((token_id, float(bias)) for token_id, bias in (params.logit_bias or {}).items()),
-            allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
-            bad_words=self._bad_words(params.bad_words or ()),
-            min_tokens=params.min_tokens,
-            stop_token_ids=tuple(sorted(stops)),
-            logprobs=self._generated_logprobs(params),
-            prompt_logprobs=self._alternatives(params.prompt_logprobs),
-        )
 
-    def _beam(self, params: SamplingParams) -> BeamSettings | None:
-        if not params.use_beam_search:
-            return None
-        width = params.num_sequences
-        return BeamSettings(
-            length_penalty=float(params.length_penalty),
-            early_stopping=params.early_stopping,
-            num_candidates=max(2 * width, width + len(self._eos(params))),
-            logprobs=max(self._alternatives(params.logprobs), 0),
-        )
-
-    def _generated_logprobs(self, params: SamplingParams) -> int:
-        """How many alternatives the worker reports: what is shown, and what decides over the answer."""
-        shown = self._alternatives(params.logprobs)
-        beam = self._beam(params)
-        if beam is not None:
-            return max(shown, beam.num_candidates)
-        return max(shown, 0) if params.selects else shown
-
-    def _alternatives(self, wanted: int | None) -> int:
-        if wanted is None:
-            return -1
-        return self._limits.vocab_width if wanted == -1 else wanted
-
-    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word's tokens at the start of a text and behind a space, which are mostly different ones."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in words:
-            for text in (word, f" {word.lstrip()}"):
-                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-                if ids:
-                    found[ids] = None
-        return tuple(found)
-
-
-def _render(prompt: ChatPrompt, template: ChatTemplate) -> str:
-    kwargs = dict(prompt.template_kwargs or {})
-    check_template_kwargs(kwargs)  # before one of them can collide with an argument below
-    return template.render(
-        prompt.messages,
-        prompt.tools,
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        **kwargs,
-    )
-
-
-def _checked_ids(token_ids: Sequence[int]) -> list[int]:
-    """Token ids as plain integers. Their range is checked against the model later."""
-    try:
-        return array("q", token_ids).tolist()
-    except (TypeError, OverflowError):
-        raise InvalidRequest(
-            f"prompt must be text or a list of token ids in [0, {_MOST_INT32}]", param="prompt", code="invalid_type"
-        ) from None
+def _shown_logprobs(params: SamplingParams) -> int | None:
+    if params.logprobs is None and (params.selects or params.logprob_token_ids):
+        return 0
+    return params.logprobs

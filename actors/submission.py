@@ -6,7 +6,7 @@ from typing import cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Party, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
 PromptLike = str | Sequence[int] | Prompt
@@ -37,7 +37,7 @@ def as_prompt(prompt: PromptLike) -> Prompt:
     """
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt):
+    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt):
         return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         return TokensPrompt(tuple(cast(Sequence[int], prompt)))

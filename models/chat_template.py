@@ -28,6 +28,8 @@ RESERVED = frozenset(
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _LONGEST_REASON = 300
+MAX_SOURCE = 65_536
+"""Characters of a template that comes with a request."""
 _LOOKS_LIKE_TEXT = ("{{", "{%", "{#", "\n")
 
 
@@ -42,7 +44,7 @@ class ChatTemplate:
         Raises:
             ModelLoadError: a template does not parse.
         """
-        environment = _environment()
+        environment = self._environment = _environment()
         self.sources = dict(templates)
         self.special_tokens = dict(special_tokens)
         self._compiled: dict[str, jinja2.Template] = {}
@@ -83,6 +85,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        source: str | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt text.
@@ -90,12 +94,14 @@ class ChatTemplate:
         Args:
             continue_final_message: end the prompt with the last message's content, left open; excludes
                 add_generation_prompt.
+            documents: for templates that ground answers in them.
+            source: text of a template to use instead of the model's own.
             kwargs: further variables for the template.
 
         Raises:
             InvalidRequest: no template, messages that the template refuses, or a reserved keyword.
         """
-        template = self._choose(tools)
+        template = self._choose(tools) if source is None else self._compile(source)
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         check_template_kwargs(kwargs)
@@ -108,7 +114,7 @@ class ChatTemplate:
             **kwargs,
             "messages": messages,
             "tools": tools or None,
-            "documents": None,
+            "documents": documents or None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -117,6 +123,16 @@ class ChatTemplate:
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
         return _continue(text, messages) if continue_final_message else text
+
+    def _compile(self, source: str) -> jinja2.Template:
+        """A request's own template; parsing is linear, and its length is bounded."""
+        if len(source) > MAX_SOURCE:
+            raise InvalidRequest(f"chat_template must have at most {MAX_SOURCE} characters", param="chat_template")
+        try:
+            return self._environment.from_string(source)
+        except Exception as error:  # jinja2 compiles to Python, which can refuse it too
+            reason = str(error)[:_LONGEST_REASON]
+            raise InvalidRequest(f"chat_template does not parse: {reason}", param="chat_template") from None
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         if tools and "tool_use" in self._compiled:

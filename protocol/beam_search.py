@@ -28,6 +28,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": (None, [], ()),
     "stop": (None, [], ()),
     "stop_token_ids": (None, [], ()),
+    "logprob_token_ids": (None,),
+    "thinking_token_budget": (None, -1),
+    "repetition_detection": (None,),
+    "logits_processors": (None, {}),
+    "extra_args": (None, {}),
 }
 _ONLY_BEAMS = {"length_penalty": 1.0, "early_stopping": False}
 

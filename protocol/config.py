@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.logprobs import LogprobsMode
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -41,9 +42,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
     ] = "auto"
-    generation_config: Annotated[str, _help("auto: defaults from the model's generation_config.json; vllm: none")] = (
-        "auto"
-    )
+    generation_config: Annotated[
+        str, _help("auto: defaults from the model's generation_config.json; vllm: none; or a folder that has another")
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any] | str | None, _help("JSON object over those defaults; its max_new_tokens is a cap, too")
+    ] = None
     chat_template: Annotated[str | None, _help("file or text of a Jinja chat template")] = None
     seed: Annotated[Count, _help("seed of everything that was not given one; 0 draws one at start")] = 0
 
@@ -132,6 +136,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")
     ] = None
     max_logprobs: Annotated[Count, _help("most log-probabilities a request may ask for")] = 20
+    logprobs_mode: Annotated[
+        LogprobsMode, _help("what log-probabilities are: before or after what sampling does, normalised or as logits")
+    ] = "raw_logprobs"
+    stream_interval: Annotated[
+        PositiveInt | None,
+        _help("tokens per event of a stream, at least; requests may ask for more (default: by time)"),
+    ] = None
 
 
 EMBEDDED_STEP_TIMEOUT = 300.0
@@ -146,6 +157,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["off", "nan", "0x7f"], _help("debugging: what unwritten KV memory holds, so that reading it shows")
     ] = "off"
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
+    logits_processors: Annotated[
+        tuple[str, ...],
+        _help("plug-in that requests may use, as name=module:Class, repeatable; beside those installed"),
+    ] = ()
     step_timeout: Annotated[
         Seconds | None,
         _help(
@@ -250,6 +265,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384
     write_timeout: Annotated[Seconds, _help("seconds one write to a stalled reader may take")] = 60.0
     max_prompts: Annotated[PositiveInt, _help("prompts in one completions call")] = 128
+    trust_request_chat_template: Annotated[
+        bool, _help("let requests bring a chat template of their own, under the limits of the sandbox")
+    ] = False
     enable_request_id_headers: Annotated[bool, _help("use a client's X-Request-Id")] = True
     disable_access_log: Annotated[bool, _help("no line per request")] = False
     log_format: Annotated[Literal["text", "json"], _help("form of log lines")] = "text"

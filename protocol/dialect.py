@@ -11,7 +11,7 @@ import msgspec
 
 from troupellm.protocol.outputs import TokenLogprob
 
-TurnReason = Literal["stop", "length", "tool_calls"]
+TurnReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):

@@ -1,7 +1,7 @@
 """What the input processor is told."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,13 +33,32 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     party: Party | None = None
 
 
+class Truncation(msgspec.Struct, frozen=True):
+    """Cut a prompt that is too long instead of refusing it."""
+
+    tokens: int
+    """How many to keep; -1: as many as leave room for the answer."""
+    side: Literal["left", "right"] = "left"
+    """Where the rest is cut off: left keeps the last tokens, right the first."""
+
+
 class TextPrompt(msgspec.Struct, frozen=True):
     text: str
     add_special_tokens: bool = True
+    truncation: Truncation | None = None
 
 
 class TokensPrompt(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
+    truncation: Truncation | None = None
+
+
+class EmbedsPrompt(msgspec.Struct, frozen=True):
+    """Input embeddings instead of tokens; only for an engine in the caller's own process."""
+
+    embeddings: bytes
+    """float32 [tokens, hidden], row after row."""
+    num_tokens: int
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +69,14 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    """For templates that ground an answer in them."""
+    template: str | None = None
+    """Text of a template to use instead of the model's; the caller has decided to trust it that far."""
+    truncation: Truncation | None = None
 
 
-Prompt = TextPrompt | TokensPrompt | ChatPrompt
+Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from troupellm.protocol.openai_extras import ExtraFields
 from troupellm.protocol.worker import LoadProgress
 
 
@@ -18,7 +19,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(ExtraFields, kw_only=True):
     """What chat completions and completions have in common."""
 
     model: str | None = None
@@ -49,7 +50,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds that the request may wait to begin; ours."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     early_stopping: bool | None = None
@@ -61,10 +61,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: str | None = None
-    logits_processors: Any = None
-    prompt_embeds: Any = None
-    truncate_prompt_tokens: Any = None
-    kv_transfer_params: Any = None
     response_format: Any = None
     length_penalty: float | None = None
 
@@ -87,10 +83,11 @@ class ChatRequest(GenerationFields, kw_only=True):
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: Any = None
+    chat_template: str | None = None
+    """Only for servers that trust requests so far."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Any = None
-    documents: Any = None
+    documents: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -99,7 +96,10 @@ class ChatRequest(GenerationFields, kw_only=True):
     function_call: Any = None
     audio: Any = None
     modalities: Any = None
+    web_search_options: Any = None
+    verbosity: Literal["medium"] | None = None
     echo: bool | None = None
+    """Begin the answer with the last message where that is the assistant's."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -119,10 +119,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: Any = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Any = None
-    documents: Any = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

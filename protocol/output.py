@@ -50,6 +50,9 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None
     min_tokens: int = 0
     """Stop strings do not count in the text of so many first tokens."""
+    spaces_between_special_tokens: bool = True
+    stream_interval: int | None = None
+    """Tokens between two wakes of the reader; None: as the flush interval has it."""
 
 
 class RowFinished(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "repetition"]
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):

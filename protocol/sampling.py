@@ -9,8 +9,17 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.beam_search import BeamSearchParams, check_beam_fields
+from troupellm.protocol.checks import check_id_list, check_integer, check_number, check_strings
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.logprobs import LogprobsMode
+from troupellm.protocol.sampling_extras import (
+    RepetitionDetection,
+    ThinkingMarks,
+    check_processors,
+    check_repetition,
+    check_thinking,
+)
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
@@ -19,7 +28,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 512
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
-MAX_ID_LIST = 65_536
+MAX_LOGPROB_IDS = 128
 INT64_MAX = 2**63 - 1
 
 _NUMBERS: dict[str, tuple[float, float, bool]] = {
@@ -42,12 +51,14 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "logprobs": (-1, 2**31 - 1),
     "prompt_logprobs": (-1, 2**31 - 1),
     "priority": (-(2**31), 2**31 - 1),
+    "stream_interval": (1, 2**31 - 1),
 }
-_OPTIONAL = frozenset({"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs"})
+_OPTIONAL = frozenset({"best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval"})
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
     "detokenize",
     "use_beam_search",
     "early_stopping",
@@ -61,6 +72,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Width of the logits: ids are checked against this, not against the tokenizer's size."""
     max_model_len: int
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    max_tokens: int | None = None
+    """No sequence gets more, whatever its request asks for; None is no such cap."""
+    stream_interval: int | None = None
+    """Least tokens per delta of a stream; None is by time."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,20 +123,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Top alternatives per generated token; -1 is the whole vocabulary, as far as the server allows."""
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    """Report exactly these per generated token, in this order, instead of the top alternatives."""
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    """False leaves out the space that some tokenizers put between two special tokens in a row."""
     detokenize: bool = True
     priority: int = 0
     """Lower runs earlier under the priority policy."""
+    thinking_token_budget: int | None = None
+    """Tokens that the model may think; then the end mark is forced. None and -1 are no limit."""
+    thinking: ThinkingMarks | None = None
+    """How to tell that the model thinks; a budget needs it."""
+    repetition_detection: RepetitionDetection | None = None
+    """Ends the sequence with the reason `repetition`."""
+    logits_processors: Mapping[str, Mapping[str, Any]] | None = None
+    """Plug-ins of the server to apply, by name, with arguments that are plain data."""
+    extra_args: Mapping[str, Any] | None = None
+    """Arguments that plug-ins claim by their own names: who claims one is applied. `vllm_xargs` over HTTP."""
+    stream_interval: int | None = None
+    """Tokens per delta of a stream; 1 is one delta per token. None: as the engine's flush interval has it."""
     guide: GuideSpec | None = None
     """What the output must look like: JSON, a schema, a regular expression, one of several texts, a grammar."""
 
     def __post_init__(self) -> None:
         for field, (low, high, exclusive) in _NUMBERS.items():
-            _check_number(field, getattr(self, field), low, high, exclusive=exclusive)
+            check_number(field, getattr(self, field), low, high, exclusive=exclusive)
         for field, (least, most) in _INTEGERS.items():
             value = getattr(self, field)
             if value is not None or field not in _OPTIONAL:
-                _check_integer(field, value, least, most)
+                check_integer(field, value, least, most)
         for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
                 raise InvalidRequest(f"{field} must be true or false", param=field, code="invalid_type")
@@ -133,9 +165,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"best_of must be at least n ({self.n}), got {self.best_of}", param="best_of")
         self._check_stops()
         self._check_logit_bias()
-        self._check_id_list("stop_token_ids", self.stop_token_ids, allow_empty=True)
-        self._check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
-        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
+        check_id_list("stop_token_ids", self.stop_token_ids, allow_empty=True)
+        check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
+        check_id_list("logprob_token_ids", self.logprob_token_ids, allow_empty=False, most=MAX_LOGPROB_IDS)
+        check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
+        check_thinking(self.thinking_token_budget, self.thinking)
+        check_repetition(self.repetition_detection)
+        check_processors(self.logits_processors, self.extra_args)
         check_beam_fields(self)
         if self.guide is not None:
             self._check_guide(self.guide)
@@ -169,7 +205,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             InvalidRequest: an id is outside the logits, or more log-probabilities than allowed.
         """
         width = limits.vocab_width
-        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             ids = getattr(self, field)
             if ids and max(ids) >= width:  # none is negative
                 raise InvalidRequest(f"{field} has token id {max(ids)}; ids must be in [0, {width - 1}]", param=field)
@@ -187,7 +223,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_stops(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
-        _check_strings("stop", stops, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        check_strings("stop", stops, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
         if stops and not self.detokenize:
             raise InvalidRequest("stop needs detokenize: true", param="stop")
 
@@ -207,20 +243,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"logit_bias must be an object of at most {MAX_LOGIT_BIAS} entries", param="logit_bias"
             )
         for token_id, value in self.logit_bias.items():
-            _check_integer("logit_bias", token_id, 0, 2**31 - 1)
-            _check_number("logit_bias", value, -100.0, 100.0, exclusive=False)
-
-    @staticmethod
-    def _check_id_list(field: str, ids: Any, *, allow_empty: bool) -> None:
-        if ids is None:
-            return
-        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or len(ids) > MAX_ID_LIST:
-            raise InvalidRequest(f"{field} must be a list of at most {MAX_ID_LIST} token ids", param=field)
-        if not ids and not allow_empty:
-            raise InvalidRequest(f"{field} must not be empty", param=field)
-        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**31):
-            for token_id in ids:  # names the one at fault
-                _check_integer(field, token_id, 0, 2**31 - 1)
+            check_integer("logit_bias", token_id, 0, 2**31 - 1)
+            check_number("logit_bias", value, -100.0, 100.0, exclusive=False)
 
 
 def beam_sampling(params: BeamSearchParams, limits: Limits) -> SamplingParams:
@@ -229,7 +253,7 @@ def beam_sampling(params: BeamSearchParams, limits: Limits) -> SamplingParams:
     Raises:
         InvalidRequest: a value is out of range; names the field.
     """
-    _check_integer("beam_width", params.beam_width, 1, MAX_N)
+    check_integer("beam_width", params.beam_width, 1, MAX_N)
     return SamplingParams(
         n=params.beam_width,
         use_beam_search=True,
@@ -241,44 +265,6 @@ def beam_sampling(params: BeamSearchParams, limits: Limits) -> SamplingParams:
         skip_special_tokens=params.skip_special_tokens,
         logprobs=min(2 * params.beam_width, limits.max_logprobs, limits.vocab_width),
     )
-
-
-def _check_number(field: str, value: Any, low: float, high: float, *, exclusive: bool) -> None:
-    bracket = "(" if exclusive else "["
-    allowed = f"{field} must be a number in {bracket}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(allowed, param=field, code="invalid_type")
-    if not low <= value <= high or (exclusive and value == low):  # NaN fails every comparison
-        code = "decimal_above_max_value" if value > high else "decimal_below_min_value"
-        raise InvalidRequest(f"{allowed}, got {_shown(value)}", param=field, code=code)
-
-
-def _check_integer(field: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{field} must be an integer in [{least}, {most}]", param=field, code="invalid_type")
-    if not least <= value <= most:
-        code = "integer_above_max_value" if value > most else "integer_below_min_value"
-        raise InvalidRequest(f"{field} must be in [{least}, {most}], got {_shown(value)}", param=field, code=code)
-
-
-def _shown(value: float) -> str:
-    """A number for an error text; printing a huge integer takes quadratic time, so it is not printed.
-
-    Whole numbers show as such, also those that a JSON reader has made floats of for a float field.
-    """
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:g}"
-    return str(value) if abs(value) < 10**20 else "a larger number"
-
-
-def _check_strings(field: str, values: Any, most: int, longest: int) -> None:
-    if values is None:
-        return
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) > most:
-        raise InvalidRequest(f"{field} must be a list of at most {most} strings", param=field)
-    for value in values:
-        if not isinstance(value, str) or not value or len(value) > longest:
-            raise InvalidRequest(f"{field} must hold strings of 1 to {longest} characters", param=field)
 
 
 def number_ranges() -> dict[str, tuple[float, float, bool]]:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from troupellm.protocol.sampling_extras import RepetitionDetection
 from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
 
 
@@ -56,6 +57,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None draws the sequences independently."""
     deadline: float | None = None
     """Seconds on the engine's clock after which a request that still waits is dropped."""
+    repetition: RepetitionDetection | None = None
+    embeddings: bytes | None = None
+    """What stands for the prompt, whose tokens mean nothing then; float32 [prompt_tokens, hidden]."""
 
 
 class StepFinished(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.logprobs import LogprobsMode
 
 
 class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -47,6 +48,24 @@ class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_o
     """How many top alternatives to report per generated token; -1 reports nothing, 0 the chosen token alone."""
     prompt_logprobs: int = -1
     """The same for every prompt token but the first."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Report these instead of the top alternatives."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    thinking: "ThinkingState | None" = None
+    processors: tuple[tuple[str, bytes], ...] = ()
+    """Logits processors by name, each with its arguments as a JSON object."""
+
+
+class ThinkingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """After `budget` tokens of thinking, however often it was taken up again, its end is forced."""
+
+    budget: int
+    open: bool | None
+    """Whether the first generated token is a thought; None: the marks in the prompt decide."""
+    starts: tuple[tuple[int, ...], ...]
+    """Token sequences after which thinking has begun."""
+    ends: tuple[tuple[int, ...], ...]
+    """Those after which it is over; the first one is what is forced."""
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -64,8 +83,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     """Block table per cache group."""
     adapter: int = 0
     """Adapter slot; 0 is the base model."""
-    embeddings: str | None = None
-    """Reference to input embeddings that replace token embeddings; none yet."""
+    embeddings: bytes | None = None
+    """What stands for the prompt instead of its tokens' embeddings; float32 [num_prompt_tokens, hidden]."""
     pooling: str | None = None
     """None generates; otherwise the pooling task, whose vector comes back in `StepResult.pooled`."""
 
@@ -159,6 +178,8 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_onl
     """float32 [tokens, width]."""
     ranks: bytes
     """int32 [tokens]: 1 is the most likely token of the vocabulary."""
+    other_ranks: bytes = b""
+    """int32 [tokens, width - 1]: of the other columns, where they are no top alternatives; else empty."""
 
 
 class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -215,6 +236,14 @@ class RestartWorker(msgspec.Struct, frozen=True):
     """The worker failed by itself. False: it may never have heard of what it was asked, so nobody is suspected."""
 
 
+class ProcessorInfo(msgspec.Struct, frozen=True):
+    """A logits processor that the worker has loaded."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    """Arguments that turn it on wherever a request gives them."""
+
+
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that share one block table. A sliding window lets blocks behind it go."""
 
@@ -244,6 +273,9 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """From so many tokens on a step does no more of them per second; 0 was not measured."""
     saturation_seconds: float = 0.0
     """What a step of so many takes."""
+    hidden_size: int = 0
+    """Width of an input embedding."""
+    logits_processors: tuple[ProcessorInfo, ...] = ()
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

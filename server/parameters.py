@@ -6,9 +6,10 @@ from typing import Any, cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
-from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
+from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.server.extras import check_documents, extra_values, refuse_extras, truncation_of, unsupported
 from troupellm.server.served import ServedEngine
 
 MAX_MESSAGES = 10_000
@@ -16,19 +17,19 @@ MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_TEXT = 1_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_ELSEWHERE = frozenset({"logprobs", "repetition_detection", "logits_processors"})
+"""Fields of both whose meaning or form differs."""
 _SAMPLING_FIELDS = tuple(
-    name
-    for name in (field.name for field in msgspec.structs.fields(SamplingParams))
-    if name not in ("logprobs", "detokenize", "guide")
+    field.name
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name in GenerationFields.__struct_fields__ and field.name not in _ELSEWHERE
 )
 _RESERVED_KWARGS = frozenset(
     {"messages", "tools", "documents", "chat_template", "tokenize", "tokenizer", "add_generation_prompt"}
     | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
 )
-_HANDLED = frozenset(
-    {"response_format", "tools", "tool_choice", "chat_template", "modalities", "truncate_prompt_tokens"}
-)
+_HANDLED = frozenset({"response_format", "tools", "tool_choice", "modalities"})
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngine) -> SamplingParams:
@@ -38,7 +39,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
         InvalidRequest: names the field as `SamplingParams` calls it; see `renames`.
     """
     values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
-    values |= _max_tokens(request)
+    values |= _max_tokens(request) | extra_values(request)
     if isinstance(request, ChatRequest) and request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest("best_of is for completions; here it must be absent or equal to n", param="best_of")
     if request.stream_options is not None and not request.stream:
@@ -61,15 +62,16 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
 
 def renames(request: ChatRequest | CompletionRequest) -> dict[str, str]:
     """What the API calls the sampling parameters that it names differently."""
+    names = {"extra_args": "vllm_xargs"}
     if isinstance(request, CompletionRequest):
-        return {}
-    names = {"logprobs": "top_logprobs"}
+        return names
+    names["logprobs"] = "top_logprobs"
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return names
 
 
-def refuse_unsupported(request: msgspec.Struct) -> None:
+def refuse_unsupported(request: msgspec.Struct, *, trust_chat_template: bool = False) -> None:
     """Refuse fields that would change the answer and that this server does not implement.
 
     Raises:
@@ -77,24 +79,21 @@ def refuse_unsupported(request: msgspec.Struct) -> None:
     """
     for field in msgspec.structs.fields(request):
         if field.type is Any and field.name not in _HANDLED and getattr(request, field.name):
-            raise _unsupported(field.name)
+            raise unsupported(field.name)
     wanted = getattr(request, "response_format", None)
     if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
-        raise _unsupported("response_format", "only {'type': 'text'} is supported so far")
-    if getattr(request, "chat_template", None) is not None:
-        raise _unsupported("chat_template", "templates come from the model or from the server's own settings")
+        raise unsupported("response_format", "only {'type': 'text'} is supported so far")
+    if getattr(request, "chat_template", None) is not None and not trust_chat_template:
+        raise unsupported("chat_template", "templates come from the model or from the server's own settings")
     if getattr(request, "modalities", None) not in (None, [], ["text"]):
-        raise _unsupported("modalities", "only ['text'] is supported")
-    # Zero would be an empty prompt and not the default, unlike elsewhere.
-    if getattr(request, "truncate_prompt_tokens", None) is not None:
-        raise _unsupported("truncate_prompt_tokens")
-    if isinstance(request, ChatRequest) and request.echo:
-        raise _unsupported("echo", "it is not supported on chat completions")
+        raise unsupported("modalities", "only ['text'] is supported")
+    if isinstance(request, GenerationFields):
+        refuse_extras(request)
     choice = getattr(request, "tool_choice", None)
     if getattr(request, "tools", None) and choice != "none":
-        raise _unsupported("tools", "tools are not supported yet")
+        raise unsupported("tools", "tools are not supported yet")
     if choice not in (None, "none", "auto"):
-        raise _unsupported("tool_choice", "tools are not supported yet")
+        raise unsupported("tool_choice", "tools are not supported yet")
 
 
 def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
@@ -104,21 +103,21 @@ def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
         InvalidRequest: empty, mixed, or more than `most`.
     """
     add_special_tokens = request.add_special_tokens is not False
-    prompt = request.prompt
+    prompt, truncation = request.prompt, truncation_of(request)
     if isinstance(prompt, str):
-        return [TextPrompt(prompt, add_special_tokens)]
+        return [TextPrompt(prompt, add_special_tokens, truncation)]
     if not prompt:
         raise InvalidRequest("prompt must not be empty", param="prompt")
     kinds = {type(item) for item in prompt}
     if len(kinds) > 1:
         raise InvalidRequest("prompt must not mix texts, token ids and lists of token ids", param="prompt")
     if kinds == {int}:
-        return [_tokens_prompt(cast(list[int], prompt))]
+        return [_tokens_prompt(cast(list[int], prompt), truncation)]
     if len(prompt) > most:
         raise InvalidRequest(f"prompt must have at most {most} entries, got {len(prompt)}", param="prompt")
     if kinds == {str}:
-        return [TextPrompt(text, add_special_tokens) for text in cast(list[str], prompt)]
-    return [_tokens_prompt(ids) for ids in cast(list[list[int]], prompt)]
+        return [TextPrompt(text, add_special_tokens, truncation) for text in cast(list[str], prompt)]
+    return [_tokens_prompt(ids, truncation) for ids in cast(list[list[int]], prompt)]
 
 
 def chat_prompt(request: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage]) -> ChatPrompt:
@@ -147,6 +146,9 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, messages: Sequence[ChatM
         add_generation_prompt=not going_on if generation_prompt is None else generation_prompt,
         continue_final_message=going_on,
         template_kwargs=_template_kwargs(request.chat_template_kwargs),
+        documents=check_documents(request.documents),
+        template=request.chat_template,
+        truncation=truncation_of(request) if isinstance(request, ChatRequest) else None,
     )
 
 
@@ -175,10 +177,10 @@ def _wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     return request.top_logprobs
 
 
-def _tokens_prompt(ids: list[int]) -> TokensPrompt:
+def _tokens_prompt(ids: list[int], truncation: Truncation | None) -> TokensPrompt:
     if not ids:
         raise InvalidRequest("prompt must not be an empty list of token ids", param="prompt")
-    return TokensPrompt(ids)
+    return TokensPrompt(ids, truncation)
 
 
 def _plain_message(index: int, message: ChatMessage, open_calls: set[str]) -> dict[str, Any]:
@@ -230,7 +232,3 @@ def _template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
             message = f"chat_template_kwargs must hold numbers, booleans and texts of up to {MAX_TEMPLATE_TEXT}"
             raise InvalidRequest(message, param="chat_template_kwargs")
     return kwargs
-
-
-def _unsupported(field: str, reason: str = "it is not supported") -> InvalidRequest:
-    return InvalidRequest(f"{field}: {reason}", param=field, code="unsupported_parameter")

@@ -18,7 +18,7 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
     engine = host.require()
     if request.model is not None:
         host.check_model(request.model)
-    refuse_unsupported(request)
+    refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
     tokens = await engine.render(_prompt(request))
     strings = None
     if request.return_token_strs:

@@ -61,7 +61,7 @@ async def open_turn(
     engine = host.require()
     model = host.check_model(request.model)
     exchange.renames = renames(request)
-    refuse_unsupported(request)
+    refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
     prompt = chat_prompt(request, request.messages)
     params = sampling_params(request, engine)
     given = options(exchange, request)

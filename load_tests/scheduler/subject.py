@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -54,7 +55,7 @@ class Subject:
     """A scheduler with the prefix cache on, and a worker that answers at once."""
 
     def __init__(self, *, max_num_seqs: int, max_tokens: int, num_blocks: int) -> None:
-        zeros = dict.fromkeys(
+        zeros: dict[str, Any] = dict.fromkeys(
             ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
         )
         ready = WorkerReady(
