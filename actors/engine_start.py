@@ -21,7 +21,7 @@ from troupellm.actors.processes import Processes
 from troupellm.actors.system import Company, System
 from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.generation_config import load_generation_defaults
+from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.preload import preload_torch
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
@@ -178,7 +178,12 @@ async def start(
     loaded = await machinery.load(config, progress, factory)
     ready = loaded.ready
     limits = Limits(
-        vocab_width=ready.vocab_width, max_model_len=ready.max_model_len, max_logprobs=config.stream.max_logprobs
+        vocab_width=ready.vocab_width,
+        max_model_len=ready.max_model_len,
+        max_logprobs=config.stream.max_logprobs,
+        logprobs_mode=config.stream.logprobs_mode,
+        max_tokens=token_cap(config.model.override_generation_config),
+        stream_interval=config.stream.stream_interval,
     )
     company = Company(
         config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
@@ -241,7 +246,8 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tok
         tokenizer_folder = resolve_model(elsewhere, progress)
     tokenizer = Tokenizer.load(tokenizer_folder)
     template = ChatTemplate.load(tokenizer_folder, model.chat_template)
-    return folder, tokenizer_folder, tokenizer, template, load_generation_defaults(folder, model.generation_config)
+    defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
+    return folder, tokenizer_folder, tokenizer, template, defaults
 
 
 def _model_worker(folder: Path) -> Worker:

@@ -1,10 +1,13 @@
-"""Sampling defaults that a model brings along in `generation_config.json`."""
+"""Sampling defaults: those that a model brings along in `generation_config.json`, and what the operator changes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from troupellm.models.tokenizer import read_json
-from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 
 _FIELDS = {
@@ -14,29 +17,71 @@ _FIELDS = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "skip_special_tokens": "skip_special_tokens",
     "max_new_tokens": "max_tokens",
 }
 
 
-def load_generation_defaults(folder: Path, mode: str) -> dict[str, Any]:
+def load_generation_defaults(
+    folder: Path, mode: str, overrides: Mapping[str, Any] | str | None = None
+) -> dict[str, Any]:
     """Defaults by `SamplingParams` field name.
 
     Args:
         folder: of the model; no file means no defaults.
         mode: "auto" reads the model's folder, "vllm" reads nothing, anything else is another folder to read.
+        overrides: settings over those, with the file's names; a mapping or its JSON.
 
     Raises:
         ModelLoadError: a value that `SamplingParams` refuses; names file and field.
+        ConfigError: overrides that are no such settings.
     """
-    if mode == "vllm":
-        return {}
-    source = folder if mode == "auto" else Path(mode)
-    if mode != "auto" and not (source / "generation_config.json").is_file():
-        raise ModelLoadError("generation_config names a folder without generation_config.json")
-    settings = read_json(source / "generation_config.json")
-    defaults = {ours: settings[theirs] for theirs, ours in _FIELDS.items() if settings.get(theirs) is not None}
+    settings: dict[str, Any] = {}
+    if mode != "vllm":
+        source = folder if mode == "auto" else Path(mode)
+        if mode != "auto" and not (source / "generation_config.json").is_file():
+            raise ModelLoadError("generation_config names a folder without generation_config.json")
+        settings = read_json(source / "generation_config.json")
     try:
-        SamplingParams(**defaults)
+        defaults = _checked(settings)
     except InvalidRequest as error:
         raise ModelLoadError(f"generation_config.json: {error.message}") from error
+    try:
+        return defaults | _checked(read_overrides(overrides))
+    except InvalidRequest as error:
+        raise ConfigError(f"override_generation_config: {error.message}", param="override_generation_config") from error
+
+
+def read_overrides(overrides: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: not a JSON object, or a setting that means nothing here.
+    """
+    name = "override_generation_config"
+    if isinstance(overrides, str):
+        try:
+            overrides = msgspec.json.decode(overrides)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{name} is not JSON: {error}", param=name) from None
+    if overrides is None:
+        return {}
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"{name} must be a JSON object", param=name)
+    unknown = sorted(overrides.keys() - _FIELDS.keys())
+    if unknown:
+        raise ConfigError(f"{name} has {unknown[0]}; it may have {', '.join(_FIELDS)}", param=name)
+    return dict(overrides)
+
+
+def token_cap(overrides: Mapping[str, Any] | str | None) -> int | None:
+    """Most tokens that any sequence gets, where the operator has said so."""
+    most = read_overrides(overrides).get("max_new_tokens")
+    return most if isinstance(most, int) else None
+
+
+def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {ours: settings[theirs] for theirs, ours in _FIELDS.items() if settings.get(theirs) is not None}
+    SamplingParams(**defaults)
     return defaults

@@ -59,10 +59,10 @@ def truncation_of(request: ExtraFields) -> Truncation | None:
 def check_documents(documents: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """
     Raises:
-        InvalidRequest: too many, or none where a list was given.
+        InvalidRequest: too many.
     """
-    if documents is not None and not 0 < len(documents) <= MAX_DOCUMENTS:
-        raise InvalidRequest(f"documents must have 1 to {MAX_DOCUMENTS} entries", param="documents")
+    if documents is not None and len(documents) > MAX_DOCUMENTS:
+        raise InvalidRequest(f"documents must have at most {MAX_DOCUMENTS} entries", param="documents")
     return documents
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from troupellm.models.generation_config import load_generation_defaults
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.models.generation_config import load_generation_defaults, token_cap
+from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 
 def write(folder, settings):
@@ -41,3 +41,18 @@ def test_a_wrong_value_names_file_and_field(tmp_path, settings):
     write(tmp_path, settings)
     with pytest.raises(ModelLoadError, match=r"generation_config\.json: (temperature|top_p|max_tokens)"):
         load_generation_defaults(tmp_path, "auto")
+
+
+def test_the_operator_overrides_in_every_mode(tmp_path):
+    write(tmp_path, {"temperature": 0.6, "top_p": 0.9})
+    assert load_generation_defaults(tmp_path, "auto", {"top_p": 0.5}) == {"temperature": 0.6, "top_p": 0.5}
+    found = load_generation_defaults(tmp_path, "vllm", '{"max_new_tokens": 7, "skip_special_tokens": false}')
+    assert found == {"max_tokens": 7, "skip_special_tokens": False}
+    assert token_cap('{"max_new_tokens": 7}') == 7
+    assert token_cap(None) is None
+
+
+@pytest.mark.parametrize("overrides", ["[1]", "{", '{"eos_token_id": 3}', {"temperature": -1}, {"top_p": "high"}])
+def test_wrong_overrides_are_named(tmp_path, overrides):
+    with pytest.raises(ConfigError, match="override_generation_config"):
+        load_generation_defaults(tmp_path, "auto", overrides)

@@ -78,13 +78,13 @@ def test_no_logprobs_with_zero_alternatives_is_no_contradiction():
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [
-        ("chat", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ("chat", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ("chat", {"echo": True}, "echo"),
+        ("chat", {"store": True}, "store"),
+        ("chat", {"chat_template": "x"}, "chat_template"),
+        ("chat", {"web_search_options": {"a": 1}}, "web_search_options"),
+        ("text", {"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ("text", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ("chat", {"modalities": ["text", "audio"]}, "modalities"),
         ("chat", {"modalities": "audio"}, "modalities"),
-        ("chat", {"documents": [{"text": "x"}]}, "documents"),
-        ("text", {"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ("text", {"suffix": "end"}, "suffix"),
         ("chat", {"truncate_prompt_tokens": None, "echo": False, "modalities": ["text"]}, None),
         ("chat", {"modalities": [], "length_penalty": 1, "use_beam_search": False, "documents": []}, None),
