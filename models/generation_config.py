@@ -10,6 +10,8 @@ from troupellm.models.tokenizer import read_json
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 
+Overrides = Mapping[str, Any] | str | None
+
 _FIELDS = {
     # name in the file: name in SamplingParams
     "temperature": "temperature",
@@ -54,7 +56,7 @@ def load_generation_defaults(
         raise ConfigError(f"override_generation_config: {error.message}", param="override_generation_config") from error
 
 
-def read_overrides(overrides: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def read_overrides(overrides: Overrides) -> dict[str, Any]:
     """
     Raises:
         ConfigError: not a JSON object, or a setting that means nothing here.
@@ -75,7 +77,7 @@ def read_overrides(overrides: Mapping[str, Any] | str | None) -> dict[str, Any]:
     return dict(overrides)
 
 
-def token_cap(overrides: Mapping[str, Any] | str | None) -> int | None:
+def token_cap(overrides: Overrides) -> int | None:
     """Most tokens that any sequence gets, where the operator has said so."""
     most = read_overrides(overrides).get("max_new_tokens")
     return most if isinstance(most, int) else None

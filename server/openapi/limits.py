@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from troupellm.protocol import sampling
+from troupellm.protocol import checks, sampling
+from troupellm.server.extras import MAX_DOCUMENTS
 
 _TOKEN_ID = {"minimum": 0, "maximum": 2**31 - 1}
 _MOST_LOGPROBS = sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs
@@ -15,10 +16,16 @@ _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "stop": {"string": _STOP, "array": {"maxItems": sampling.MAX_STOP_STRINGS, "items": {"type": "string"} | _STOP}},
     "bad_words": {"array": {"maxItems": sampling.MAX_BAD_WORDS, "items": {"type": "string"} | _STOP}},
-    "stop_token_ids": {"array": {"maxItems": sampling.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}},
+    "stop_token_ids": {"array": {"maxItems": checks.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}},
     "allowed_token_ids": {
-        "array": {"minItems": 1, "maxItems": sampling.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}
+        "array": {"minItems": 1, "maxItems": checks.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}
     },
+    "logprob_token_ids": {
+        "array": {"minItems": 1, "maxItems": sampling.MAX_LOGPROB_IDS, "items": {"type": "integer"} | _TOKEN_ID}
+    },
+    "thinking_token_budget": {"integer": {"minimum": -1, "maximum": 2**31 - 1}},
+    "truncate_prompt_tokens": {"integer": {"minimum": -1, "maximum": 2**31 - 1}},
+    "documents": {"array": {"maxItems": MAX_DOCUMENTS}},
     "logit_bias": {
         "object": {
             "maxProperties": sampling.MAX_LOGIT_BIAS,
