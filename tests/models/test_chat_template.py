@@ -122,7 +122,7 @@ def test_further_variables(tmp_path, name):
     assert load(tmp_path, "{{ " + name + " }}").render(USER, **{name: "yes"}) == "yes"
 
 
-@pytest.mark.parametrize("name", ["documents", "bos_token", "_private", "a.b"])
+@pytest.mark.parametrize("name", ["conversation", "bos_token", "_private", "a.b"])
 def test_names_that_are_not_the_callers_to_set(tmp_path, name):
     with pytest.raises(InvalidRequest) as caught:
         load(tmp_path, "x").render(USER, **{name: "no"})
