@@ -122,7 +122,7 @@ class Watchdog:
                 self._alarm(None)
             return
         text = f"no progress: {stuck.actor}: {stuck.what}"
-        if not self._alarmed:
+        if self._looks.looks == self._most:  # each trouble gets the gentle measure first, one behind another too
             self._alarmed = True
             logger.error("%s; state: %s", text, msgspec.json.encode(pulse).decode())
             self._alarm(text)

@@ -91,5 +91,26 @@ def test_first_what_costs_nobody_anything_then_a_crash() -> None:
     assert done[3:] == [("alarm", None)]
 
 
+def test_a_trouble_behind_another_one_has_the_gentle_measure_too() -> None:
+    """The scheduler, once awake, finds the output actor deaf: nothing was tried against that yet."""
+    done: list[str] = []
+    given = [pulse({"scheduler": 1})]
+    dog = Watchdog(
+        Mailbox("watchdog", 1),
+        lambda: given[0],
+        timeout=3.0,
+        alarm=lambda text: None,
+        mend=lambda stuck: done.append(f"mend {stuck.actor}"),
+        crash=lambda name, error: done.append(f"crash {name}"),
+    )
+    for _ in range(4):
+        dog.check()
+    assert done == ["mend scheduler"]
+    given[0] = pulse({"output": 1})
+    for _ in range(3 + PATIENCE):
+        dog.check()
+    assert done == ["mend scheduler", "mend output", "crash output"]
+
+
 def test_the_state_that_is_logged_is_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(pulse(running=1)))["scheduler"]["running"] == 1

@@ -46,9 +46,8 @@ class Client:
             record.left = True
             raise
         finally:
-            record.over = stream.finished or stream._outbox is None
-            outbox = stream._outbox
-            record.request = None if outbox is None else outbox.request
+            record.stream = stream
+            record.request = None if stream._outbox is None else stream._outbox.request
             record.usage = stream.usage
             world.note("client", ask.number, "left" if record.left else repr(record.error))
 

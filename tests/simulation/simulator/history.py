@@ -8,6 +8,7 @@ from simulator.faults import CRASHES, FATAL, Injector
 from simulator.model import Answer, Language, right_answer
 from simulator.workload import Ask, Scenario
 from troupellm.actors.intensity import Intensity
+from troupellm.actors.stream import Stream
 from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.outputs import Delta, Usage
@@ -32,10 +33,16 @@ class Record:
         self.usage: Usage | None = None
         self.left = False
         self.stalled = False
-        self.over = False
+        self.stream: Stream | None = None
+        """Once the client does not read any more."""
         self.request: int | None = None
         self.wrong: list[str] = []
         self._right: dict[int, Answer] = {}
+
+    @property
+    def over(self) -> bool:
+        """The engine has let go of it, which may be after its reader has left."""
+        return self.stream is not None and (self.stream.finished or self.stream._outbox is None)
 
     @property
     def whole(self) -> bool:
@@ -44,7 +51,7 @@ class Record:
     def on_delta(self, delta: Delta, language: Language, prompt: tuple[int, ...], scenario: Scenario) -> None:
         """Append-only, and nothing but the right tokens in their order."""
         index = delta.index
-        if self.over or index in self.ends:
+        if index in self.ends:
             self.wrong.append(f"sequence {index} got a piece after its end")
         tokens = self.tokens.setdefault(index, [])
         tokens.extend(delta.token_ids)

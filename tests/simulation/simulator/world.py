@@ -68,8 +68,8 @@ class World(Watch):
         self.note("calm")
         with anyio.move_on_after(CALM_SECONDS):
             await self._all([client.run for client in clients if not client.record.over])
-        self._check_histories()
         await self._settle()
+        self._check_histories()
         await self._stop()
 
     async def _all(self, calls: list[Callable[[], Any]]) -> None:
@@ -98,12 +98,12 @@ class World(Watch):
             self.fail(f"the engine failed: {failure!r}")
 
     async def _settle(self) -> None:
-        """9: what plans in flight still held comes back."""
+        """9: what plans in flight still held comes back, and who left is let go of."""
         core = self.core
         if core is None or self.system.failure is not None:
             return
         with anyio.move_on_after(SETTLE_SECONDS):
-            while check_baseline(core.snapshot()):  # noqa: ASYNC110 - nobody tells
+            while check_baseline(core.snapshot()) or len(self.system.requests) or self.open:  # noqa: ASYNC110
                 await anyio.sleep(0.1)
         if self.system.failure is not None:
             return
