@@ -8,6 +8,7 @@ real one could not execute: spans that leave gaps, tables that do not cover them
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from reader import Reader
@@ -51,21 +52,26 @@ def beams_of(
     stops: frozenset[int],
     length_penalty: float = 1.0,
     early_stopping: bool = False,
+    candidates: Callable[[list[int]], list[tuple[float, int]]] = candidates,
 ) -> list[list[int]]:
-    """The generated tokens of each answer of a beam search, best first, written down the plain way."""
+    """The generated tokens of each answer of a beam search, best first, written down the plain way.
+
+    With early stopping it ends once as many sequences are complete as there are beams. Those that reach the limit in
+    the same step are complete too and compete with them, as in transformers and in the vLLM that had the field.
+    """
 
     def score(beam: tuple[float, list[int]]) -> float:
         cumulative, tokens = beam
         return cumulative / (len(tokens) - (tokens[-1] in stops)) ** length_penalty
 
     beams, complete = [(0.0, prompt)], []
-    for _ in range(max_tokens):
+    for step in range(1, max_tokens + 1):
         following = []
         for cumulative, tokens in beams:
             for logprob, token in candidates(tokens)[: max(2 * width, width + len(stops))]:
                 (complete if token in stops else following).append((cumulative + logprob, [*tokens, token]))
         beams = sorted(following, key=lambda beam: -beam[0])[:width]
-        if early_stopping and len(complete) >= width:
+        if early_stopping and len(complete) >= width and step < max_tokens:
             beams = []
             break
     best = sorted([*complete, *beams], key=score, reverse=True)[:width]

@@ -43,6 +43,23 @@ def test_the_answers_are_those_of_the_plain_search(
     harness.assert_idle()
 
 
+def test_at_the_limit_open_beams_compete_with_those_that_were_enough_to_stop_early() -> None:
+    """The last answer that stops the search early comes in the step in which the others reach their limit."""
+    made, stops, seen = ready(num_blocks=400), frozenset(range(9)), 0
+    for first in range(9, 50):
+        for max_tokens in (1, 2, 3):
+            prompt = [first, max_tokens + 10]
+            harness = Harness(make_core(made), made)
+            harness.submit(
+                beam_submission(1, prompt, 3, max_tokens=max_tokens, eos_token_ids=stops, early_stopping=True)
+            )
+            harness.run()
+            found = answers(harness, 1, 3)
+            assert found == beams_of(prompt, 3, max_tokens, stops, early_stopping=True)
+            seen += {tokens[-1] in stops for tokens in found if len(tokens) == max_tokens} == {True, False}
+    assert seen
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 @pytest.mark.parametrize("prompt", [[2], [2, 3], [1, 3, 1], [3, 3, 3, 1], [1, 1, 1, 2, 2]])
 def test_a_search_goes_on_after_a_loss_of_the_worker(prompt: list[int], block_size: int) -> None:
