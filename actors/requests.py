@@ -20,7 +20,7 @@ from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.errors import RequestAborted, TroupeError
+from troupellm.protocol.errors import InvalidRequest, RequestAborted, TroupeError
 from troupellm.protocol.outputs import Usage
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl
 
@@ -35,11 +35,14 @@ class OpenRequests:
         clock: Clock,
         to_scheduler: Callable[[SchedulerControl], None],
         on_cancelled: Callable[[str], None] = lambda by: None,
+        on_invalid: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_cancelled` hears who ended a request early: client, stall, shutdown."""
+        """`on_cancelled` hears who ended a request early: client, stall, shutdown. `on_invalid` hears of each that was
+        refused before the scheduler saw it."""
         self._clock = clock
         self._to_scheduler = to_scheduler
         self._on_cancelled = on_cancelled
+        self._on_invalid = on_invalid
         self._numbers = count(1)
         self._open: dict[int, LocalOutbox] = {}
         self._owed: dict[int, Place] = {}
@@ -115,6 +118,8 @@ class OpenRequests:
         outbox = self._open.pop(request, None)
         if outbox is not None and outbox.prompt_token_ids is None:  # the scheduler never hears of it
             self.closed(request, Usage(prompt_tokens=0, completion_tokens=0), began=False)
+            if isinstance(outbox.error, InvalidRequest):
+                self._on_invalid()
         if not self._open:
             waiters, self._emptied = self._emptied, []
             for waiter in waiters:

@@ -19,7 +19,7 @@ from troupellm.actors.tables import SUPERVISION
 from troupellm.actors.watchdog import Pulse, Stuck, Watchdog
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.intake import PrepareRequest
-from troupellm.protocol.metrics import RequestCancelled
+from troupellm.protocol.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.output import OpenRequest, RequestClosed, StepOutput
 from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import RestartWorker
@@ -41,7 +41,9 @@ class System:
         self.intake, self.scheduler, self.worker = boxes.intake, boxes.scheduler, boxes.worker
         self.output, self.metrics = boxes.output, boxes.metrics
         self.admission = Admission(company.config.scheduler, company.clock)
-        self.requests = OpenRequests(company.clock, self.scheduler.control, self._on_cancelled)
+        self.requests = OpenRequests(
+            company.clock, self.scheduler.control, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
+        )
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
         self.ended = anyio.Event()
@@ -199,7 +201,11 @@ class System:
         self.requests.closed(closed.request, closed.usage, began=closed.scheduled is not None)
 
     def _on_cancelled(self, by: str) -> None:
-        self.metrics.offer(RequestCancelled(by))
+        self._count(RequestCancelled(by))
+
+    def _count(self, event: RequestCancelled | RequestRejected) -> None:
+        if not self.metrics.closed:
+            self.metrics.offer(event)
 
     def error(self, stopped: str) -> TroupeError:
         """Why requests end: the root cause as `__cause__` when there is one, else `stopped`."""

@@ -4,7 +4,7 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
-from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.metrics import RequestStats
 from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished, StepOutput
 from troupellm.protocol.outputs import Usage
@@ -56,7 +56,22 @@ class Ledger:
 
     def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
         """Close a request that was never opened."""
-        self.close_unknown(message.request, error, prompt_tokens=len(message.prompt) // 4)
+        prompt_tokens = len(message.prompt) // 4
+        self.close_unknown(message.request, error, prompt_tokens=prompt_tokens)
+        self.stats.append(
+            RequestStats(
+                reason="abort" if isinstance(error, RequestAborted) else "error",
+                n=len(message.sequences),
+                max_tokens=message.max_tokens,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=0,
+                queue_seconds=None,
+                prefill_seconds=None,
+                decode_seconds=None,
+                first_token_seconds=None,
+                total_seconds=max(0.0, self.now - message.arrival),
+            )
+        )
 
     def close_unknown(self, request: int, error: TroupeError, *, prompt_tokens: int = 0) -> None:
         """Close a request that is not here: it was refused, has ended, or was aborted on its way in."""

@@ -69,6 +69,50 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.quarantine", "DEATHS_TO_CONVICT = 2", "DEATHS_TO_CONVICT = 1"
     ),
     "the watchdog looks on": Mutation("actors.system", "            mailbox.nudge()\n", "            pass\n"),
+    "the tenant that was served most is next": Mutation(
+        "actors.scheduler.shares", "return self._served.get(tenant, 0.0)", "return -self._served.get(tenant, 0.0)"
+    ),
+    "newcomers go behind everybody": Mutation(
+        "actors.scheduler.shares", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
+    ),
+    "priorities of tenants do not count": Mutation(
+        "actors.scheduler.core", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
+    ),
+    "a beam writes where its sibling reads": Mutation(
+        "actors.scheduler.block_tables",
+        "if all(pool.references(block) == 1",
+        "if True or all(pool.references(block) == 1",
+    ),
+    "a beam goes on from itself": Mutation(
+        "actors.scheduler.beam_search", "Step(place, beam.place, token)", "Step(place, place, token)"
+    ),
+    "a fork begins behind a copy that is not made": Mutation(
+        "actors.scheduler.block_tables", "if num_copied and beginnings[group] != fresh[0]:", "if False:"
+    ),
+    "forks give back one place": Mutation(
+        "actors.admission",
+        "        self._give_back(tenant, sequences, tokens)\n        self._serve()",
+        "        self._give_back(tenant, 1, tokens)\n        self._serve()",
+    ),
+    "who stands in line is not called": Mutation(
+        "actors.admission",
+        "        self._give_back(tenant, sequences, tokens)\n        self._serve()",
+        "        self._give_back(tenant, sequences, tokens)",
+    ),
+    "a tenant's sequences leave one by one": Mutation(
+        "actors.quotas", "account.inside -= sequences", "account.inside -= 1"
+    ),
+    "kills from outside are held against the request": Mutation(
+        "actors.process_seat", "fault=not outside", "fault=True"
+    ),
+    "the spare process is left behind": Mutation(
+        "actors.process_seat", "for worker in (self._worker, self._spare)", "for worker in (self._worker,)"
+    ),
+    "some ends are not counted": Mutation(
+        "actors.scheduler.ledger",
+        "        self.stats.append(_request_stats(",
+        "        request.error or self.stats.append(_request_stats(",
+    ),
     "the message in hand is lost in a crash": Mutation(
         "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

@@ -35,6 +35,7 @@ class Client:
             f"client-{ask.number}",
             partial(submit, world.system, world.clock, world.scenario.config.stream, self._submission()),
             lambda call: call(),
+            params=ask.params,
         )
         try:
             with anyio.move_on_after(patience) as scope:
@@ -54,6 +55,11 @@ class Client:
     async def _read(self, stream: Stream) -> None:
         world, record = self._world, self.record
         async with stream:
+            if self.ask.params.selects:
+                completion = await stream.collect()
+                world.note("choices", self.ask.number, *completion.choices)
+                record.on_completion(completion, world.language, world.scenario)
+                return
             async for delta in stream:
                 world.note("delta", self.ask.number, delta.index, delta.token_ids, delta.text, delta.finish_reason)
                 record.on_delta(delta, world.language, stream.prompt_token_ids, world.scenario)

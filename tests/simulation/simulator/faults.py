@@ -20,11 +20,14 @@ LOSSES: Final = (
 )  # fmt: skip
 """After these the worker is replaced. Nobody loses a request, unless it was alone with the worker twice."""
 WORKER_FAULTS: Final = (*LOSSES, "stall", "hang", "late", "row_error")
+PROCESS_LOSSES: Final = ("signal", "exit", "garbage", "hang_up", "stop", "spin")
+PROCESS_FAULTS: Final = (*PROCESS_LOSSES, "no_start", "load_failure")
+"""Of a worker that has a process of its own."""
 CLIENT_FAULTS: Final = ("disconnect", "stall", "slow")
 ENGINE_FAULTS: Final = ("drain", "wall_jump", "cache_reset")
 
 CRASHES: Final = ("exception", "exception_after", "cancel")
-ALPHABET: Final[tuple[tuple[str, str], ...]] = (
+PLAIN_ALPHABET: Final[tuple[tuple[str, str], ...]] = (
     *((actor, kind) for actor in ACTORS for kind in CRASHES),
     *((mailbox, kind) for mailbox in MAILBOXES for kind in ("delay", "lost_wakeup")),
     *(("worker", kind) for kind in WORKER_FAULTS),
@@ -32,10 +35,12 @@ ALPHABET: Final[tuple[tuple[str, str], ...]] = (
     *(("engine", kind) for kind in ENGINE_FAULTS),
     ("pool", "exception"),
 )
+ALPHABET: Final = (*PLAIN_ALPHABET, *(("process", kind) for kind in PROCESS_FAULTS))
 """(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
 
-FATAL: Final = (*((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES), ("worker", "hang"))
-"""What may end the engine for good."""
+_FATAL: Final = tuple((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES)
+_HANG: Final = ("worker", "hang")
+_FROM_OUTSIDE: Final = (("worker", "killed"), ("process", "stop"))
 
 
 class Injected(Exception):
@@ -73,7 +78,7 @@ def draw_faults(random: Random) -> tuple[Fault, ...]:
 
 
 def _draw_fault(random: Random) -> Fault:
-    target, kind = random.choice(ALPHABET)
+    target, kind = random.choice(PLAIN_ALPHABET)
     at = 1 + int(random.expovariate(0.2))
     if target in ("client", "pool", *SILENT):
         at = random.choice((1, 1, 2, 3))
@@ -88,7 +93,9 @@ def _draw_fault(random: Random) -> Fault:
 class Injector:
     """Counts occasions and says what goes off at each. `hits` counts what went off."""
 
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, faults: tuple[Fault, ...], *, process: bool) -> None:
+        """process: the worker has one of its own, which can be ended when it hangs."""
+        self._process = process
         self._faults: dict[tuple[str, str], list[Fault]] = defaultdict(list)
         for fault in faults:
             self._faults[fault.pair].append(fault)
@@ -109,9 +116,22 @@ class Injector:
                 return fault
         return None
 
-    def losses(self, *kinds: str) -> int:
-        """How often the worker was lost, in these ways or in any."""
-        return sum(self.hits["worker", kind] for kind in kinds or LOSSES)
+    @property
+    def losses(self) -> int:
+        """How often the worker was lost."""
+        plain = sum(self.hits["worker", kind] for kind in LOSSES)
+        own = sum(self.hits["process", kind] for kind in PROCESS_LOSSES)
+        return plain + own + (self.hits[_HANG] if self._process else 0)
+
+    @property
+    def failures(self) -> int:
+        """How often it was lost by itself, not to somebody outside."""
+        return self.losses - sum(self.hits[pair] for pair in _FROM_OUTSIDE)
+
+    @property
+    def fatal(self) -> bool:
+        """Whether something happened that may end the engine for good."""
+        return self.happened(*_FATAL) or (not self._process and bool(self.hits[_HANG]))
 
     def happened(self, *pairs: tuple[str, str]) -> bool:
         return any(self.hits[pair] for pair in pairs)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.faults import CRASHES, FATAL, Injector
-from simulator.model import Answer, Language, right_answer
-from simulator.workload import Ask, Scenario
+from simulator.faults import CRASHES, Injector
+from simulator.model import Answer, Language, right_answer, right_selection
+from simulator.workload import Ask, Pressure, Scenario
 from troupellm.actors.intensity import Intensity
 from troupellm.actors.stream import Stream
 from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
-from troupellm.protocol.outputs import Delta, Usage
+from troupellm.protocol.outputs import Completion, Delta, Usage
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -66,12 +66,25 @@ class Record:
         if text != right.text[: len(text)]:
             self.wrong.append(f"sequence {index} reads {text!r}, right is {right.text!r}")
 
+    def on_completion(self, completion: Completion, language: Language, scenario: Scenario) -> None:
+        """Of a request whose answer is chosen among several."""
+        self.prompt = completion.prompt_token_ids
+        said = [
+            Answer(choice.token_ids, choice.text, str(choice.finish_reason), choice.stop_reason)
+            for choice in completion.choices
+        ]
+        right = right_selection(language, self.prompt, self.ask.params, self._most_tokens(scenario))
+        if said != list(right):
+            self.wrong.append(f"the choices are {said}, right is {right}")
+
+    def _most_tokens(self, scenario: Scenario) -> int:
+        return self.ask.params.max_tokens or scenario.pressure.max_model_len - len(self.prompt)
+
     def right(self, language: Language, index: int, scenario: Scenario) -> Answer:
         answer = self._right.get(index)
         if answer is None:
-            params = self.ask.params
-            most = params.max_tokens or scenario.pressure.max_model_len - len(self.prompt)
-            answer = self._right[index] = right_answer(language, self.prompt, params, index, most)
+            most = self._most_tokens(scenario)
+            answer = self._right[index] = right_answer(language, self.prompt, self.ask.params, index, most)
         return answer
 
     def check(self, language: Language, scenario: Scenario, injector: Injector, blamed: set[int]) -> list[str]:
@@ -89,7 +102,7 @@ class Record:
 
     def _incomplete(self, language: Language, scenario: Scenario) -> list[str]:
         wrong = []
-        for index in range(self.ask.params.n):
+        for index in range(0 if self.ask.params.selects else self.ask.params.n):
             right = self.right(language, index, scenario)
             said = (tuple(self.tokens.get(index, ())), "".join(self.texts.get(index, ())), self.ends.get(index))
             if said != (right.token_ids, right.text, (right.finish_reason, right.stop_reason)):
@@ -104,20 +117,24 @@ class Record:
         error, ask = self.error, self.ask
         happened = injector.happened
         fatal = may_end(injector)
-        unlucky = injector.losses() - injector.losses("killed") > 1  # it may have been alone with the worker each time
+        unlucky = injector.failures > 1  # it may have been alone with the worker each time
         code = error.code if error is not None else ""
         match code:
             case "context_length_exceeded":
                 right = isinstance(error, ContextLengthExceeded) and too_long(ask, scenario)
+            case "invalid_value":
+                right = ask.params.use_beam_search and ask.params.num_sequences > scenario.config.scheduler.max_num_seqs
             case "slow_down":
                 right = not ask.wait
+            case "rate_limit_exceeded":
+                right = any(tenant.name == ask.tenant for tenant in scenario.config.scheduler.tenants)
             case "reader_stalled":
                 right = self.stalled and bool(scenario.config.stream.stall_timeout)
             case "engine_request_failed":
                 right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3])
-                right = right or (unlucky and injector.losses() > injector.losses("killed", "poison"))
+                right = right or (unlucky and injector.failures > injector.hits["worker", "poison"])
             case "server_is_overloaded":
-                right = ask.deadline is not None or (unlucky and bool(injector.losses("allocation")))
+                right = ask.deadline is not None or (unlucky and happened(("worker", "allocation")))
             case "engine_restarting":
                 right = happened(*_RESTARTING) or fatal
             case "engine_failed":
@@ -131,8 +148,7 @@ class Record:
 
 def may_end(injector: Injector) -> bool:
     """Whether what happened may end the engine."""
-    too_often = injector.most_crashes() > _MOST_RESTARTS or injector.losses() > _MOST_LOSSES
-    return too_often or injector.happened(*FATAL)
+    return injector.fatal or injector.most_crashes() > _MOST_RESTARTS or injector.losses > _MOST_LOSSES
 
 
 def too_long(ask: Ask, scenario: Scenario) -> bool:
@@ -143,7 +159,15 @@ def too_long(ask: Ask, scenario: Scenario) -> bool:
     limit = min(pressure.max_model_len, pressure.num_blocks * pressure.block_size)
     scheduler = scenario.config.scheduler
     unchunked = not scheduler.enable_chunked_prefill and prompt > scheduler.max_num_batched_tokens
-    return total > limit or unchunked
+    return total > limit or unchunked or (params.use_beam_search and not _beams_fit(ask, pressure))
+
+
+def _beams_fit(ask: Ask, pressure: Pressure) -> bool:
+    """All beams must fit at once; the full blocks of the prompt are shared, the last token is never computed."""
+    prompt, size = prompt_length(ask), pressure.block_size
+    shared = prompt // size
+    longest = min(prompt + (ask.params.max_tokens or 1), pressure.max_model_len) - 1
+    return shared + ask.params.num_sequences * (-(-longest // size) - shared) <= pressure.num_blocks
 
 
 def prompt_length(ask: Ask) -> int:

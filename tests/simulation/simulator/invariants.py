@@ -4,12 +4,15 @@ The numbers are those of the list in the fault table: 1 blocks, 2 states, 3 stre
 5 no freeze, 6 no starvation, 7 finite recomputation, 8 prefix keys, 9 everything back at the end.
 """
 
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from troupellm.actors.admission import Admission
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.scheduler.sequence import Request
 from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.worker import StepPlan
@@ -49,37 +52,88 @@ def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
 
 
 class Turns:
-    """6: whoever came first is scheduled first, unless the policy puts the other one into a better class."""
+    """6: whoever came first is scheduled first, unless the policy puts the other one into a better class; and who is
+    first of its class is scheduled within K steps."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, priorities: Mapping[str, int]) -> None:
+        """priorities: of tenants; they count before a request's own."""
         self._policy = policy
-        self._waiting: dict[int, tuple[int, SubmitRequest]] = {}
-        """By request: its turn and itself; those that were never scheduled."""
+        self._priorities = priorities
+        self._waiting: dict[int, _Turn] = {}
+        """By request; those that were never scheduled."""
         self._turns = count()
+        self._tenants: set[str] = set()
 
     def arrived(self, message: SubmitRequest) -> None:
-        self._waiting[message.request] = (next(self._turns), message)
+        newcomer = message.tenant not in self._tenants
+        known = frozenset(self._tenants)
+        self._tenants.add(message.tenant)
+        self._waiting[message.request] = _Turn(next(self._turns), message, known if newcomer else frozenset())
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
         for new in plan.new_rows:
-            entry = self._waiting.pop(owners[new.row], None)
-            overtaken = None if entry is None else self._overtaken(*entry, core)
+            turn = self._waiting.pop(owners[new.row], None)
+            overtaken = None if turn is None else self._overtaken(turn, core)
             if overtaken is not None:
                 return f"6: request {owners[new.row]} was scheduled before request {overtaken}, which came first"
-        return None
+        return self._starved(core)
 
-    def _overtaken(self, turn: int, message: SubmitRequest, core: SchedulerCore) -> int | None:
-        for number, (earlier, other) in self._waiting.items():
-            request = core._ledger.requests.get(number)
-            if earlier < turn and request is not None and not request.paused and self._comes_first(other, message):
+    def _waits(self, number: int, core: SchedulerCore) -> bool:
+        request = core._ledger.requests.get(number)
+        return request is not None and not request.paused
+
+    def _overtaken(self, turn: "_Turn", core: SchedulerCore) -> int | None:
+        for number, other in self._waiting.items():
+            if other.number < turn.number and self._waits(number, core) and self._comes_first(other, turn):
                 return number
         return None
 
-    def _comes_first(self, earlier: SubmitRequest, later: SubmitRequest) -> bool:
+    def _comes_first(self, earlier: "_Turn", later: "_Turn") -> bool:
         """Whether arrival decides between these two."""
+        first, second = earlier.message, later.message
         if self._policy == "priority":
-            return earlier.priority <= later.priority
-        return self._policy == "fcfs" or earlier.tenant == later.tenant
+            return self._rank(first) <= self._rank(second)
+        if self._policy == "fcfs" or first.tenant == second.tenant:
+            return True
+        return second.tenant in earlier.seniors  # who was never served before goes first, and newcomers before it
+
+    def _rank(self, message: SubmitRequest) -> tuple[int, int]:
+        return self._priorities.get(message.tenant, 0), message.priority
+
+    def _starved(self, core: SchedulerCore) -> str | None:
+        """The first to come of all who wait: everybody before it has only so much to compute."""
+        waiting = [number for number in self._waiting if self._waits(number, core)]
+        if self._policy == "priority":
+            waiting.sort(key=lambda number: self._rank(self._waiting[number].message))  # stable
+        if not waiting:
+            return None
+        turn = self._waiting[waiting[0]]
+        turn.steps += 1
+        most = _STEPS_PER_TOKEN * sum(_work(request) for request in core._ledger.requests.values()) + _SPARE_STEPS
+        if turn.steps > most:
+            return f"6: request {waiting[0]} was first in line for {turn.steps} steps"
+        return None
+
+
+class _Turn:
+    __slots__ = ("message", "number", "seniors", "steps")
+
+    def __init__(self, number: int, message: SubmitRequest, seniors: frozenset[str]) -> None:
+        self.number = number
+        self.message = message
+        self.seniors = seniors
+        """Tenants that had asked for something before, if its own had not."""
+        self.steps = 0
+        """Since it was the first in line."""
+
+
+_STEPS_PER_TOKEN = 2
+_SPARE_STEPS = 60
+
+
+def _work(request: Request) -> int:
+    """Positions that a request has computed in the end, if nothing is computed twice."""
+    return len(request.sequences) * (request.num_prompt_tokens + request.max_tokens)
 
 
 def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
@@ -90,3 +144,14 @@ def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
         if getattr(snapshot, name)
     }
     return [f"9: after the drain the scheduler still has {left}"] if left else []
+
+
+def check_admission(admission: Admission) -> list[str]:
+    """9, at the door."""
+    left = {
+        "sequences": admission._sequences.used,
+        "tokens": 0 if admission._tokens is None else admission._tokens.used,
+        "in line": admission.waiting,
+        "parties": len(admission._parties),
+    }
+    return [f"9: at the end the door still counts {left}"] if any(left.values()) else []

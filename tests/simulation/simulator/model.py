@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from oracle import beams_of
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
 from troupellm.actors.detokenizer import TextTables
@@ -44,6 +45,22 @@ def token_after(state: int, key: int) -> int:
     return zlib.crc32(struct.pack("<II", state, key)) % WIDTH
 
 
+def ranking(state: int) -> list[tuple[float, int]]:
+    """(log-probability, token) of everything that may follow, likeliest first: the greedy token, then as hashes go."""
+    greedy = token_after(state, 0)
+    values = [-1.0 - 6.0 * zlib.crc32(_PACKED[token], state ^ 0xFFFF) / 2**32 for token in range(WIDTH)]
+    values[greedy] = -0.5
+    single = struct.unpack(f"<{WIDTH}f", struct.pack(f"<{WIDTH}f", *values))
+    return sorted(zip(single, range(WIDTH), strict=True), reverse=True)
+
+
+def state_of(tokens: Sequence[int]) -> int:
+    state = 0
+    for token in tokens:
+        state = extend(state, token)
+    return state
+
+
 class Language(msgspec.Struct, frozen=True):
     """A kind of model as the simulation sees it."""
 
@@ -56,10 +73,8 @@ class Language(msgspec.Struct, frozen=True):
 
 
 def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, count: int) -> Sequence[int]:
-    state, key = 0, draw_key(params.temperature, params.seed or 0, fork)
+    state, key = state_of(prompt), draw_key(params.temperature, params.seed or 0, fork)
     tokens: list[int] = []
-    for token in prompt:
-        state = extend(state, token)
     for _ in range(count):
         tokens.append(token_after(state, key))
         state = extend(state, tokens[-1])
@@ -115,6 +130,35 @@ def right_answer(
             reason = token if met and token not in ends else None
             return Answer(tuple(tokens[:count]), text, "stop" if met else "length", reason)
     raise AssertionError("an answer has an end")
+
+
+def right_selection(
+    language: Language, prompt: Sequence[int], params: SamplingParams, max_tokens: int
+) -> tuple[Answer, ...]:
+    """The choices of a beam search or of best_of, best first."""
+    if params.use_beam_search:
+        ends = frozenset() if params.ignore_eos else language.eos
+        found = beams_of(
+            list(prompt), params.num_sequences, max_tokens, ends, params.length_penalty,
+            early_stopping=params.early_stopping, candidates=lambda tokens: ranking(state_of(tokens)),
+        )  # fmt: skip
+        return tuple(_beam_answer(language, tokens, params, ends) for tokens in found[: params.n])
+    answers = [right_answer(language, prompt, params, fork, max_tokens) for fork in range(params.num_sequences)]
+    return tuple(sorted(answers, key=lambda answer: -_likelihood(prompt, answer.token_ids))[: params.n])
+
+
+def _beam_answer(language: Language, tokens: list[int], params: SamplingParams, ends: frozenset[int]) -> Answer:
+    ended = tokens[-1] in ends
+    shown = tokens[:-1] if ended and not params.include_stop_str_in_output else tokens
+    return Answer(tuple(tokens), _decode(language, shown, final=True), "stop" if ended else "length")
+
+
+def _likelihood(prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    total, state = 0.0, state_of(prompt)
+    for token in tokens:
+        total += next(logprob for logprob, other in ranking(state) if other == token)
+        state = extend(state, token)
+    return total
 
 
 def _cut(language: Language, tokens: Sequence[int], params: SamplingParams, *, final: bool) -> tuple[str, str] | None:

@@ -5,17 +5,19 @@ must find its own past in its blocks, may write only where nobody else's table p
 holds. What is wrong with a plan is reported to the simulation, not raised: the engine would take it for a worker fault.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from simulator.model import draw_key, extend, token_after
+from simulator.model import draw_key, extend, ranking, token_after
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
     ProgressSink,
     RowFork,
+    RowLogprobs,
     StepPlan,
     StepResult,
     StepTimings,
@@ -33,12 +35,13 @@ class Ticket(msgspec.Struct, frozen=True):
 class _Row:
     """What the worker knows of a sequence. `states[i]` is the hash of its first i tokens."""
 
-    __slots__ = ("epoch", "key", "num_computed", "states", "tables")
+    __slots__ = ("epoch", "key", "logprobs", "num_computed", "states", "tables")
 
     def __init__(self, new: NewRow) -> None:
         sampling = new.sampling
         self.epoch = new.epoch
         self.key = draw_key(sampling.temperature, sampling.seed, sampling.fork)
+        self.logprobs = sampling.logprobs
         self.tables = [list(blocks) for blocks in new.blocks]
         self.states = [0]
         for token in memoryview(new.token_ids).cast("i"):
@@ -54,6 +57,8 @@ class OracleWorker:
         self._report = report
         self.num_computed = 0
         self.rows: dict[int, _Row] = {}
+        self._described: list[RowLogprobs] = []
+        """Of this step."""
         self.content: list[list[list[int | None]]] = [
             [[None] * ready.block_size for _ in range(ready.num_blocks)] for _ in ready.groups
         ]
@@ -90,6 +95,7 @@ class OracleWorker:
         copied = [list(self.content[copy.group][copy.source]) for copy in plan.copies]
         for copy, content in zip(plan.copies, copied, strict=True):
             self.content[copy.group][copy.target] = content
+        self._described.clear()
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
         sampled = [self._compute(*column) for column in columns]
         return Ticket(
@@ -101,6 +107,7 @@ class OracleWorker:
                 epochs=plan.epochs,
                 token_counts=tuple([len(tokens) for tokens in sampled]),
                 tokens=tuple([token for tokens in sampled for token in tokens]),
+                logprobs=tuple(self._described),
                 timings=StepTimings(forward=0.001),
             ),
         )
@@ -143,6 +150,8 @@ class OracleWorker:
         if end < len(row.states) - 1:
             return ()
         token = token_after(row.states[-1], row.key)
+        if row.logprobs >= 0:
+            self._described.append(_describe(number, end, row.states[-1], token, row.logprobs))
         row.states.append(extend(row.states[-1], token))
         return (token,)
 
@@ -168,6 +177,21 @@ class OracleWorker:
                     self._report(f"rows {number} and {other} share block {block}, and {number} writes it")
         for position in range(start, end):
             content[table[position // size]][position % size] = row.states[position + 1]
+
+
+def _describe(row: int, position: int, state: int, token: int, alternatives: int) -> RowLogprobs:
+    """The token behind a state, and the likeliest ones."""
+    ranked = ranking(state)
+    rank = next(place for place, (_, other) in enumerate(ranked) if other == token)
+    columns = [ranked[rank], *ranked[:alternatives]]
+    return RowLogprobs(
+        row=row,
+        position=position,
+        width=len(columns),
+        token_ids=array("i", [other for _, other in columns]).tobytes(),
+        logprobs=array("f", [logprob for logprob, _ in columns]).tobytes(),
+        ranks=array("i", [rank + 1]).tobytes(),
+    )
 
 
 def worker_ready(width: int, num_blocks: int, block_size: int, max_model_len: int, groups: int) -> WorkerReady:

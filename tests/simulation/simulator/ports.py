@@ -40,20 +40,39 @@ class SimRandomness:
         return self._random.randbytes(nbytes).hex()
 
 
-class SimThread:
-    """The thread of the model step. A call takes virtual time; a hung one never returns, nor does any after it."""
+class Pace:
+    """How long steps take. A hung one never returns."""
 
-    def __init__(
-        self, random: Random, injector: Injector, step_seconds: float, start_soon: Callable[..., object]
-    ) -> None:
+    def __init__(self, random: Random, injector: Injector, step_seconds: float) -> None:
         self._random = random
         self._injector = injector
         self._step_seconds = step_seconds
+        self._slow_again = 0.0
+        """When the next call may be slow."""
+
+    async def take_time(self) -> None:
+        seconds = self._step_seconds * self._random.choice((0.5, 1.0, 2.0))
+        if self._injector.strike("worker", "hang"):
+            await anyio.sleep_forever()
+        now = anyio.current_time()
+        if now >= self._slow_again:  # slow calls in a row would add up to one that counts as hung
+            if self._injector.strike("worker", "late"):
+                seconds += 0.9 * STEP_TIMEOUT
+                self._slow_again = now + 2 * STEP_TIMEOUT
+            elif self._injector.strike("worker", "stall"):
+                seconds += 0.25 * STEP_TIMEOUT
+                self._slow_again = now + STEP_TIMEOUT
+        await anyio.sleep(seconds)
+
+
+class SimThread:
+    """The thread of the model step. A call takes virtual time; nothing comes after one that hangs."""
+
+    def __init__(self, pace: Pace, start_soon: Callable[..., object]) -> None:
+        self._pace = pace
         self._start_soon = start_soon
         self._calls: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._works = False
-        self._slow_again = 0.0
-        """When the next call may be slow."""
 
     def post(self, call: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._calls.append((call, done))
@@ -79,7 +98,7 @@ class SimThread:
     async def _work(self) -> None:
         while self._calls:
             call, done = self._calls.popleft()
-            await self._take_time()
+            await self._pace.take_time()
             try:
                 result = call()
             except Exception as error:
@@ -87,20 +106,6 @@ class SimThread:
             else:
                 done(result, None)
         self._works = False
-
-    async def _take_time(self) -> None:
-        seconds = self._step_seconds * self._random.choice((0.5, 1.0, 2.0))
-        if self._injector.strike("worker", "hang"):
-            await anyio.sleep_forever()
-        now = anyio.current_time()
-        if now >= self._slow_again:  # slow calls in a row would add up to one that counts as hung
-            if self._injector.strike("worker", "late"):
-                seconds += 0.9 * STEP_TIMEOUT
-                self._slow_again = now + 2 * STEP_TIMEOUT
-            elif self._injector.strike("worker", "stall"):
-                seconds += 0.25 * STEP_TIMEOUT
-                self._slow_again = now + STEP_TIMEOUT
-        await anyio.sleep(seconds)
 
 
 class SimPool:

@@ -1,6 +1,6 @@
 """What is seen at the engine's doors, and what is let go wrong there."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from random import Random
@@ -30,6 +30,10 @@ from troupellm.protocol.scheduler import (
 from troupellm.protocol.worker import StepPlan
 
 MOST_MESSAGES = 50_000
+MOST_PREEMPTIONS = 40
+"""Of one row."""
+_STARTS_PER_LOSS = 12
+"""Halves and quarters of suspects go before it, and make way again."""
 EXPECTED = (Injected, WorkerCrashed, ActorLeft)
 """Crashes that the simulation itself brings about; everything else is a bug."""
 _SMALL = ("intake", "output", "metrics")
@@ -46,7 +50,7 @@ class Watch:
     def __init__(self, scenario: Scenario, *, tracing: bool) -> None:
         self.scenario = scenario
         self.random = Random(scenario.seed ^ 0x5EED)
-        self.injector = Injector(scenario.faults)
+        self.injector = Injector(scenario.faults, process=scenario.pressure.process)
         self.failures: list[str] = []
         self.trace: list[tuple[object, ...]] | None = [] if tracing else None
         self.scope = anyio.CancelScope()
@@ -65,7 +69,15 @@ class Watch:
         self._actors: dict[str, Any] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._dying: set[str] = set()
-        self._turns = Turns(scenario.config.scheduler.scheduling_policy)
+        scheduler = scenario.config.scheduler
+        self._turns = Turns(scheduler.scheduling_policy, {one.name: one.priority for one in scheduler.tenants})
+        self.epochs: dict[int, int] = {}
+        """By row: how often it was given to the worker anew, and what that may come from."""
+        self.submitted = 0
+        """Requests that the scheduler took in."""
+        self.used: Counter[str] = Counter()
+        """Tokens by tenant, as the scheduler told them."""
+        self._tenants: dict[int, str] = {}
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
         self._contents: dict[bytes, tuple[Any, ...]] = {}
         self._messages = 0
@@ -130,23 +142,39 @@ class Watch:
             rows = [spec.row for spec in message.sequences]
             self.row_owner.update((row, message.request) for row in rows)
             self.open.add(message.request)
+            self._tenants[message.request] = message.tenant
             self.wanted += len(rows) * (len(message.prompt) // 4 + message.max_tokens)
         elif isinstance(message, StepOutput):
-            self.open.difference_update([closed.request for closed in message.closed])
+            self._closed(message)
         elif isinstance(message, WorkerLost):
             self._losses += 1
             mended = self.injector.hits["worker", "lost_wakeup"]  # by a restart, to be on the safe side
-            if self._losses > self.injector.losses() + mended:
+            if self._losses > self.injector.losses + mended:
                 self.fail(f"the worker was lost without a reason: {message.reason}")
         elif isinstance(message, StepPlan) and self.core is not None:
             wrong = self._turns.planned(message, self.row_owner, self.core)
             if wrong is not None:
                 self.fail(wrong)
+            self._count_starts(message)
         if self.trace is not None:
             self.note("sent", box.name, _brief(message))
         wrong = check_mailbox(box)
         if wrong is not None:
             self.fail(wrong)
+
+    def _closed(self, message: StepOutput) -> None:
+        for closed in message.closed:
+            if closed.request in self.open and closed.scheduled is not None:
+                usage = closed.usage
+                self.used[self._tenants[closed.request]] += usage.prompt_tokens + usage.completion_tokens
+            self.open.discard(closed.request)
+
+    def _count_starts(self, plan: StepPlan) -> None:
+        """7: how often a row had to begin again, losses of the worker and trials of suspects aside."""
+        for new in plan.new_rows:
+            self.epochs[new.row] = new.epoch
+            if new.epoch - _STARTS_PER_LOSS * self._losses > MOST_PREEMPTIONS:
+                self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
 
     def before_next(self, box: Mailbox[Any, Any]) -> None:
         if box.name in self._dying:
@@ -164,6 +192,7 @@ class Watch:
             self.steps += 1
         elif isinstance(message, SubmitRequest):
             self._turns.arrived(message)
+            self.submitted += 1
         self._strike_actor(name)
 
     def wakes(self, box: Mailbox[Any, Any]) -> bool:

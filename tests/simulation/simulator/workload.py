@@ -49,6 +49,10 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     torch: bool
     """The tiny torch model computes, instead of the oracle."""
+    process: bool = False
+    """The worker sits in a process of its own."""
+    spare: bool = False
+    """Another process waits beside it."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,17 +5,20 @@ from typing import Any
 
 import anyio
 
+from simulator.child import SimProcesses
 from simulator.clients import Client
+from simulator.faults import CRASHES
 from simulator.history import Record, Verdict, may_end
-from simulator.invariants import check_baseline
+from simulator.invariants import check_admission, check_baseline
 from simulator.model import Language, chat_template, oracle_language
 from simulator.oracle_worker import OracleWorker, worker_ready
-from simulator.ports import FaultyWorker, SimClock, SimPool, SimRandomness, SimThread
+from simulator.ports import FaultyWorker, Pace, SimClock, SimPool, SimRandomness, SimThread
 from simulator.taps import tapped
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
+from troupellm.actors.process_seat import ProcessSeat
 from troupellm.actors.system import Company, System
-from troupellm.actors.worker_seat import ThreadSeat
+from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import ResetPrefixCache
@@ -42,6 +45,8 @@ class World(Watch):
             self.language.width, pressure.num_blocks, pressure.block_size, pressure.max_model_len, pressure.groups
         )
         self.worker: Any = self._build_worker()
+        self.seat: ProcessSeat | None = None
+        self.processes: SimProcesses | None = None
 
     async def run(self) -> Verdict:
         with self.scope:
@@ -52,7 +57,7 @@ class World(Watch):
         return self._verdict()
 
     async def _live(self) -> None:
-        self.system = System(self._company())
+        self.system = System(self._company(await self._seat()))
         await self.group.start(self.system.run)
         clients = [Client(self, record) for record in self.records]
         if self.injector.strike("engine", "drain"):
@@ -71,6 +76,29 @@ class World(Watch):
         await self._settle()
         self._check_histories()
         await self._stop()
+        await self._bury()
+
+    async def _seat(self) -> WorkerSeat:
+        scenario, random, injector = self.scenario, self.random, self.injector
+        worker = FaultyWorker(self.worker, random, injector, self.blame_row)
+        pace = Pace(random, injector, scenario.pressure.step_seconds)
+        start_soon = self.group.start_soon
+        if not scenario.pressure.process:
+            return ThreadSeat(worker, SimThread(pace, start_soon), self.ready, scenario.config.worker.step_deadline)
+        self.processes = SimProcesses(worker, self.ready, random, injector, pace, start_soon)
+        spare = scenario.pressure.spare
+        seat = self.seat = ProcessSeat("sim", scenario.config, self.processes, lambda progress: None, spare=spare)
+        injector.calm = True  # a model that cannot be loaded at first is no engine
+        await seat.start()
+        injector.calm = False
+        return seat
+
+    async def _bury(self) -> None:
+        """9: no process is left."""
+        if self.seat is not None:
+            await self.seat.close()
+            if self.processes is not None and self.processes.alive:
+                self.fail(f"9: {len(self.processes.alive)} worker processes are left")
 
     async def _all(self, calls: list[Callable[[], Any]]) -> None:
         async with anyio.create_task_group() as group:
@@ -103,7 +131,7 @@ class World(Watch):
         if core is None or self.system.failure is not None:
             return
         with anyio.move_on_after(SETTLE_SECONDS):
-            while check_baseline(core.snapshot()) or len(self.system.requests) or self.open:  # noqa: ASYNC110
+            while self._unsettled(core):  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.1)
         if self.system.failure is not None:
             return
@@ -113,9 +141,30 @@ class World(Watch):
             self.fail(f"9: {len(self.system.requests)} requests are open, and nobody waits for them")
         if self.open:
             self.fail(f"2: requests {sorted(self.open)} were never closed")
+        self._check_accounts()
         useful = self.wanted + 1
         if self.worker.num_computed > _MOST_RECOMPUTED * useful:
             self.fail(f"7: {self.worker.num_computed} positions were computed for {useful} wanted ones")
+
+    def _unsettled(self, core: Any) -> bool:
+        on_the_way = self._lanes or self.system.metrics.depth
+        return bool(check_baseline(core.snapshot()) or len(self.system.requests) or self.open or on_the_way)
+
+    def _check_accounts(self) -> None:
+        """9: every request that the scheduler took in is in exactly one terminal counter, and nobody holds a place."""
+        system, store = self.system, self.system.store
+        lost = system.metrics.snapshot().dropped + sum(self.injector.hits["metrics", kind] for kind in CRASHES)
+        ended = sum(store.finished.values())
+        if not self.submitted - lost <= ended <= self.submitted:
+            self.fail(
+                f"9: {self.submitted} requests were submitted, {ended} were counted at their end: {store.finished}"
+            )
+        for wrong in check_admission(system.admission):
+            self.fail(wrong)
+        for account in system.admission.quotas.snapshot():
+            counted = account.prompt_tokens + account.completion_tokens
+            if account.inside or counted != self.used[account.name]:
+                self.fail(f"9: {account} at the end, {self.used[account.name]} tokens were used")
 
     async def _stop(self) -> None:
         with anyio.move_on_after(STOP_SECONDS) as scope:
@@ -125,20 +174,17 @@ class World(Watch):
         if len(self.system.requests):
             self.fail("requests are open after the stop")
 
-    def _company(self) -> Company:
-        pressure, injector, random = self.scenario.pressure, self.injector, self.random
-        config = self.scenario.config
-        thread = SimThread(random, injector, pressure.step_seconds, self.group.start_soon)
-        worker = FaultyWorker(self.worker, random, injector, self.blame_row)
+    def _company(self, seat: WorkerSeat) -> Company:
+        random = self.random
         return Company(
-            config=config,
+            config=self.scenario.config,
             ready=self.ready,
             limits=Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len),
-            seat=ThreadSeat(worker, thread, self.ready, config.worker.step_deadline),
+            seat=seat,
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),
-            pool=SimPool(random, injector),
+            pool=SimPool(random, self.injector),
             clock=self.clock,
             randomness=SimRandomness(random),
             hash_key=b"a secret of the simulation",
