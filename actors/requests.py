@@ -98,7 +98,10 @@ class OpenRequests:
         """
         if by is not None and not (outbox.terminal or outbox.cancelled):
             self._on_cancelled(by)
+        owed = self._owed.pop(outbox.request, None)
         outbox.fail(error)
+        if owed is not None:  # also where it was never opened the scheduler may know it, and tells what it has used
+            self._owed[outbox.request] = owed
         self._to_scheduler(AbortRequest(outbox.request))
 
     def end_all(self, make_error: Callable[[], TroupeError], *, by: str | None = None) -> None:

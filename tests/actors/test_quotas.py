@@ -5,9 +5,10 @@ import pytest
 from troupellm.actors.admission import Admission
 from troupellm.actors.requests import OpenRequests
 from troupellm.protocol.config import SchedulerConfig, TenantConfig
-from troupellm.protocol.errors import RateLimited, RequestAborted
+from troupellm.protocol.errors import InvalidRequest, RateLimited, RequestAborted
 from troupellm.protocol.intake import Demand
 from troupellm.protocol.outputs import Usage
+from troupellm.protocol.scheduler import AbortRequest
 
 
 class FakeClock:
@@ -117,6 +118,24 @@ def test_what_never_began_costs_no_tokens() -> None:
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 1000
     account = admission.quotas.snapshot()[0]
     assert (account.requests, account.prompt_tokens, account.inside) == (3, 0, 0)
+
+
+def test_who_is_ended_from_outside_before_it_was_opened_pays_what_the_scheduler_tells() -> None:
+    """The output actor may crash over the very message that opens a request which the scheduler knows already."""
+    admission, clock = door(tokens_per_minute=1000)
+    aborts: list[object] = []
+    invalid: list[int] = []
+    requests = OpenRequests(clock, aborts.append, on_invalid=lambda: invalid.append(1))
+    outbox = requests.add(admission.enter(want(tokens=100, max_tokens=500)), 0.0, 8, None)
+    requests.end(outbox, RequestAborted("the output processor crashed"))
+    assert aborts == [AbortRequest(outbox.request)]
+    requests.closed(outbox.request, Usage(prompt_tokens=100, completion_tokens=7), began=True)
+    account = admission.quotas.snapshot()[0]
+    assert (account.prompt_tokens, account.completion_tokens, account.inside) == (100, 7, 0)
+    assert not invalid
+    refused = requests.add(admission.enter(want()), 0.0, 8, None)
+    refused.fail(InvalidRequest("not valid"))
+    assert invalid == [1]
 
 
 def test_a_prompt_longer_than_a_minute_allows_waits_for_a_full_bucket_and_leaves_debt() -> None:
