@@ -51,6 +51,10 @@ def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
     return None
 
 
+_STEPS_PER_TOKEN = 2
+_SPARE_STEPS = 60
+
+
 class Turns:
     """6: whoever came first is scheduled first, unless the policy puts the other one into a better class; and who is
     first of its class is scheduled within K steps."""
@@ -62,13 +66,16 @@ class Turns:
         self._waiting: dict[int, _Turn] = {}
         """By request; those that were never scheduled."""
         self._turns = count()
-        self._tenants: set[str] = set()
+        self._busy_since: dict[str, int] = {}
+        """By tenant: the turn with which it came after a rest."""
 
-    def arrived(self, message: SubmitRequest) -> None:
-        newcomer = message.tenant not in self._tenants
-        known = frozenset(self._tenants)
-        self._tenants.add(message.tenant)
-        self._waiting[message.request] = _Turn(next(self._turns), message, known if newcomer else frozenset())
+    def arrived(self, message: SubmitRequest, core: SchedulerCore) -> None:
+        turn, tenant = next(self._turns), message.tenant
+        newcomer = tenant not in self._busy_since
+        residents, room = core._residents, core._room
+        if newcomer or not (residents._shares.rows(tenant) or tenant in room._lines):
+            self._busy_since[tenant] = turn
+        self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
         for new in plan.new_rows:
@@ -95,7 +102,8 @@ class Turns:
             return self._rank(first) <= self._rank(second)
         if self._policy == "fcfs" or first.tenant == second.tenant:
             return True
-        return second.tenant in earlier.seniors  # who was never served before goes first, and newcomers before it
+        # Who was never served before goes first, but for those who come after a rest later still.
+        return earlier.newcomer and self._busy_since[second.tenant] < earlier.number
 
     def _rank(self, message: SubmitRequest) -> tuple[int, int]:
         return self._priorities.get(message.tenant, 0), message.priority
@@ -116,19 +124,15 @@ class Turns:
 
 
 class _Turn:
-    __slots__ = ("message", "number", "seniors", "steps")
+    __slots__ = ("message", "newcomer", "number", "steps")
 
-    def __init__(self, number: int, message: SubmitRequest, seniors: frozenset[str]) -> None:
+    def __init__(self, number: int, message: SubmitRequest, *, newcomer: bool) -> None:
         self.number = number
         self.message = message
-        self.seniors = seniors
-        """Tenants that had asked for something before, if its own had not."""
+        self.newcomer = newcomer
+        """Its tenant had never asked for anything."""
         self.steps = 0
         """Since it was the first in line."""
-
-
-_STEPS_PER_TOKEN = 2
-_SPARE_STEPS = 60
 
 
 def _work(request: Request) -> int:

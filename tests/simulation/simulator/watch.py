@@ -191,7 +191,7 @@ class Watch:
         if isinstance(message, StepPlan):
             self.steps += 1
         elif isinstance(message, SubmitRequest):
-            self._turns.arrived(message)
+            self._turns.arrived(message, self.core)
             self.submitted += 1
         self._strike_actor(name)
 
