@@ -6,6 +6,7 @@ Among those who wait in line the tenant with the fewest sequences inside comes f
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from troupellm.actors.ports import Clock
 from troupellm.actors.quotas import Quotas
@@ -106,6 +107,8 @@ class Admission:
         self._line: dict[str, deque[_Applicant]] = {}
         """By tenant; only those who have somebody in it."""
         self._closed = False
+        self.refusal: Callable[[], EngineStopped] | None = None
+        """Why nobody is let in for the moment who does not wait; None as a rule."""
         self._seconds_per_leave: float | None = None
         self._last_leave: float | None = None
 
@@ -122,6 +125,8 @@ class Admission:
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
+        if self.refusal is not None:
+            raise self.refusal()
         if self._has_room_of_its_party(demand):
             return self._admit(demand)
         self._check_quota(demand)

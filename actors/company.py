@@ -22,9 +22,10 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.intake import IntakeMessage
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, RequestClosed
+from troupellm.protocol.rest import WorkerControl
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import SchedulerControl, SchedulerMessage
-from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
+from troupellm.protocol.worker import StepPlan, WorkerReady
 
 
 class Company(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class Mailboxes:
             capacity["scheduler"],
             control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_SLACK,
         )
-        self.worker: Mailbox[StepPlan, RestartWorker] = Mailbox("worker", capacity["worker"])
+        self.worker: Mailbox[StepPlan, WorkerControl] = Mailbox("worker", capacity["worker"])
         self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
         self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
         self.stalls: Mailbox[Never, Never] = Mailbox("stalls", 1)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from troupellm.actors.door import Door
-from troupellm.actors.engine_life import EngineLife
+from troupellm.actors.engine_admin import EngineAdmin
 from troupellm.actors.front_session import FrontSession
 from troupellm.actors.intake import render
 from troupellm.actors.outbox import LocalOutbox
@@ -29,11 +29,10 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.sampling import Limits
-from troupellm.protocol.scheduler import ResetPrefixCache
 from troupellm.protocol.worker import WorkerReady
 
 
-class Engine(EngineLife, Door):
+class Engine(EngineAdmin, Door):
     """See the module. Settings are the fields of `EngineConfig`, flat; they override `config`.
 
     Raises:
@@ -72,15 +71,6 @@ class Engine(EngineLife, Door):
         """The token ids that a prompt becomes, off the event loop where it is long."""
         running = self._require()
         return await render(prompt, running.loaded.tokenizer, running.loaded.chat_template, running.machinery.pool)
-
-    async def reset_prefix_cache(self) -> bool:
-        """Nothing that was computed so far is found by requests that come from now on; those that run go on.
-
-        Returns:
-            True: it cannot be refused, since nobody has to end for it.
-        """
-        self._require().system.scheduler.control(ResetPrefixCache())
-        return True
 
     # What is known of it.
 

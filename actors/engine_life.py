@@ -162,6 +162,8 @@ class EngineLife:
             scheduler=running.system.scheduler_snapshot,
             actors=running.system.actor_snapshots(),
             unready=running.system.unready,
+            paused=running.system.rest.paused,
+            sleep_level=running.system.rest.level,
             last_step_age_seconds=None if last is None else now - last,
             step_seconds=None if busy is None else now - busy,
             tenants=running.system.admission.quotas.snapshot(),

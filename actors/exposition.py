@@ -39,9 +39,12 @@ ALIASES = {
     "troupellm_request_inference_time_seconds": "vllm:request_inference_time_seconds",
     "troupellm_lora_requests_info": "vllm:lora_requests_info",
     "troupellm_cache_config_info": "vllm:cache_config_info",
+    "troupellm_engine_sleep_state": "vllm:engine_sleep_state",
 }
 FINISH_REASONS = ("stop", "length", "abort", "error")
-CANCELLED_BY = ("client", "stall", "shutdown")
+CANCELLED_BY = ("client", "stall", "shutdown", "admin")
+SLEEP_STATES = {"awake": (None, 0), "weights_offloaded": (1,), "discard_all": (2,)}
+"""By vLLM's names; at level 1 our weights stay where they are, and the KV cache is given back."""
 _ENGINE = "0"
 
 
@@ -116,6 +119,13 @@ class _EngineCollector(Collector):
         yield _gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)
         yield _gauge("streams_stalled", "Sequences paused because their reader is behind.", base, scheduler.paused)
         yield _gauge("kv_cache_usage_ratio", "Share of the KV blocks in use.", base, usage)
+        yield _gauge("engine_paused", "Nothing is computed, by request.", base, float(scheduler.halted))
+        asleep = GaugeMetricFamily(
+            "troupellm_engine_sleep_state", "1 for the state that it is in.", labels=[*base, "sleep_state"]
+        )
+        for state, levels in SLEEP_STATES.items():
+            asleep.add_metric([*base.values(), state], float(snapshot.sleep_level in levels))
+        yield asleep
         family = GaugeMetricFamily("troupellm_kv_blocks", "KV blocks by state.", labels=[*base, "state"])
         for state, count in blocks.items():
             family.add_metric([*base.values(), state], count)

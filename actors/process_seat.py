@@ -14,6 +14,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.worker_link import (
     HELLO,
@@ -23,7 +24,10 @@ from troupellm.protocol.worker_link import (
     Launch,
     Load,
     Loaded,
+    Obey,
+    Obeyed,
     Progress,
+    Refused,
     ToWorker,
 )
 
@@ -199,6 +203,22 @@ class ProcessSeat:
         with suppress(WorkerGone):  # the worker itself is well, and a successor is tried when it is needed
             await self.prepare()
 
+    async def command(self, command: WorkerCommand) -> WorkerReport:
+        if isinstance(command, SleepWorker) and command.level >= EMPTY:
+            await self._drop_spare()  # it holds all that it has imported
+        if isinstance(command, WakeWorker) and (self._worker is None or self._worker.gone):
+            return WorkerReport(ready=await self.restart())  # it died in its sleep
+        assert self._worker is not None
+        self._worker.send(Obey(command))
+        while True:
+            message = await self._heard(self._worker, "obeys a command")
+            if isinstance(message, Obeyed):
+                return message.report
+            if isinstance(message, Refused):
+                raise message.why.as_error()
+            if not isinstance(message, Progress):
+                raise WorkerGone("the worker process said something out of turn")
+
     async def restart(self) -> WorkerReady:
         """Kill the worker and start another one, at best the spare."""
         self._lost_one = True
@@ -227,12 +247,18 @@ class ProcessSeat:
         if spare is not None:
             await spare.end()
 
+    async def _heard(self, worker: RemoteWorker, doing: str) -> FromWorker:
+        """The next message, which comes in time unless the model is loaded for the first time."""
+        message: FromWorker | None = None
+        with anyio.move_on_after(RELOAD_SILENCE_SECONDS if self._loaded_once else None):
+            message = await worker.next()
+        if message is None:
+            raise WorkerGone(f"a worker process has fallen silent while it {doing}")
+        return message
+
     async def _loaded(self, worker: RemoteWorker) -> WorkerReady:
         while True:
-            with anyio.move_on_after(RELOAD_SILENCE_SECONDS if self._loaded_once else None) as scope:
-                message = await worker.next()
-            if scope.cancelled_caught:
-                raise WorkerGone("a new worker process has fallen silent while it loads the model")
+            message = await self._heard(worker, "loads the model")
             if isinstance(message, Loaded):
                 return message.ready
             if isinstance(message, Progress):

@@ -7,6 +7,7 @@ Sends:     AbortRequest to the scheduler.
 On crash:  restarted; nobody waits for it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -37,7 +38,7 @@ class OpenRequests:
         on_cancelled: Callable[[str], None] = lambda by: None,
         on_invalid: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_cancelled` hears who ended a request early: client, stall, shutdown. `on_invalid` hears of each that was
+        """`on_cancelled` hears who ended a request early: client, stall, shutdown, admin. `on_invalid` hears of each that was
         refused before the scheduler saw it."""
         self._clock = clock
         self._to_scheduler = to_scheduler
@@ -45,6 +46,7 @@ class OpenRequests:
         self._on_invalid = on_invalid
         self._numbers = count(1)
         self._open: dict[int, LocalOutbox] = {}
+        self._ids: dict[int, str] = {}
         self._owed: dict[int, Place] = {}
         """Places whose requests the scheduler has not closed yet: what they used is not known."""
         self._emptied: list[Waiter] = []
@@ -62,6 +64,7 @@ class OpenRequests:
         arrival: float,
         budget: int | None,
         on_wake: Callable[[LocalOutbox], None] | None = None,
+        request_id: str = "",
     ) -> LocalOutbox:
         outbox = LocalOutbox(
             next(self._numbers),
@@ -75,10 +78,16 @@ class OpenRequests:
             on_wake=on_wake,
         )
         self._open[outbox.request] = outbox
+        self._ids[outbox.request] = request_id
         self._owed[outbox.request] = place
         place.handed_over = True
         outbox.quota = place.quota
         return outbox
+
+    def named(self, request_id: str) -> list[LocalOutbox]:
+        """Those of that id, and those of a call of that id, which number its prompts behind it."""
+        numbered = re.compile(re.escape(request_id) + r"(-\d+)?")
+        return [self._open[number] for number, name in self._ids.items() if numbered.fullmatch(name)]
 
     def closed(self, request: int, usage: Usage, *, began: bool) -> None:
         """The scheduler has let go of a request, which its reader may have left long before.
@@ -119,6 +128,7 @@ class OpenRequests:
 
     def _remove(self, request: int) -> None:
         outbox = self._open.pop(request, None)
+        self._ids.pop(request, None)
         if outbox is not None and outbox.prompt_token_ids is None:  # the scheduler never hears of it
             self.closed(request, Usage(prompt_tokens=0, completion_tokens=0), began=False)
             if isinstance(outbox.error, InvalidRequest):

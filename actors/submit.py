@@ -50,7 +50,7 @@ async def hand_over(
     """
     deadline = system.queue_deadline(request.deadline)
     budget = config.stream_budget_tokens if request.streaming else None
-    outbox = system.requests.add(place, arrival, budget, on_wake)
+    outbox = system.requests.add(place, arrival, budget, on_wake, request.request_id)
     message = PrepareRequest(
         request=outbox.request,
         request_id=request.request_id,

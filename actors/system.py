@@ -14,6 +14,7 @@ from troupellm.actors.company import Builder, Company, Mailboxes
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import MetricsSink, MetricsStore
 from troupellm.actors.requests import OpenRequests, StallWatch
+from troupellm.actors.rest import Rest
 from troupellm.actors.supervise import Actor, Child, Supervisor
 from troupellm.actors.tables import SUPERVISION
 from troupellm.actors.watchdog import Pulse, Stuck, Watchdog
@@ -44,6 +45,9 @@ class System:
         self.requests = OpenRequests(
             company.clock, self.scheduler.control, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
         )
+        self.rest = Rest(
+            self.scheduler, self.worker, self.admission, self.requests, lambda: self.error("the engine was closed")
+        )
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
         self.ended = anyio.Event()
@@ -67,6 +71,7 @@ class System:
                     mailbox.close()
                 self._answer_everyone()
             finally:
+                self.rest.end()
                 self.ended.set()
 
     async def stop(self) -> None:
@@ -91,7 +96,7 @@ class System:
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
         mailboxes = (self.intake, self.scheduler, self.worker, self.output, self.metrics)
-        restarts = self._supervisor.restarts | {"worker": self._worker.losses}
+        restarts = self._supervisor.restarts | {"worker": self._worker.losses - self._worker.naps}
         return tuple(ActorSnapshot(box.name, restarts[box.name], (box.snapshot(),)) for box in mailboxes)
 
     @property
@@ -150,7 +155,7 @@ class System:
             scheduler=self.scheduler_snapshot,
             actors=self.actor_snapshots(),
             last_step=worker.last_step,
-            computing=worker.busy_since is not None or worker.restarting is not None,
+            computing=worker.busy_since is not None or worker.restarting is not None or worker.obeying,
         )
 
     def _on_alarm(self, text: str | None) -> None:

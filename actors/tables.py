@@ -29,8 +29,10 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     """The data lanes. No more requests are open than admission lets in, so a step's result always finds room.
 
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
-    ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest), worker to scheduler (WorkerLost, WorkerBack),
-    scheduler and watchdog to worker (RestartWorker), intake to scheduler (AbortRequest).
+    Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
+    ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
+    worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
+    to worker (CommandWorker, while nothing is planned), intake to scheduler (AbortRequest).
 
     An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.

@@ -77,6 +77,8 @@ class Looks:
             return None
         if scheduler.plans_in_flight:
             return Stuck("worker", "a plan was sent and nothing is computed")
+        if scheduler.halted:
+            return None
         if scheduler.running or scheduler.waiting:  # whose reader is away is neither, and gives its blocks to these
             return Stuck("scheduler", "sequences could run and nothing is planned")
         return None

@@ -1,9 +1,10 @@
 """Worker actor: carries plans to the worker's seat and results back, and brings a worker back that was lost.
 
 Owns:      the plans in flight and the count of losses; the model lives in the seat.
-Receives:  StepPlan (as many as the scheduler has credits); on the control lane RestartWorker.
+Receives:  StepPlan (as many as the scheduler has credits); on the control lane RestartWorker and CommandWorker.
 Sends:     StepFinished to the scheduler, by offer: a scheduler without room for a result it asked for is a bug.
-           On its control lane WorkerLost at once when a step fails, and WorkerBack when there is a worker again.
+           On its control lane WorkerLost at once when a step fails, and WorkerBack when there is a worker again;
+           WorkerAsleep and WorkerBack around a sleep.
 On crash:  the engine fails with the root cause, and every open request with it. So it does when the worker is lost
            more often than its intensity allows without finishing a step.
 """
@@ -22,7 +23,8 @@ from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import WorkerGone, WorkerSeat, WorkerStuck, check_reply, found_no_memory
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
+from troupellm.protocol.rest import CommandWorker, SleepWorker, WakeWorker, WorkerControl, WorkerReport
+from troupellm.protocol.scheduler import StepFinished, WorkerAsleep, WorkerBack, WorkerLost
 from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
 
 logger = logging.getLogger("troupellm.engine")
@@ -38,17 +40,18 @@ class ResultSink(Protocol):
     """The scheduler's mailbox."""
 
     def offer(self, message: StepFinished) -> bool: ...
-    def control(self, message: WorkerLost | WorkerBack) -> None: ...
+    def control(self, message: WorkerLost | WorkerBack | WorkerAsleep) -> None: ...
 
 
 class WorkerActor:
     """Publishes `last_step`, when a step last finished, and `busy_since`, when the one under way began (both in seconds
     on the clock, or None), `losses`, `num_dropped` plans for workers that were lost, and `restarting`: why there is no
-    worker right now, or None."""
+    worker right now, or None. `asleep`: its memory was given back, by request; `naps`: how many of the losses were
+    that; `obeying`: a command is being executed."""
 
     def __init__(
         self,
-        inbox: Mailbox[StepPlan, RestartWorker],
+        inbox: Mailbox[StepPlan, WorkerControl],
         scheduler: ResultSink,
         seat: WorkerSeat,
         clock: Clock,
@@ -71,14 +74,68 @@ class WorkerActor:
         self.losses = 0
         self.num_dropped = 0
         self.restarting: str | None = None
+        self.asleep = False
+        self.naps = 0
+        self.obeying = False
+        self._orders: deque[CommandWorker] = deque()
+        """That came while there was no worker."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
-        while (cause := await self._serve()) is not None:
-            await self._replace(cause)
+        while True:
+            if self._orders:
+                await self._obey(self._orders.popleft())
+                continue
+            end = await (self._doze() if self.asleep else self._serve())
+            if isinstance(end, CommandWorker):
+                await self._obey(end)
+            elif end is not None:
+                await self._replace(end)
+            else:
+                return
 
-    async def _serve(self) -> Exception | None:
-        """Until the worker is lost, and why; None when nobody wants results any more."""
+    async def _doze(self) -> CommandWorker | None:
+        """Until something is wanted of the sleeping worker; None when nobody wants anything any more."""
+        while await self._inbox.wait():
+            while (message := self._inbox.take()) is not None:
+                if isinstance(message, CommandWorker):
+                    return message
+                self.num_dropped += isinstance(message, StepPlan)
+        return None
+
+    async def _obey(self, order: CommandWorker) -> None:
+        """Between steps: the scheduler plans nothing meanwhile."""
+        if self._pending:
+            order.done(None, RuntimeError("a command came while a step was under way"))
+            return
+        self.obeying = True
+        try:
+            report = await self._seat.command(order.command)
+        except WorkerStuck:
+            raise
+        except Exception as error:
+            logger.error("the worker did not obey: %s", _reason(error), exc_info=error)
+            order.done(None, error)
+            if isinstance(error, WorkerGone) and not self.asleep:  # a sleeping one has nothing to lose
+                await self._replace(error)
+            return
+        finally:
+            self.obeying = False
+        self._note_sleep(order.command, report)
+        order.done(report, None)
+
+    def _note_sleep(self, command: object, report: WorkerReport) -> None:
+        if isinstance(command, SleepWorker) and not self.asleep:
+            self.asleep = True
+            self.losses += 1
+            self.naps += 1
+            self._scheduler.control(WorkerAsleep())
+        elif isinstance(command, WakeWorker) and report.ready is not None and self.asleep:
+            self.asleep = False
+            self._scheduler.control(WorkerBack(report.ready))
+
+    async def _serve(self) -> Exception | CommandWorker | None:
+        """Until the worker is lost, and why, or until a command comes; None when nobody wants results any more."""
         ends: list[Exception | None] = []
 
         async def part(work: Callable[[], Awaitable[None]]) -> None:
@@ -98,6 +155,8 @@ class WorkerActor:
         end = next((end for end in ends if end is not None), None)
         if isinstance(end, _Lost):
             return end.cause
+        if isinstance(end, _Ordered):
+            return end.order
         if end is not None:
             raise end
         return None
@@ -112,6 +171,8 @@ class WorkerActor:
                     case RestartWorker(reason=reason, engine_epoch=epoch, fault=fault):
                         if epoch == self.losses:
                             raise _Lost(WorkerGone(reason, fault=fault))
+                    case CommandWorker():
+                        raise _Ordered(message)
                     case _:
                         assert_never(message)
 
@@ -193,6 +254,8 @@ class WorkerActor:
         self._pending.clear()
         while (message := self._inbox.take()) is not None:
             self.num_dropped += isinstance(message, StepPlan)
+            if isinstance(message, CommandWorker):
+                self._orders.append(message)
 
     async def _restart(self, cause: Exception) -> WorkerReady:
         """Raises the root cause when there were too many losses."""
@@ -222,6 +285,12 @@ def _hung(timeout: float, seat: WorkerSeat) -> Exception:
     if not seat.replaceable:
         return WorkerStuck(text)
     return WorkerGone(text, fault=not seat.stopped)
+
+
+class _Ordered(Exception):
+    def __init__(self, order: CommandWorker) -> None:
+        super().__init__("a command came")
+        self.order = order
 
 
 class _Lost(Exception):

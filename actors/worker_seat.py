@@ -13,6 +13,7 @@ from troupellm.actors.ports import Line
 from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -67,6 +68,14 @@ class WorkerSeat(Protocol):
     async def stand_by(self) -> None:
         """Get ready, beside a worker that serves, for the case that it is lost."""
 
+    async def command(self, command: WorkerCommand) -> WorkerReport:
+        """Have the worker obey, while it has no plan.
+
+        Raises:
+            WorkerGone: it died over it.
+            Exception: it refused, and is as it was before.
+        """
+
     async def restart(self) -> WorkerReady:
         """Bring the worker back, with no rows and nothing in its cache; plans under way are dropped.
 
@@ -118,6 +127,9 @@ class ThreadSeat:
 
     async def stand_by(self) -> None:
         """A thread needs nothing."""
+
+    async def command(self, command: WorkerCommand) -> WorkerReport:
+        return await self._thread.run(obey, self._worker, command, lambda _: None)
 
     async def restart(self) -> WorkerReady:
         self._steps.over = True

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 
@@ -17,9 +18,11 @@ from troupellm.models.poison import Poison
 from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
+from troupellm.models.sleep import Parts
 from troupellm.models.threads import StepThreads
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.errors import ConfigError, InvalidRequest
+from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     CacheGroup,
     LoadProgress,
@@ -30,6 +33,9 @@ from troupellm.protocol.worker import (
     StepResult,
     WorkerReady,
 )
+
+if TYPE_CHECKING:
+    from troupellm.models.step_profile import StepProfile
 
 DTYPES = {
     "auto": torch.float32,
@@ -61,6 +67,9 @@ class ModelWorker:
         self._folder = folder
         self._runner: ModelRunner | None = None
         self._fresh_runner: Callable[[], ModelRunner] | None = None
+        self._parts: Parts | None = None
+        self._ready: WorkerReady | None = None
+        self._profile: StepProfile | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
 
@@ -79,9 +88,13 @@ class ModelWorker:
         dtype = DTYPES[config.model.dtype]
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-        decoder = self._read(model, config, dtype, budget, progress)
+        parts = self._parts = Parts(
+            lambda sink: self._read(model, config, dtype, budget, sink),
+            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
+        )
+        decoder = parts.read(progress)
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
-        cache = KVCache(model, budget.num_blocks, config.cache.block_size, dtype)
+        cache = parts.reserve()
         progress(LoadProgress(phase="warm_up"))
         path = paged_attention.prepare()
         spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
@@ -93,11 +106,12 @@ class ModelWorker:
                 spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
             )
         self._fresh_runner = lambda: ModelRunner(
-            decoder, cache, max_model_len=budget.max_model_len, poison=_poison(config, cache)
+            parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache)
         )
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
-        return _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
+        self._ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
+        return self._ready
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Take a plan in hand; it costs nothing before its turn, so results come one by one."""
@@ -110,18 +124,55 @@ class ModelWorker:
         if self._runner is None:
             raise RuntimeError("collect was called after close")
         with self._threads.step(sum(ticket.plan.counts)):
-            return self._runner.run(ticket.plan)
+            result = self._runner.run(ticket.plan)
+        if self._profile is not None:
+            self._profile.stepped()
+        return result
+
+    def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
+        """Sleep, wake, or record what steps do. No plan is under way.
+
+        Raises:
+            ModelLoadError: the weights cannot be read any more; the worker sleeps on.
+            InvalidRequest: there is nothing to stop, or nowhere to write to.
+        """
+        if self._parts is None:
+            raise RuntimeError("a command came before load, or after close")
+        match command:
+            case SleepWorker():
+                self._runner = None
+                return self._parts.sleep(command)
+            case WakeWorker():
+                return self._parts.wake(command, progress, self._woken)
+            case StartProfile():
+                from troupellm.models.step_profile import StepProfile  # which takes a while to import
+
+                self._profile = self._profile or StepProfile()
+                return self._profile.start(command)
+            case StopProfile():
+                if self._profile is None:
+                    raise InvalidRequest("no profile is being recorded", code="no_profile")
+                return self._profile.stop()
+            case _:
+                assert_never(command)
+
+    def _woken(self) -> WorkerReady | None:
+        assert self._parts is not None
+        if not self._parts.complete:
+            return None
+        self.reset()
+        return self._ready
 
     def reset(self) -> None:
         """Start over with the weights and the cache's memory, and nothing else."""
-        if self._fresh_runner is None:
-            raise RuntimeError("reset was called before load, or after close")
+        if self._fresh_runner is None or self._parts is None or not self._parts.complete:
+            raise RuntimeError("reset was called before load, after close, or in its sleep")
         self._runner = None
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
         """Give back memory and thread settings; may be called twice."""
-        self._runner = self._fresh_runner = None
+        self._runner = self._fresh_runner = self._parts = None
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None

@@ -24,6 +24,7 @@ from troupellm.protocol.errors import ModelLoadError, TroupeError
 from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
 from troupellm.protocol.frames import FrameError
 from troupellm.protocol.lifeline import die_with
+from troupellm.protocol.rest import WakeWorker, WorkerCommand, obey
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, Ticket, Worker
 from troupellm.protocol.worker_link import (
     HELLO,
@@ -33,7 +34,10 @@ from troupellm.protocol.worker_link import (
     Launch,
     Load,
     Loaded,
+    Obey,
+    Obeyed,
     Progress,
+    Refused,
     ToWorker,
     resolve,
 )
@@ -93,6 +97,8 @@ class Server:
                         self._load(message)
                     case Launch(plan=plan):
                         self._step(plan)
+                    case Obey(command=command):
+                        self._obey(command)
             except FrameError:
                 raise
             except Exception as error:
@@ -106,6 +112,19 @@ class Server:
         gc.collect()
         gc.freeze()
         self._link.send(Loaded(ready))
+
+    def _obey(self, command: WorkerCommand) -> None:
+        answer: Obeyed | Refused
+        try:
+            if self._worker is None:
+                raise RuntimeError("a command came before a model")
+            report = obey(self._worker, command, lambda progress: self._link.send(Progress(progress)))
+            answer = Obeyed(report)
+        except FrameError:
+            raise
+        except Exception as error:  # what it has of the model it still has
+            answer = Refused(failed(error, loading=isinstance(command, WakeWorker)))
+        self._link.send(answer)
 
     def _step(self, plan: StepPlan) -> None:
         """Launch this plan and one that is here already, so that the device has work, then give the oldest result."""
@@ -123,7 +142,7 @@ class Server:
             message = self._link.receive(0.0)
             if isinstance(message, Launch):
                 return message.plan
-            raise FrameError("a model was to be loaded while a step is computed")
+            raise FrameError("something else than a plan came while a step is computed")
         return None
 
 

@@ -124,6 +124,12 @@ class ModelLoadError(TroupeError):
             self.add_note(f"hint: {hint}")
 
 
+class Conflict(TroupeError):
+    """What is asked for does not go together with the state that things are in."""
+
+    default_code = "conflict"
+
+
 class ConfigError(TroupeError, ValueError):
     """A setting is wrong; `param` names it."""
 

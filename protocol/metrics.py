@@ -48,7 +48,7 @@ class RequestCancelled(msgspec.Struct, frozen=True):
     """Ended before its answer was complete, by somebody's will."""
 
     by: str
-    """client (left, or the caller cancelled), stall (the reader stayed away), shutdown."""
+    """client (left, or the caller cancelled), stall (the reader stayed away), shutdown, admin."""
 
 
 MetricsMessage = StepStats | RequestStats | RequestRejected | RequestCancelled

@@ -1,5 +1,7 @@
 """What the scheduler is told. Data lane: new requests and step results; control lane: what must overtake them."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from troupellm.protocol.sampling_extras import RepetitionDetection
@@ -94,6 +96,26 @@ class ResetPrefixCache(msgspec.Struct, frozen=True):
     """Nothing that is computed or under way now may be found by a request that comes later."""
 
 
+class HaltPlanning(msgspec.Struct, frozen=True):
+    """Plan nothing more until `ResumePlanning`."""
+
+    finish: bool
+    """First what is here is finished; what comes meanwhile waits."""
+    settled: Callable[[bool], None]
+    """Called once: with True when no plan is in flight any more, with False when planning was resumed before."""
+
+
+class ResumePlanning(msgspec.Struct, frozen=True):
+    """Undo `HaltPlanning`."""
+
+
+class WorkerAsleep(msgspec.Struct, frozen=True):
+    """From the worker actor: the worker has given its memory back, on request. No plan is in flight.
+
+    Raises the engine epoch as `WorkerLost` does; `WorkerBack` ends it.
+    """
+
+
 class WorkerLost(msgspec.Struct, frozen=True):
     """From the worker actor: every plan in flight is lost, and with it all that the worker's memory held.
 
@@ -115,5 +137,14 @@ class WorkerBack(msgspec.Struct, frozen=True):
 
 SchedulerMessage = SubmitRequest | StepFinished
 SchedulerControl = (
-    AbortRequest | StopStringMet | ReaderPaused | ReaderResumed | ResetPrefixCache | WorkerLost | WorkerBack
+    AbortRequest
+    | StopStringMet
+    | ReaderPaused
+    | ReaderResumed
+    | ResetPrefixCache
+    | HaltPlanning
+    | ResumePlanning
+    | WorkerAsleep
+    | WorkerLost
+    | WorkerBack
 )

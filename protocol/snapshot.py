@@ -28,8 +28,10 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     plans_in_flight: int = 0
+    halted: bool = False
+    """Nothing is planned, by request."""
     worker_losses: int = 0
-    """Times that the worker was lost; the engine epoch."""
+    """Times that the worker was lost."""
     replays: int = 0
     """Sequences that were computed again because of it."""
     quarantined: int = 0
@@ -76,6 +78,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[ActorSnapshot, ...]
     unready: str | None = None
     """Why requests had better go elsewhere just now, though they are taken: the worker restarts, or nothing moves."""
+    paused: bool = False
+    """Requests wait, by request: nothing is computed."""
+    sleep_level: int | None = None
+    """None is awake; 0: nothing is computed, 1: the KV cache was given back, 2: the weights as well."""
     last_step_age_seconds: float | None = None
     """Seconds since a step finished; None before the first."""
     step_seconds: float | None = None

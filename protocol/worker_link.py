@@ -8,11 +8,12 @@ import msgspec
 
 from troupellm import __version__
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import ConfigError, ModelLoadError, WorkerCrashed
+from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError, WorkerCrashed
 from troupellm.protocol.frames import Hello
+from troupellm.protocol.rest import WorkerCommand, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker:ModelWorker"
@@ -43,7 +44,13 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
 
-ToWorker = Load | Launch
+class Obey(msgspec.Struct, frozen=True, tag=True):
+    """Between steps; answered by `Progress` messages, then `Obeyed` or `Refused`."""
+
+    command: WorkerCommand
+
+
+ToWorker = Load | Launch | Obey
 
 # From the worker.
 
@@ -79,6 +86,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             error = ModelLoadError(self.message, hint=self.hint)
         elif self.kind == "ConfigError":
             error = ConfigError(self.message, param=self.param, code=self.code)
+        elif self.kind == "InvalidRequest":
+            error = InvalidRequest(self.message, param=self.param, code=self.code)
         elif self.kind in _AS_THEY_ARE:
             error = _AS_THEY_ARE[self.kind](self.message)
         else:
@@ -95,4 +104,15 @@ _AS_THEY_ARE: dict[str, type[Exception]] = {
 }
 """Whose text tells whether memory was missing."""
 
-FromWorker = Progress | Loaded | Finished | Failed
+
+class Obeyed(msgspec.Struct, frozen=True, tag=True):
+    report: WorkerReport
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A command was not obeyed; the worker is as it was before."""
+
+    why: Failed
+
+
+FromWorker = Progress | Loaded | Finished | Failed | Obeyed | Refused

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from troupellm.protocol.errors import (
+    Conflict,
     ContextLengthExceeded,
     EngineOverloaded,
     EngineStopped,
@@ -45,6 +46,7 @@ _TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
     (ContextLengthExceeded, 400, _INVALID),
     (InvalidRequest, 400, _INVALID),
     (ModelNotFound, 404, _INVALID),
+    (Conflict, 409, _INVALID),
     (EngineOverloaded, 429, _RATE),
     (EngineStopped, 503, _UNAVAILABLE),
     (WorkerCrashed, 503, _UNAVAILABLE),

@@ -157,6 +157,10 @@ class EngineHost:
         taken, deadline = snapshot.step_seconds, engine.config.worker.step_deadline
         if snapshot.unready is not None:
             reasons.append(f"engine_restarting: {snapshot.unready}")
+        if snapshot.sleep_level is not None:
+            reasons.append(f"the engine sleeps at level {snapshot.sleep_level}")
+        elif snapshot.paused:
+            reasons.append("the engine is paused")
         if deadline is not None and taken is not None and taken > deadline:  # idle time is no step
             reasons.append(f"no step has finished for {taken:.0f} seconds")
         if scheduler.waiting >= engine.config.scheduler.max_num_queued_reqs > 0:

@@ -20,16 +20,20 @@ from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.flight import BrokenResult
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, StepOutput
+from troupellm.protocol.rest import WorkerControl
 from troupellm.protocol.scheduler import (
     AbortRequest,
+    HaltPlanning,
     ReaderPaused,
     ReaderResumed,
     ResetPrefixCache,
+    ResumePlanning,
     SchedulerControl,
     SchedulerMessage,
     StepFinished,
     StopStringMet,
     SubmitRequest,
+    WorkerAsleep,
     WorkerBack,
     WorkerLost,
 )
@@ -44,7 +48,7 @@ class Scheduler:
         self,
         core: SchedulerCore,
         inbox: Mailbox[SchedulerMessage, SchedulerControl],
-        worker: Mailbox[StepPlan, RestartWorker],
+        worker: Mailbox[StepPlan, WorkerControl],
         output: Mailbox[OutputMessage, Never],
         metrics: Mailbox[MetricsMessage, Never],
         clock: Clock,
@@ -69,6 +73,7 @@ class Scheduler:
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
+            self._core.halt.review()
             self.published = self._core.snapshot()
             self._send_stats()
             try:
@@ -94,6 +99,12 @@ class Scheduler:
                 self._core.resume(request)
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
+            case HaltPlanning(finish=finish, settled=settled):
+                self._core.halt.begin(settled, finish=finish)
+            case ResumePlanning():
+                self._core.go_on()
+            case WorkerAsleep():
+                self._core.worker_sleeps()
             case WorkerLost():
                 self._core.lose_worker(message)
             case WorkerBack(ready=ready):

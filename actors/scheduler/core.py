@@ -11,6 +11,7 @@ from troupellm.actors.prefix_keys import namespace, split_keys
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
+from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
@@ -65,6 +66,7 @@ class SchedulerCore:
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
         self._ledger = Ledger(self._residents, self._room)
+        self.halt = Halt(self._ledger, self._residents, self._flights)
         self._quarantine = Quarantine()
         self._planner = Planner(
             config,
@@ -87,7 +89,7 @@ class SchedulerCore:
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
         self._fair = config.scheduling_policy == "fair"
-        self._num_submitted = 0
+        self._num_submitted = self._num_naps = 0
 
     @property
     def num_dropped_results(self) -> int:
@@ -144,6 +146,7 @@ class SchedulerCore:
                 stops=request.stop_or_eos,
             )
         self._ledger.open(request)
+        self.halt.hold_back(request)
         if message.deadline is not None:
             self._remember_deadline(message.deadline, message.request)
 
@@ -195,6 +198,11 @@ class SchedulerCore:
                 if found.prompt_computed or sequence is found.sequences[0]:
                     self._room.add(sequence)
 
+    def go_on(self) -> None:
+        """After a halt."""
+        for request in self.halt.end():
+            self.resume(request)
+
     def reset_prefix_cache(self) -> None:
         """Nothing that is computed or under way now is found by a request that comes later."""
         self._tables.reset()
@@ -207,7 +215,7 @@ class SchedulerCore:
         """
         self._ledger.now = now
         self._expire(now)
-        if self._flights.full or self._replay.reason is not None:
+        if self._flights.full or self._replay.reason is not None or self.halt.halted:
             return None
         if len(self._quarantine) and not self._hold_trial():
             return None
@@ -243,6 +251,11 @@ class SchedulerCore:
     def lose_worker(self, lost: WorkerLost) -> None:
         """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
         self._replay.lose(lost)
+
+    def worker_sleeps(self) -> None:
+        """Its memory was given back; a loss that nobody has to answer for."""
+        self._num_naps += 1
+        self._replay.lose(WorkerLost("the engine sleeps", fault=False))
 
     def worker_back(self, ready: WorkerReady) -> None:
         """Plan again.
@@ -285,7 +298,8 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             plans_in_flight=len(self._flights),
-            worker_losses=self.engine_epoch,
+            halted=self.halt.halted,
+            worker_losses=self.engine_epoch - self._num_naps,
             replays=self._replay.num_replayed,
             quarantined=len(self._quarantine),
             convicted=self._quarantine.num_convicted,

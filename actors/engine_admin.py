@@ -1,0 +1,116 @@
+"""What an engine's owner may do beside sending requests: end them, pause, sleep, and look inside."""
+
+from collections.abc import Iterable
+
+from troupellm.actors.engine_life import EngineLife
+from troupellm.protocol.errors import InvalidRequest, RequestAborted
+from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, StartProfile, StopProfile, WakeTag
+from troupellm.protocol.scheduler import ResetPrefixCache
+
+MOST_PROFILED_STEPS = 1000
+
+
+class EngineAdmin(EngineLife):
+    """Part of `Engine`."""
+
+    @property
+    def is_paused(self) -> bool:
+        return self._require().system.rest.paused
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._require().system.rest.level is not None
+
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Compute nothing from when this returns until `resume`. Requests that come meanwhile wait.
+
+        Args:
+            mode: what becomes of the open requests. abort: they end with RequestAborted; wait: they finish first; keep:
+                they stand still, and go on afterwards with the same tokens.
+            clear_cache: forget the prefix cache.
+
+        Raises:
+            Conflict: `resume` was called before all had finished. Cancelling this call undoes it as well.
+        """
+        await self._require().system.rest.pause(mode, clear_cache=clear_cache)
+
+    async def resume(self) -> None:
+        """
+        Raises:
+            Conflict: the engine sleeps; `wake` it.
+        """
+        self._require().system.rest.resume()
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
+        """Pause, and give memory back until `wake`: at level 0 none, at 1 the KV cache, at 2 the weights too.
+
+        Requests that come meanwhile wait; those with `wait=False` are refused with EngineStopped, code `asleep`.
+
+        Args:
+            mode: as of `pause`; requests that are kept are computed again after the waking, with the same tokens.
+
+        Returns:
+            what the worker's process held before and after.
+        """
+        return await self._require().system.rest.sleep(level, mode)
+
+    async def wake(self, tags: Iterable[WakeTag] | None = None) -> SleepReport:
+        """Take back what the sleep gave, and go on unless the engine was paused.
+
+        Args:
+            tags: only these parts (weights, kv_cache, scheduling); the engine goes on when nothing is missing.
+
+        Raises:
+            ModelLoadError: the weights cannot be read any more; the engine sleeps on.
+        """
+        return await self._require().system.rest.wake(tags)
+
+    async def abort(self, request_id: str) -> int:
+        """End the open requests of that id, or of a call of that id; how many there were."""
+        requests = self._require().system.requests
+        found = requests.named(request_id)
+        for outbox in found:
+            requests.end(outbox, RequestAborted("the request was ended by an administrator"), by="admin")
+        return len(found)
+
+    async def abort_all(self) -> int:
+        """End all open requests; how many there were."""
+        requests = self._require().system.requests
+        open_requests = len(requests)
+        requests.end_all(lambda: RequestAborted("the request was ended by an administrator"), by="admin")
+        return open_requests
+
+    async def reset_prefix_cache(self) -> bool:
+        """Nothing that was computed so far is found by requests that come from now on; those that run go on.
+
+        Returns:
+            True: it cannot be refused, since nobody has to end for it.
+        """
+        self._require().system.scheduler.control(ResetPrefixCache())
+        return True
+
+    async def start_profile(self, folder: str, *, name: str | None = None, max_steps: int = 100) -> None:
+        """Record with torch's profiler what the worker does in its next steps, until `stop_profile`.
+
+        Args:
+            folder: where the trace goes, on the worker's machine; made if it is not there.
+            name: of the file; a fresh one if not given.
+            max_steps: recording ends by itself after so many.
+
+        Raises:
+            InvalidRequest: one is being recorded, the folder cannot be made, or the worker cannot.
+        """
+        if not 1 <= max_steps <= MOST_PROFILED_STEPS:
+            raise InvalidRequest(f"max_steps must be between 1 and {MOST_PROFILED_STEPS}", param="max_steps")
+        name = name or f"troupellm-{self._randomness.token(6)}"
+        command = StartProfile(folder=folder, name=name, max_steps=max_steps)
+        await self._require().system.rest.command(command)
+
+    async def stop_profile(self) -> ProfileReport:
+        """Write the trace, for Perfetto or chrome://tracing.
+
+        Raises:
+            InvalidRequest: none is being recorded.
+        """
+        report = await self._require().system.rest.command(StopProfile())
+        return ProfileReport(file=report.file, steps=report.steps)

@@ -1,0 +1,259 @@
+"""An engine that pauses and sleeps: the order in which door, requests, scheduler and worker are told.
+
+Not an actor: each call is a short conversation, led in the caller's own task. What holds afterwards is kept here and
+published in the snapshot. While it sleeps, requests that do not wait are refused; those that wait wait for the waking.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import get_args
+
+import anyio
+
+from troupellm.actors.admission import Admission
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.requests import OpenRequests
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.errors import Conflict, EngineStopped, InvalidRequest, RequestAborted, TroupeError
+from troupellm.protocol.rest import (
+    EMPTY,
+    PAUSED,
+    WITHOUT_CACHE,
+    CommandWorker,
+    PauseMode,
+    SleepReport,
+    SleepWorker,
+    WakeTag,
+    WakeWorker,
+    WorkerCommand,
+    WorkerControl,
+    WorkerReport,
+)
+from troupellm.protocol.scheduler import (
+    HaltPlanning,
+    ResetPrefixCache,
+    ResumePlanning,
+    SchedulerControl,
+    SchedulerMessage,
+)
+from troupellm.protocol.worker import StepPlan
+
+_PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
+"""Reasons for standing still. Planning goes on when none is left."""
+_GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
+    PAUSED: ("scheduling",),
+    WITHOUT_CACHE: ("scheduling", "kv_cache"),
+    EMPTY: ("scheduling", "kv_cache", "weights"),
+}
+
+
+class Rest:
+    """`paused` and `level` are what was asked for last; see `SleepReport.level`."""
+
+    def __init__(
+        self,
+        scheduler: Mailbox[SchedulerMessage, SchedulerControl],
+        worker: Mailbox[StepPlan, WorkerControl],
+        admission: Admission,
+        requests: OpenRequests,
+        error: Callable[[], TroupeError],
+    ) -> None:
+        """error: why nothing can be asked any more, once the engine has ended."""
+        self._scheduler = scheduler
+        self._worker = worker
+        self._admission = admission
+        self._requests = requests
+        self._error = error
+        self._reasons: set[str] = set()
+        self._missing: set[WakeTag] = set()
+        self._changing = anyio.Lock()
+        self._waiters: set[Waiter] = set()
+        self._over = False
+        self.paused = False
+        self.level: int | None = None
+
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Compute nothing from when this returns. Being cancelled undoes it.
+
+        Raises:
+            InvalidRequest: there is no such mode.
+            Conflict: planning was resumed before all requests had finished.
+            EngineStopped: the engine has ended.
+        """
+        _check_mode(mode)
+        self.paused = True
+        try:
+            await self._stand_still(_PAUSE, mode)
+        except BaseException:
+            self.paused = _PAUSE in self._reasons
+            raise
+        if clear_cache:
+            self._scheduler.control(ResetPrefixCache())
+
+    def resume(self) -> None:
+        """Compute again. Idempotent.
+
+        Raises:
+            Conflict: the engine sleeps.
+        """
+        if self.level is not None:
+            raise Conflict("the engine sleeps: wake it instead", code="asleep")
+        self.paused = False
+        self._go_on(_PAUSE)
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
+        """Compute nothing, and give memory back: 0 none, 1 the KV cache, 2 the weights too. Deeper than now, or no-op.
+
+        Raises:
+            InvalidRequest: there is no such level or mode, or the worker cannot.
+            Conflict: planning was resumed before all requests had finished.
+            EngineStopped: the engine has ended.
+        """
+        if level not in _GIVEN_BACK:
+            raise InvalidRequest("level must be 0, 1 or 2", param="level")
+        _check_mode(mode)
+        async with self._changing:
+            before = self.level
+            if before is not None and before >= level:
+                return SleepReport(level=before, rss_before=0, rss_after=0, seconds=0.0)
+            self.level = level
+            self._admission.refusal = _asleep
+            try:
+                await self._stand_still(_SLEEP, mode)
+                report = await self._command(SleepWorker(level)) if level > PAUSED else WorkerReport()
+            except BaseException:
+                self.level = before
+                if before is None:
+                    self._admission.refusal = None
+                    self._go_on(_SLEEP)
+                raise
+            self._missing.update(_GIVEN_BACK[level])
+            return _report(self.level, report)
+
+    async def wake(self, tags: Iterable[WakeTag] | None = None) -> SleepReport:
+        """Take back what the last sleep gave, or the part that is named; compute again when nothing is missing.
+
+        Raises:
+            InvalidRequest: there is no such tag.
+            ModelLoadError: the weights cannot be read any more; the engine sleeps on.
+            EngineStopped: the engine has ended.
+        """
+        wanted = set(get_args(WakeTag) if tags is None else tags)
+        if not wanted <= set(get_args(WakeTag)):
+            raise InvalidRequest(f"tags must be among {', '.join(get_args(WakeTag))}", param="tags")
+        async with self._changing:
+            if self.level is None:
+                return SleepReport(level=None, rss_before=0, rss_after=0, seconds=0.0)
+            report = WorkerReport()
+            parts = wanted & self._missing & {"weights", "kv_cache"}
+            if parts:
+                report = await self._command(WakeWorker(weights="weights" in parts, kv_cache="kv_cache" in parts))
+                self._missing -= parts
+            if self._missing == {"scheduling"} and (self.level > PAUSED or "scheduling" in wanted):
+                self._missing.clear()
+            if not self._missing:
+                self.level = None
+                self._admission.refusal = None
+                self._go_on(_SLEEP)
+            return _report(self.level, report)
+
+    async def command(self, command: WorkerCommand) -> WorkerReport:
+        """Have the worker do something between two steps.
+
+        Raises:
+            Conflict: the engine sleeps.
+            InvalidRequest: the worker refuses.
+            EngineStopped: the engine has ended.
+        """
+        async with self._changing:
+            if self.level is not None:
+                raise Conflict("the engine sleeps: wake it first", code="asleep")
+            try:
+                await self._stand_still(_COMMAND, "keep")
+                return await self._command(command)
+            finally:
+                self._go_on(_COMMAND)
+
+    def end(self) -> None:
+        """The engine has ended: nobody waits any longer."""
+        self._over = True
+        for waiter in self._waiters:
+            waiter.wake()
+
+    async def _stand_still(self, reason: str, mode: PauseMode) -> None:
+        """Until no plan is in flight, and none follows."""
+        settled: list[bool] = []
+        self._reasons.add(reason)
+        try:
+            async with self._waiting() as waiter:
+
+                def settle(still: bool) -> None:
+                    settled.append(still)
+                    waiter.wake()
+
+                self._scheduler.control(HaltPlanning(mode == "wait", settle))
+                if mode == "abort":
+                    self._requests.end_all(_aborted, by="admin")
+                await waiter.wait()
+            if not settled:
+                raise self._error()
+            if not settled[0]:
+                raise Conflict("the engine was resumed before it stood still", code="resumed")
+        except BaseException:
+            self._go_on(reason)
+            raise
+
+    def _go_on(self, reason: str) -> None:
+        if reason in self._reasons:
+            self._reasons.discard(reason)
+            if not self._reasons:
+                self._scheduler.control(ResumePlanning())
+
+    async def _command(self, command: WorkerCommand) -> WorkerReport:
+        """Nothing is half done when the caller is cancelled: what was begun ends first."""
+        answer: list[tuple[WorkerReport | None, Exception | None]] = []
+        with anyio.CancelScope(shield=True):
+            async with self._waiting() as waiter:
+
+                def done(report: WorkerReport | None, error: Exception | None) -> None:
+                    answer.append((report, error))
+                    waiter.wake()
+
+                self._worker.control(CommandWorker(command, done))
+                await waiter.wait()
+        if not answer:
+            raise self._error()
+        report, error = answer[0]
+        if error is not None:
+            raise error
+        assert report is not None
+        return report
+
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[Waiter]:
+        """A waiter that the engine's end wakes too."""
+        if self._over:
+            raise self._error()
+        waiter = new_waiter()
+        self._waiters.add(waiter)
+        try:
+            yield waiter
+        finally:
+            self._waiters.discard(waiter)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in get_args(PauseMode):
+        raise InvalidRequest(f"mode must be one of {', '.join(get_args(PauseMode))}", param="mode")
+
+
+def _report(level: int | None, report: WorkerReport) -> SleepReport:
+    return SleepReport(level=level, rss_before=report.rss_before, rss_after=report.rss_after, seconds=report.seconds)
+
+
+def _asleep() -> EngineStopped:
+    return EngineStopped("the engine sleeps", code="asleep")
+
+
+def _aborted() -> RequestAborted:
+    return RequestAborted("the request was ended by an administrator")

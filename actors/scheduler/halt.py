@@ -1,0 +1,61 @@
+"""Standing still by request: at once, or when what is here has finished."""
+
+from collections.abc import Callable
+
+from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import Request, State
+
+
+class Halt:
+    """`halted`: nothing is planned. `finishing`: what is here is planned until it has ended, newcomers are held back.
+
+    Held back means as if their reader did not read: they have no blocks, can be aborted, and keep their deadline.
+    """
+
+    def __init__(self, ledger: Ledger, residents: Residents, flights: Flights) -> None:
+        self._ledger = ledger
+        self._residents = residents
+        self._flights = flights
+        self._held: dict[int, None] = {}
+        self._waiting: list[Callable[[bool], None]] = []
+        self.halted = False
+        self.finishing = False
+
+    def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
+        """See `HaltPlanning`."""
+        self._waiting.append(settled)
+        self.finishing = finish
+        self.halted = not finish
+
+    def hold_back(self, request: Request) -> None:
+        """A newcomer, if those who are here are to finish first."""
+        if not self.finishing:
+            return
+        self._held[request.number] = None
+        request.paused = True
+        for sequence in request.sequences:
+            if sequence.state is State.WAITING:
+                self._residents.hold(sequence)
+
+    def end(self) -> list[int]:
+        """Go on; the requests that were held back."""
+        self.halted = self.finishing = False
+        held, self._held = list(self._held), {}
+        self._tell(settled=False)
+        return held
+
+    def review(self) -> None:
+        """After anything may have ended: tell who waits for standstill."""
+        if self.finishing:
+            self._held = {number: None for number in self._held if number in self._ledger.requests}
+            if len(self._held) == len(self._ledger.requests):
+                self.halted, self.finishing = True, False
+        if self.halted and not len(self._flights):
+            self._tell(settled=True)
+
+    def _tell(self, *, settled: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call(settled)

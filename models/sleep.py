@@ -1,0 +1,84 @@
+"""The large parts of a worker, which it can give back to the machine and take again."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+from troupellm.models.decoder import Decoder
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.memory_use import give_back, resident_bytes
+from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerReport
+from troupellm.protocol.worker import ProgressSink, WorkerReady
+
+
+class Parts:
+    """Weights and KV cache. Nobody else may keep them for longer than a runner lives."""
+
+    def __init__(self, read: Callable[[ProgressSink], Decoder], make_cache: Callable[[], KVCache]) -> None:
+        """
+        Args:
+            read: reads the weights, the same ones every time.
+            make_cache: reserves the cache, of the same size every time.
+        """
+        self._read = read
+        self._make_cache = make_cache
+        self._decoder: Decoder | None = None
+        self._cache: KVCache | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        assert self._decoder is not None, "the weights were given back"
+        return self._decoder
+
+    @property
+    def cache(self) -> KVCache:
+        assert self._cache is not None, "the KV cache was given back"
+        return self._cache
+
+    @property
+    def complete(self) -> bool:
+        return self._decoder is not None and self._cache is not None
+
+    def read(self, progress: ProgressSink) -> Decoder:
+        """The weights, which are read if they are not there.
+
+        Raises:
+            ModelLoadError: they cannot be read.
+        """
+        if self._decoder is None:
+            self._decoder = self._read(progress)
+        return self._decoder
+
+    def reserve(self) -> KVCache:
+        """The cache, empty if it was not there."""
+        if self._cache is None:
+            self._cache = self._make_cache()
+        return self._cache
+
+    def sleep(self, command: SleepWorker) -> WorkerReport:
+        """Drop what the level says; nobody else may hold it. The memory is measured around it."""
+        begin, before = perf_counter(), resident_bytes()
+        self._cache = None
+        if command.level >= EMPTY:
+            self._decoder = None
+        give_back()
+        return WorkerReport(rss_before=before, rss_after=resident_bytes(), seconds=perf_counter() - begin)
+
+    def wake(
+        self, command: WakeWorker, progress: ProgressSink, ready: Callable[[], WorkerReady | None]
+    ) -> WorkerReport:
+        """Take back what the command names.
+
+        Args:
+            ready: called last; what the worker says of itself once nothing is missing.
+
+        Raises:
+            ModelLoadError: the weights cannot be read any more.
+        """
+        begin, before = perf_counter(), resident_bytes()
+        if command.weights:
+            self.read(progress)
+        if command.kv_cache:
+            self.reserve()
+        answer = ready()
+        seconds = perf_counter() - begin
+        return WorkerReport(rss_before=before, rss_after=resident_bytes(), seconds=seconds, ready=answer)
