@@ -206,9 +206,16 @@ class ProcessSeat:
     async def command(self, command: WorkerCommand) -> WorkerReport:
         if isinstance(command, SleepWorker) and command.level >= EMPTY:
             await self._drop_spare()  # it holds all that it has imported
-        if isinstance(command, WakeWorker) and (self._worker is None or self._worker.gone):
-            return WorkerReport(ready=await self.restart())  # it died in its sleep
-        assert self._worker is not None
+        try:
+            return await self._obey(command)
+        except WorkerGone:
+            if isinstance(command, WakeWorker):  # it died in its sleep, and had nothing to lose
+                return WorkerReport(ready=await self.restart())
+            raise
+
+    async def _obey(self, command: WorkerCommand) -> WorkerReport:
+        if self._worker is None or self._worker.gone:
+            raise WorkerGone("the worker process is gone", fault=False)
         self._worker.send(Obey(command))
         while True:
             message = await self._heard(self._worker, "obeys a command")

@@ -53,10 +53,10 @@ class StepProfile:
         command, steps = self._command, self._steps
         if command is None:
             raise InvalidRequest("no profile is being recorded", code="no_profile")
-        self._command = None
         if self._running is not None:
             self._running.stop()
             self._write()
+        self._command = None
         file = _file(command)
         if not file.is_file():
             raise InvalidRequest("the profile could not be written")

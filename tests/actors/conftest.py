@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.rest import SleepWorker, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     CacheGroup,
     LoadProgress,
@@ -62,18 +63,26 @@ class FakeWorker:
         self.gate: threading.Event | None = None
         """When set, every step waits for it."""
         self.on_load: Callable[[], None] = lambda: None
+        self.ready: WorkerReady | None = None
+        self.commands: list[WorkerCommand] = []
+        self.missing: set[str] = set()
+        """What was given back for a sleep."""
+        self.refusal: Exception | None = None
+        """Of every command."""
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         progress(LoadProgress(phase="weights", done=1, total=1))
         self.on_load()
-        return WorkerReady(
+        self.ready = WorkerReady(
             vocab_width=VOCABULARY, max_model_len=self.max_model_len, num_blocks=self.num_blocks,
             block_size=config.cache.block_size, groups=(CacheGroup(num_layers=1),), dtype="float32", device="cpu",
             architecture="Fake", num_parameters=1, weight_bytes=1, kv_cache_bytes=1, activation_bytes=1,
             memory_free_bytes=1, load_seconds=0.0,
         )  # fmt: skip
+        return self.ready
 
     def launch(self, plan: StepPlan) -> _Ticket:
+        assert not self.missing, "a plan came to a sleeping worker"
         if self.gate is not None:
             assert self.gate.wait(30)
         self.steps += 1
@@ -106,6 +115,20 @@ class FakeWorker:
 
     def collect(self, ticket: _Ticket) -> StepResult:
         return ticket.result
+
+    def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
+        self.commands.append(command)
+        if self.refusal is not None:
+            raise self.refusal
+        if isinstance(command, SleepWorker):
+            self.missing |= {"kv_cache"} | ({"weights"} if command.level == 2 else set())
+            self.rows.clear()
+            self.epochs.clear()
+            return WorkerReport(rss_before=9, rss_after=4)
+        if isinstance(command, WakeWorker):
+            self.missing -= ({"weights"} if command.weights else set()) | ({"kv_cache"} if command.kv_cache else set())
+            return WorkerReport(ready=None if self.missing else self.ready)
+        return WorkerReport()
 
     def reset(self) -> None:
         self.resets += 1

@@ -9,10 +9,23 @@ import pytest
 from troupellm.actors.process_seat import MODULE, ProcessSeat
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 from troupellm.protocol.frames import Assembler, Codec
+from troupellm.protocol.rest import SleepWorker, StopProfile, WakeWorker, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, WorkerReady
-from troupellm.protocol.worker_link import HELLO, Failed, Finished, Launch, Load, Loaded, Progress, ToWorker
+from troupellm.protocol.worker_link import (
+    HELLO,
+    Failed,
+    Finished,
+    Launch,
+    Load,
+    Loaded,
+    Obey,
+    Obeyed,
+    Progress,
+    Refused,
+    ToWorker,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +36,7 @@ READY = WorkerReady(
 )  # fmt: skip
 PLAN = StepPlan(step=3, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
 RESULT = StepResult(step=3, engine_epoch=0, rows=(), epochs=(), token_counts=(), tokens=())
+SLEPT = WorkerReport(rss_before=9, rss_after=3)
 
 
 class FakeChild:
@@ -227,4 +241,61 @@ async def test_waiting_can_be_cancelled_and_loses_nothing(seat: ProcessSeat, pro
         await seat.receive()
     processes.children[0].say(Finished(RESULT))
     assert await seat.receive() == RESULT
+    await seat.close()
+
+
+async def test_a_command_is_answered(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    (child,) = processes.children
+    child.say(Obeyed(SLEPT))
+    assert await seat.command(SleepWorker(1)) == SLEPT
+    assert child.heard[-1] == Obey(SleepWorker(1))
+    child.say(Progress(LoadProgress(phase="weights")))
+    child.say(Obeyed(WorkerReport(ready=READY)))
+    assert (await seat.command(WakeWorker())).ready == READY
+    seat.send(PLAN)
+    child.say(Finished(RESULT))
+    assert await seat.receive() == RESULT
+    await seat.close()
+
+
+async def test_a_refusal_leaves_the_worker_as_it_was(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    (child,) = processes.children
+    child.say(Refused(Failed(kind="InvalidRequest", message="no profile", code="no_profile")))
+    with pytest.raises(InvalidRequest, match="no profile") as refused:
+        await seat.command(StopProfile())
+    assert refused.value.code == "no_profile"
+    child.say(Refused(Failed(kind="ModelLoadError", message="gone")))
+    with pytest.raises(ModelLoadError, match="gone"):
+        await seat.command(WakeWorker())
+    assert child.code is None
+    await seat.close()
+
+
+async def test_nonsense_and_silence_end_the_worker(
+    seat: ProcessSeat, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await seat.start()
+    processes.children[0].say(Loaded(READY))
+    with pytest.raises(WorkerGone, match="out of turn"):
+        await seat.command(SleepWorker(1))
+    monkeypatch.setattr("troupellm.actors.process_seat.RELOAD_SILENCE_SECONDS", 0.01)
+    with pytest.raises(WorkerGone, match="fallen silent"):
+        await seat.command(SleepWorker(1))
+    await seat.close()
+
+
+async def test_the_deepest_sleep_needs_no_spare_and_survives_the_death_of_the_sleeper(
+    seat: ProcessSeat, processes: FakeProcesses
+) -> None:
+    await seat.start()
+    await seat.stand_by()
+    sleeper, spare = processes.children
+    sleeper.say(Obeyed(SLEPT))
+    await seat.command(SleepWorker(2))
+    assert spare.code == -signal.SIGKILL
+    sleeper.die(-signal.SIGKILL)
+    assert (await seat.command(WakeWorker())).ready == READY
+    assert seat.pid == processes.children[-1].pid != sleeper.pid
     await seat.close()
