@@ -38,8 +38,8 @@ class OpenRequests:
         on_cancelled: Callable[[str], None] = lambda by: None,
         on_invalid: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_cancelled` hears who ended a request early: client, stall, shutdown, admin. `on_invalid` hears of each that was
-        refused before the scheduler saw it."""
+        """`on_cancelled` hears who ended a request early: client, stall, shutdown, admin. `on_invalid` hears of
+        each that was refused before the scheduler saw it."""
         self._clock = clock
         self._to_scheduler = to_scheduler
         self._on_cancelled = on_cancelled
