@@ -65,7 +65,7 @@ def test_steps_and_requests_are_counted(snapshot: EngineSnapshot) -> None:
         store.on_message(message)
     samples = exposed(store, snapshot)
     assert samples["troupellm_generation_tokens_total"][()] == 6
-    assert samples["troupellm_cancelled_total"] == {("client",): 0, ("stall",): 1, ("shutdown",): 0}
+    assert samples["troupellm_cancelled_total"] == {("client",): 0, ("stall",): 1, ("shutdown",): 0, ("admin",): 0}
     assert samples["troupellm_prompt_tokens_total"][()] == 20
     assert samples["troupellm_requests_finished_total"] == {("stop",): 1, ("length",): 0, ("abort",): 1, ("error",): 0}
     assert samples["troupellm_rejected_total"] == {("full",): 1}
