@@ -1,0 +1,101 @@
+"""Channels: every message has a header that says whether it is a thought, a tool call or the answer."""
+
+import re
+from typing import Final
+
+from troupellm.models.dialects.json_text import json_value
+from troupellm.models.dialects.marks import Marks, raw_until, text_until
+from troupellm.models.dialects.source import MOST_CALLS, Reading, Source, comes, peek, spaces
+from troupellm.models.dialects.syntax import Channels
+
+_LONGEST_HEADER: Final = 512
+_RECIPIENT: Final = re.compile(r"\bto=(\S+)")
+
+
+class ChannelMarks:
+    """The marks of a description."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self.all = (channels.start, channels.channel, channels.message, channels.constrain, *channels.ends)
+        self.body = Marks([channels.start, channels.channel, *channels.ends])
+        """What ends a message."""
+        self.header = Marks(self.all)
+
+
+def read_channels(source: Source, marks: ChannelMarks, *, with_calls: bool, region: str = "") -> Reading[None]:
+    """Read messages until the end of the text.
+
+    Args:
+        with_calls: tools are on offer; otherwise what is meant for one is content.
+        region: the prompt ends inside a message of this channel; empty: before the first header.
+    """
+    channels = marks.channels
+    mark = channels.start  # which the prompt ends with
+    if region:
+        mark = yield from _body(source, marks, region, "", with_calls=with_calls)
+    elif not (yield from _header_comes(source, channels)):
+        mark = yield from _body(source, marks, "final", "", with_calls=with_calls)
+    while mark:
+        source.region = "header"
+        if mark in channels.ends:
+            found = yield from text_until(source, marks.header, source.content)
+            mark = "" if found is None else found.mark
+            continue
+        header: list[str] = []
+        mark = yield from _header(source, marks, mark, header)
+        if mark == channels.message:
+            channel, recipient = _address("".join(header), channels)
+            mark = yield from _body(source, marks, channel, recipient, with_calls=with_calls)
+
+
+def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
+    """Whether the text begins as a message does; a model that was given no channels just answers."""
+    source.attempt()
+    yield from spaces(source)
+    for beginning in (channels.channel, channels.start, channels.message, "to="):
+        if (yield from comes(source, beginning)):
+            source.commit()
+            return True
+    source.content(source.give_up())
+    return False
+
+
+def _header(source: Source, marks: ChannelMarks, mark: str, header: list[str]) -> Reading[str]:
+    """From `mark` to the mark that ends the header."""
+    channels = marks.channels
+    while mark in (channels.start, channels.channel, channels.constrain):
+        parts: list[str] = []
+        header.append(mark)
+        mark = yield from raw_until(source, marks.header, parts.append)
+        header.append("".join(parts)[:_LONGEST_HEADER])
+    return mark
+
+
+def _address(header: str, channels: Channels) -> tuple[str, str]:
+    """Channel and recipient of a message."""
+    _, _, after = header.rpartition(channels.channel)
+    words = after.split()
+    channel = words[0] if words else "final"
+    found = _RECIPIENT.search(header.replace(channels.channel, " ").replace(channels.constrain, " "))
+    return channel, found[1] if found else ""
+
+
+def _body(source: Source, marks: ChannelMarks, channel: str, recipient: str, *, with_calls: bool) -> Reading[str]:
+    """A message's text; gives the mark that ends it, empty at the end of the text."""
+    channels = marks.channels
+    name = recipient.removeprefix(channels.recipient)
+    if name and recipient != "assistant" and with_calls and source.calls < MOST_CALLS:
+        source.region = "call"
+        source.call(name)
+        yield from spaces(source)
+        if (yield from peek(source)) != "{":
+            source.arguments("{}")
+        else:
+            yield from json_value(source, source.arguments)
+        rest = yield from text_until(source, marks.body, source.arguments)
+        return "" if rest is None else rest.mark
+    thought = channel in channels.thoughts
+    source.region = "reasoning" if thought else "content"
+    found = yield from text_until(source, marks.body, source.reasoning if thought else source.content)
+    return "" if found is None else found.mark

@@ -1,0 +1,191 @@
+"""{json}: objects with a name and arguments; one, several in a row, or a list."""
+
+import json
+
+from troupellm.models.dialects.json_text import json_value, json_whole
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.source import NotACall, Reading, Source, peek, spaces
+from troupellm.models.dialects.syntax import CallSyntax
+
+_SEPARATORS = ",;"
+_LONGEST_NAME = 128
+
+
+def json_calls(source: Source, syntax: CallSyntax, offer: Offer, *, only_offered: bool) -> Reading[bool]:
+    """Read calls; False when the arguments of one ended in something that is no JSON.
+
+    Raises:
+        NotACall: what comes is none. What was read before it as calls stays.
+    """
+    listed = (yield from peek(source)) == "["
+    if listed:
+        source.take(1)
+        yield from spaces(source)
+    while True:
+        reader = _Envelope(source, syntax, offer, only_offered=only_offered)
+        if not (yield from reader.read()):
+            return False
+        if (yield from _ends(source, listed=listed)):
+            return True
+
+
+def _ends(source: Source, *, listed: bool) -> Reading[bool]:
+    """Whether there is no further call. White space, separators and surplus brackets between calls are not shown.
+
+    Raises:
+        NotACall: a separator, but no call behind it.
+    """
+    source.attempt()
+    yield from spaces(source)
+    following = yield from peek(source)
+    while following == "}":
+        source.take(1)
+        yield from spaces(source)
+        following = yield from peek(source)
+    separated = following != "" and following in _SEPARATORS
+    if separated:
+        source.take(1)
+        yield from spaces(source)
+        following = yield from peek(source)
+    if following == "{":
+        return False
+    if listed and following == "]":
+        source.take(1)
+    elif separated and following:
+        raise NotACall
+    source.commit()
+    return True
+
+
+class _Envelope:
+    """One object."""
+
+    def __init__(self, source: Source, syntax: CallSyntax, offer: Offer, *, only_offered: bool) -> None:
+        self._source = source
+        self._syntax = syntax
+        self._offer = offer
+        self._only_offered = only_offered
+        self._name: str | None = None
+        self._early: str | None = None
+        """Arguments that came before the name."""
+        self._called = False
+
+    def read(self) -> Reading[bool]:
+        """
+        Raises:
+            NotACall: before anything was called.
+        """
+        source = self._source
+        if not source.attempting:
+            source.attempt()
+        if (yield from peek(source)) != "{":
+            raise NotACall
+        source.take(1)
+        if not (yield from self._members()):
+            return False
+        if not self._called:
+            self._call()
+        return True
+
+    def _members(self) -> Reading[bool]:
+        """The members of the object that was opened, and its closing bracket."""
+        source = self._source
+        while True:
+            yield from spaces(source)
+            following = yield from peek(source)
+            if following == "}":
+                source.take(1)
+                return True
+            if following != '"':
+                return self._stop()
+            try:
+                key = yield from json_whole(source)
+            except NotACall:
+                return self._stop()
+            yield from spaces(source)
+            if (yield from peek(source)) != ":":
+                return self._stop()
+            source.take(1)
+            yield from spaces(source)
+            if not (yield from self._member(str(key))):
+                return False
+            yield from spaces(source)
+            following = yield from peek(source)
+            if following == ",":
+                source.take(1)
+            elif following != "}":
+                return self._stop()
+
+    def _stop(self) -> bool:
+        """This is no object. Once a call has begun it is that call's end."""
+        if not self._called:
+            raise NotACall
+        return False
+
+    def _member(self, key: str) -> Reading[bool]:
+        source, syntax = self._source, self._syntax
+        following = yield from peek(source)
+        if key in syntax.argument_keys and not self._called and self._early is None:
+            return (yield from self._arguments(following))
+        if key in syntax.name_keys and self._name is None and following == '"':
+            self._set_name((yield from json_whole(source)))
+            return True
+        if key == "function" and self._name is None and following in ('"', "{"):
+            if following == "{":
+                source.take(1)
+                return (yield from self._members())
+            self._set_name((yield from json_whole(source)))
+            return True
+        if self._only_offered and key not in ("type", "id") and not self._called:
+            raise NotACall
+        if not (yield from json_value(source, lambda text: None)):
+            return self._stop()
+        return True
+
+    def _set_name(self, name: object) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+            raise NotACall
+        if self._only_offered and not self._offer.has(name):
+            raise NotACall
+        self._name = name
+        if self._early is not None:
+            self._call()
+
+    def _arguments(self, following: str) -> Reading[bool]:
+        source = self._source
+        if not following:
+            raise NotACall
+        if self._name is None:
+            value = yield from json_whole(source)
+            self._early = _arguments_text(value)
+            return True
+        if following == "{":
+            source.call(self._name)
+            self._called = True
+            return (yield from json_value(source, source.arguments))
+        self._early = _arguments_text((yield from json_whole(source)))
+        self._call()
+        return True
+
+    def _call(self) -> None:
+        """All is known at once."""
+        if self._name is None or (self._only_offered and self._early is None):
+            raise NotACall
+        self._source.call(self._name)
+        self._called = True
+        self._source.arguments("{}" if self._early is None else self._early)
+
+
+def _arguments_text(value: object) -> str:
+    """Arguments that came whole: an object, the text of one, or nothing.
+
+    Raises:
+        NotACall: anything else.
+    """
+    if value is None:
+        return "{}"
+    if isinstance(value, str):
+        return value or "{}"
+    if not isinstance(value, dict):
+        raise NotACall
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,115 @@
+"""JSON in a text that is still coming: where a value ends, and what strings say.
+
+The scanner follows brackets and strings only; whoever wants to know whether a value is valid JSON parses it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Final
+
+from troupellm.models.dialects.source import NotACall, Reading, Source, more
+
+MOST_NESTED: Final = 128
+"""Brackets within brackets; more is no JSON that anybody wants."""
+
+_OUTSIDE: Final = re.compile(r'["{}\[\]]')
+_IN_STRING: Final = re.compile(r'["\\]')
+_SCALAR_END: Final = re.compile(r'[\s,:;"{}\[\]()<]')
+_PARTNER: Final = {"}": "{", "]": "["}
+
+
+class JsonScanner:
+    """Finds the end of one value, whatever the pieces in which it comes."""
+
+    __slots__ = ("_escaped", "_in_string", "_open", "_started", "done", "failed")
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._in_string = False
+        self._escaped = False
+        self._started = False
+        self.done = False
+        self.failed = False
+
+    def scan(self, text: str, position: int) -> int:
+        """Read from `position` on; tells where the value ends, or where the text does, or what no value can have."""
+        end = len(text)
+        if not self._started and position < end:
+            self._started = True
+            if text[position] not in '"{[':
+                self._open.append("")  # a scalar
+        while position < end and not (self.done or self.failed):
+            if self._in_string:
+                position = self._string(text, position)
+            elif self._open and not self._open[-1]:
+                match = _SCALAR_END.search(text, position)
+                position = match.start() if match else end
+                self.done = match is not None
+            else:
+                position = self._structure(text, position)
+        return position
+
+    def _string(self, text: str, position: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return position + 1
+        match = _IN_STRING.search(text, position)
+        if match is None:
+            return len(text)
+        if match[0] == '"':
+            self._in_string = False
+            self.done = not self._open
+        else:
+            self._escaped = True
+        return match.end()
+
+    def _structure(self, text: str, position: int) -> int:
+        match = _OUTSIDE.search(text, position)
+        if match is None:
+            return len(text)
+        character = match[0]
+        if character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._open.append(character)
+            if len(self._open) > MOST_NESTED:
+                self.failed = True
+                return match.start()
+        elif self._open and self._open[-1] == _PARTNER[character]:
+            self._open.pop()
+            self.done = not self._open
+        else:
+            self.failed = True
+            return match.start()
+        return match.end()
+
+
+def json_value(source: Source, emit: Callable[[str], None]) -> Reading[bool]:
+    """Hand a value's text on as it comes; False when the text ends before it, or it is none."""
+    scanner = JsonScanner()
+    while (yield from more(source)):
+        end = scanner.scan(source.text, source.pos)
+        emit(source.take(end - source.pos))
+        if scanner.done:
+            return True
+        if scanner.failed:
+            return False
+    return False
+
+
+def json_whole(source: Source) -> Reading[object]:
+    """A value, parsed.
+
+    Raises:
+        NotACall: there is none.
+    """
+    parts: list[str] = []
+    whole = yield from json_value(source, parts.append)
+    text = "".join(parts)
+    if not whole and not source.ended:
+        raise NotACall
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        raise NotACall from None

@@ -1,0 +1,146 @@
+"""How a model family writes what it thinks and which tools it calls: descriptions, without behaviour.
+
+A call is described by a template of what the model writes, for example
+
+    <tool_call>\\n{json}\\n</tool_call>
+
+White space in a template is what a grammar makes the model write; when a text is read any white space, or none, will do
+there. Holes:
+
+    {json}        objects with name and arguments: one, several, or a list of them
+    {name}        name of the function
+    {id}          "functions.name:0", which names the function and is the call's id
+    {call_id}     the call's id
+    {arguments}   a JSON object
+    {parameters}  arguments in tags, each as the `parameter` template has it, with the holes {key} and {value}
+    {python}      a list of Python calls with keyword arguments
+    {word}        a word that says nothing
+
+What stands between {? and ?} may be missing.
+"""
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+IdStyle = Literal["hex", "alphanumeric", "numbered"]
+"""call_ and 24 digits; nine letters and digits; functions.name:0."""
+
+_HOLE: Final = re.compile(r"\{\?(.*?)\?\}|\{([a-z_]+)\}")
+HOLES: Final = frozenset(
+    {"json", "name", "id", "call_id", "arguments", "parameters", "python", "word", "key", "value"}
+)  # fmt: skip
+
+
+class Word(msgspec.Struct, frozen=True):
+    """Text that stands in a template, without white space."""
+
+    text: str
+
+
+class Hole(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Maybe(msgspec.Struct, frozen=True):
+    """Begins with a word, and is left out where that does not come."""
+
+    parts: "tuple[Element, ...]"
+
+
+Element = Word | Hole | Maybe
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What a grammar makes the model write."""
+
+    call: str
+    """A template without parts that may be missing; {json} is one object."""
+    before: str = ""
+    between: str = ""
+    after: str = ""
+
+
+class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
+    """How calls are written."""
+
+    forms: tuple[str, ...]
+    """Templates of one call (or of all of them, with {json} and {python}). Where several begin alike, the character
+    that follows decides."""
+    written: Written
+    section: tuple[str, str] | None = None
+    """Marks around all calls together."""
+    bare: str = ""
+    """A template without marks, that counts at the start of an answer when it names a tool on offer."""
+    parameter: str = ""
+    name_keys: tuple[str, ...] = ("name",)
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    """The first one of each is what a grammar writes."""
+    ids: IdStyle = "hex"
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """How thoughts are told from the answer."""
+
+    opens: tuple[str, ...] = ("<think>",)
+    closes: tuple[str, ...] = ("</think>",)
+    begins: Literal["marked", "always"] = "marked"
+    """marked: at an opening mark, at the start of the answer or the end of the prompt. always: the answer begins with
+    thoughts, unless the prompt has closed them already."""
+    anywhere: bool = False
+    """Thoughts may also come between other text."""
+    ends_at_calls: bool = False
+    """A call ends them without a closing mark."""
+    drops: tuple[str, ...] = ()
+    """Marks around the answer that are not shown."""
+    switches: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Variables of the chat template that turn it on and off."""
+
+
+class Channels(msgspec.Struct, frozen=True, kw_only=True):
+    """Harmony: a text of messages, each with a header that names a channel and perhaps a recipient."""
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    constrain: str = "<|constrain|>"
+    message: str = "<|message|>"
+    ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
+    thoughts: tuple[str, ...] = ("analysis",)
+    recipient: str = "functions."
+    call: str = "<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+    """What a grammar writes, from the beginning of a message on."""
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read in the answers of one model."""
+
+    thinking: Thinking | None = None
+    calls: CallSyntax | None = None
+    channels: Channels | None = None
+    """Tells everything from everything; the other two are for texts without channels."""
+
+
+def elements(template: str) -> tuple[Element, ...]:
+    """The parts of a template.
+
+    Raises:
+        ValueError: an unknown hole.
+    """
+    parts: list[Element] = []
+    position = 0
+    for match in _HOLE.finditer(template):
+        _add_words(parts, template[position : match.start()])
+        if match[1] is not None:
+            parts.append(Maybe(elements(match[1])))
+        elif match[2] in HOLES:
+            parts.append(Hole(match[2]))
+        else:
+            raise ValueError(f"a template of calls has no hole {{{match[2]}}}")
+        position = match.end()
+    _add_words(parts, template[position:])
+    return tuple(parts)
+
+
+def _add_words(parts: list[Element], text: str) -> None:
+    parts.extend(Word(word) for word in text.split())

@@ -1,0 +1,150 @@
+"""One engine, every family: recorded texts, cut anywhere, and texts that nobody recorded."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from recorded_dialects import CASES, TOOLS, Case, plain_calls
+
+from troupellm.models.dialects.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
+from troupellm.models.dialects.engine import Parser, plan_of
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.source import MOST_HELD
+from troupellm.models.dialects.syntax import Dialect
+from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble
+
+OFFER = Offer(TOOLS)
+PAIRS = sorted({(case.tool_parser, case.reasoning_parser) for case in CASES} | {(n, "qwen3") for n in TOOL_PARSERS})
+MARKS = sorted({mark for case in CASES for mark in case.text.replace("\n", " ").split() if len(mark) < 40})
+
+
+def parser_of(dialect: Dialect, start: str = "free", hidden: frozenset[str] = frozenset()) -> Parser:
+    with_calls = dialect.calls is not None or dialect.channels is not None
+    return Parser(
+        plan_of(dialect, hidden), offer=OFFER, new_id=lambda number, name: f"{name}-{number}", start=start,  # type: ignore[arg-type]
+        with_calls=with_calls,
+    )  # fmt: skip
+
+
+def run(dialect: Dialect, pieces: Sequence[str], start: str = "free") -> tuple[list[ParsedPiece], object]:
+    parser = parser_of(dialect, start)
+    found = [piece for text in pieces for piece in parser.feed(text)]
+    before = parser.state
+    return found + parser.finish(), (before, parser.state)
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_recorded_text_means_what_it_says(case: Case):
+    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
+    content, reasoning, calls = assemble(run(dialect, [case.text], case.start)[0])
+    assert plain_calls(calls, case.calls) == list(case.calls)
+    assert (content, reasoning) == (case.content, case.reasoning)
+    assert not case.ids or tuple(call.id for call in calls) == case.ids
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_recorded_text_in_single_characters_is_the_same(case: Case):
+    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
+    whole, states = run(dialect, [case.text], case.start)
+    pieces, other = run(dialect, list(case.text), case.start)
+    assert (assemble(pieces), other) == (assemble(whole), states)
+
+
+@given(case=st.sampled_from(CASES), places=st.lists(st.integers(0, 10_000), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
+    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
+    whole, states = run(dialect, [case.text], case.start)
+    pieces, other = run(dialect, cut(case.text, places), case.start)
+    assert (assemble(pieces), other) == (assemble(whole), states)
+
+
+@given(
+    pair=st.sampled_from(PAIRS),
+    words=st.lists(st.sampled_from([*MARKS, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]), max_size=25),
+    places=st.lists(st.integers(0, 10_000), max_size=12),
+    start=st.sampled_from(["free", "thinking", "answer"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_text_in_any_cut_is_the_same(pair: tuple[str, str], words: list[str], places: list[int], start: str):
+    dialect = dialect_named(*pair)
+    text = "".join(words)
+    whole, states = run(dialect, [text], start)
+    pieces, other = run(dialect, cut(text, places), start)
+    assert (assemble(pieces), other) == (assemble(whole), states)
+    numbers = [piece.call for piece in whole if isinstance(piece, CallStart)]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.calls], ids=lambda case: case.name)
+def test_no_part_of_a_mark_is_shown_before_a_call(case: Case):
+    """What is shown up to the first call is a beginning of the content, at every character."""
+    parser = parser_of(dialect_named(case.tool_parser, case.reasoning_parser), case.start)
+    shown = ""
+    for character in case.text:
+        content, _, calls = assemble(parser.feed(character))
+        shown += content or ""
+        if calls:
+            break
+    assert (case.content or "").startswith(shown)
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>" * 3000, '<tool_call>{"' * 3000, "[" * 40_000, "{" * 40_000, " " * 40_000, "[now(" * 8000,
+     '{"name":"now","parameters":{"a":' * 1200, "[TOOL_CALLS]" * 3000, "<|channel|>" * 4000, "```" * 12_000],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_no_text_is_lost_where_nothing_is_called(name: str, text: str):
+    """Held text is bounded, and comes out again; nothing raises."""
+    dialect = dialect_named(name, "none")
+    parser = parser_of(dialect)
+    pieces: list[ParsedPiece] = []
+    for start in range(0, len(text), 1000):
+        pieces += parser.feed(text[start : start + 1000])
+        assert len(parser.state[1]) <= MOST_HELD + 2000
+    content, _, calls = assemble(pieces + parser.finish())
+    if not calls and dialect.channels is None:
+        assert content == text
+
+
+def test_special_marks_never_show():
+    dialect = dialect_named("granite", "none")
+    hidden = frozenset({"<|tool_call|>"})
+    for text in ("a <|tool_call|> b", "<|tool_call|>[{", "<|tool_call|>"):
+        parser = parser_of(dialect, hidden=hidden)
+        content, _, calls = assemble(parser.feed(text) + parser.finish())
+        assert "tool_call" not in (content or "")
+        assert not calls
+
+
+@pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
+def test_thoughts_are_told_from_answers_by_every_parser(name: str):
+    found = REASONING_PARSERS[name]
+    if hasattr(found, "opens"):
+        text = f"{found.opens[0]}a{found.closes[0]}b"
+    else:
+        text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    assert assemble(run(dialect_named("none", name), list(text))[0])[:2] == ("b", "a")
+
+
+def test_only_the_first_call_is_shown_where_one_is_wanted():
+    text = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "send", "arguments": {"text": "x"}}</tool_call>!'
+    plan = plan_of(dialect_named("hermes", "none"))
+    parser = Parser(plan, offer=OFFER, new_id=lambda number, name: "id", most_calls=1)
+    content, _, calls = assemble(parser.feed(text) + parser.finish())
+    assert [call.name for call in calls] == ["now"]
+    assert content == "!"
+
+
+def test_no_answer_has_more_calls_than_anybody_handles():
+    text = '<tool_call>{"name": "now"}</tool_call>' * 200
+    _, _, calls = assemble(run(dialect_named("hermes", "none"), [text])[0])
+    assert len(calls) == 128
