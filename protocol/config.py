@@ -258,6 +258,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], _help("key for the admin routes, repeatable; without it they are not there")
     ] = ()
     admin_uds: Annotated[str | None, _help("serve the admin routes at a unix socket, which needs no key")] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _help(
+            "host names that requests may be for, repeatable, * for any (default: any; on loopback this machine's own)"
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], _help("origins whose pages may call this server, repeatable, * for any (default: its own)")
+    ] = ()
+    allowed_methods: Annotated[tuple[str, ...], _help("methods that such pages may use, repeatable")] = ("GET", "POST")
+    allowed_headers: Annotated[tuple[str, ...], _help("headers that such pages may send, repeatable")] = (
+        "authorization",
+        "content-type",
+    )
+    allow_credentials: Annotated[bool, _help("such pages may send cookies; not with an origin of *")] = False
+    ssl_certfile: Annotated[str | None, _help("certificate of the server: serve HTTPS, and HTTP/2 over it")] = None
+    ssl_keyfile: Annotated[str | None, _help("its key, if it is not in the same file")] = None
+    ssl_ca_certs: Annotated[str | None, _help("certificate authorities: clients must show a certificate of one")] = None
+    keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
+    header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0

@@ -35,6 +35,7 @@ from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
+from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
@@ -145,6 +146,7 @@ class App:
         keys: str | Sequence[str] | Mapping[bytes, str] | None = (),
         admin: Mapping[bytes, str] | None = None,
         scopes: Container[RouteScope] = ("open", "api"),
+        guard: Guard | None = None,
         owned: Engine | None = None,
     ) -> None:
         """
@@ -152,6 +154,7 @@ class App:
             keys: of the API; none opens it.
             admin: of the admin routes, as digests; None opens them, where `scopes` has them.
             scopes: which routes exist.
+            guard: what looks at every request first; None is that of an app which somebody else serves.
         """
         self.host = host
         self._config = host.config
@@ -159,6 +162,7 @@ class App:
         self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
+        self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
         self._owned = owned
 
@@ -195,6 +199,11 @@ class App:
             if found is not None:
                 exchange.error_shape = found.any.error_shape
             check_size(exchange)
+            exchange.further_headers = self._guard.check(exchange)
+            preflight = self._guard.preflight(exchange)
+            if preflight is not None:
+                await exchange.respond(204, b"", preflight)
+                return
             gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
             exchange.key = gate.check(
                 exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")

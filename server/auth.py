@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import unauthorized
 
+_NOBODY = bytes(32)
+"""What the digest of a key that nobody has is compared with."""
 ADMIN = "admin"
 """Name of whoever uses an admin route, in the log."""
 
@@ -67,7 +69,9 @@ class Gate:
         """
         named = keys if isinstance(keys, Mapping) else anonymous_keys(keys)
         self._secret = secrets.token_bytes(32)
-        self._names = {self._blind(digest): name for digest, name in named.items()}
+        self._names: dict[bytes, tuple[bytes, str | None]] = {
+            self._blind(digest): (digest, name) for digest, name in named.items()
+        }
         self._open_paths = open_paths
 
     def check(self, raw_path: bytes, authorization: Sequence[bytes], api_key: Sequence[bytes] = ()) -> str:
@@ -95,7 +99,10 @@ class Gate:
         return name
 
     def _name_of(self, key: bytes) -> str | None:
-        return self._names.get(self._blind(hashlib.sha256(key).digest())) if key else None
+        """Takes the same time for every key of the same length."""
+        digest = hashlib.sha256(key).digest()
+        known, name = self._names.get(self._blind(digest), (_NOBODY, None))
+        return name if hmac.compare_digest(known, digest) and key else None
 
     def _blind(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")

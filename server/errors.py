@@ -37,6 +37,7 @@ ErrorShape = Literal["openai", "anthropic"]
 
 _INVALID = "invalid_request_error"
 _UNAVAILABLE = "service_unavailable_error"
+_PERMISSION = "permission_error"
 _SERVER = "server_error"
 _RATE = "rate_limit_error"
 _CLOSE: Headers = ((b"connection", b"close"),)
@@ -127,6 +128,25 @@ def bad_request_head(status: int) -> HttpError:
 def body_timeout(seconds: float) -> HttpError:
     message = f"the request body did not arrive within {seconds:g} seconds"
     return HttpError(408, message, code="request_timeout", headers=_CLOSE, retry=True)
+
+
+def head_timeout(seconds: float) -> HttpError:
+    message = f"the request's head did not arrive within {seconds:g} seconds"
+    return HttpError(408, message, code="request_timeout", headers=_CLOSE, retry=True)
+
+
+def ambiguous_head(name: str) -> HttpError:
+    return HttpError(400, f"the request has more than one header {name}", code="invalid_http", headers=_CLOSE)
+
+
+def misdirected() -> HttpError:
+    message = "the Host header does not name this server; --allowed-hosts says which names it goes by"
+    return HttpError(421, message, code="host_not_allowed", headers=_CLOSE)
+
+
+def origin_not_allowed() -> HttpError:
+    message = "pages of another origin may not call this server; --allowed-origins says which may"
+    return HttpError(403, message, code="origin_not_allowed", kind=_PERMISSION)
 
 
 def unsupported_media_type(message: str) -> HttpError:

@@ -41,6 +41,8 @@ class Exchange:
         self.path_values: Mapping[str, str] = {}
         """What stood in the path where the route has `{names}`."""
         self.error_shape: ErrorShape = "openai"
+        self.further_headers: Headers = ()
+        """Of whatever answer there will be."""
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
@@ -121,6 +123,7 @@ class Exchange:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
         if status == 200:
             sent += ratelimit_headers(self.quota)
+        sent += self.further_headers
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status
         self.streaming = content_type == EVENTS

@@ -6,26 +6,28 @@ not survive cancellation, and on Python 3.12.1 and later waits for stalled clien
 
 import asyncio
 import logging
-import secrets
 import socket
+import ssl
 
 import anyio
-from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.protocol.events import Body, EndBody, Response
-from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.utils import wrap_app
 
 from troupellm.protocol.config import ServerConfig
-from troupellm.server.errors import answer, bad_request_head
-from troupellm.server.exchange import JSON, Asgi
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.exchange import MAX_HEADER_BYTES, Asgi
+from troupellm.server.wire.connection import Connection
 
 CLOSE_SECONDS = 0.3
 """What connections get to close by themselves; then they are cut."""
 _CUT_SECONDS = 0.2
 """What connections that were cut get to notice it."""
-_KEEP_ALIVE_SECONDS = 75.0
+HANDSHAKE_SECONDS = 10.0
+"""What a client gets to agree on TLS."""
+NEVER = 10.0**9
+MAX_STREAMS = 512
+"""Of one HTTP/2 connection."""
 
 
 class HttpFront:
@@ -34,6 +36,8 @@ class HttpFront:
     def __init__(self, app: Asgi, config: ServerConfig, listener: socket.socket) -> None:
         self._app = wrap_app(app, 0, "asgi")
         self._config = _hypercorn_config(config)
+        self._tls = tls_context(config)
+        self._head_timeout = config.header_timeout or None
         self._listener = listener
         self._context = WorkerContext(None)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -42,7 +46,13 @@ class HttpFront:
         self._stopped = anyio.Event()
 
     async def run(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._listener, backlog=self._config.backlog)
+        server = await asyncio.start_server(
+            self._connected,
+            sock=self._listener,
+            backlog=self._config.backlog,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_SECONDS,
+        )
         try:
             await self._stop.wait()
         finally:
@@ -63,7 +73,9 @@ class HttpFront:
         self._connections[task] = writer
         try:
             loop = asyncio.get_running_loop()
-            await _Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+            connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+            connection.head_timeout = self._head_timeout
+            await connection
         except OSError:
             pass  # a connection that ended while it was being closed
         finally:
@@ -79,42 +91,45 @@ class HttpFront:
             await asyncio.wait(list(self._connections), timeout=_CUT_SECONDS)
 
 
-class _Connection(TCPServer):  # type: ignore[misc]
-    async def _read_data(self) -> None:
-        whole = self.protocol
-        whole.protocol = _Http1(
-            whole.app, whole.config, whole.context, whole.task_group, whole.state, whole.ssl, whole.client,
-            whole.server, whole.send,
-        )  # fmt: skip
-        await super()._read_data()
-        await self.idle_task.stop()
-
-
-class _Http1(H11Protocol):  # type: ignore[misc]
-    """Answers what is not HTTP in the shape of every other error; hypercorn's own answer has no body."""
-
-    async def _send_error_response(self, status_code: int) -> None:
-        error = answer(bad_request_head(status_code))
-        headers = [
-            (b"content-type", JSON),
-            (b"content-length", str(len(error.body)).encode()),
-            (b"x-request-id", secrets.token_hex(16).encode()),
-            *error.headers,
-        ]
-        await self.stream_send(Response(stream_id=STREAM_ID, headers=headers, status_code=error.status))
-        await self.stream_send(Body(stream_id=STREAM_ID, data=error.body))
-        await self.stream_send(EndBody(stream_id=STREAM_ID))
-
-
 def _hypercorn_config(config: ServerConfig) -> Config:
     settings = Config()
     settings.root_path = config.root_path
     settings.backlog = config.backlog
-    settings.keep_alive_timeout = _KEEP_ALIVE_SECONDS
+    settings.keep_alive_timeout = config.keep_alive_timeout or NEVER
     settings.keep_alive_max_requests = 2**31
-    settings.h2_max_concurrent_streams = 1024
+    settings.h2_max_concurrent_streams = MAX_STREAMS
+    settings.h2_max_header_list_size = 2 * MAX_HEADER_BYTES
     settings.include_server_header = False
     settings.accesslog = None
     settings.errorlog = logging.getLogger("troupellm.server.http")
     settings.errorlog.setLevel(logging.WARNING)
     return settings
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """What `ssl_keyfile`, `ssl_certfile` and `ssl_ca_certs` ask for; None without them.
+
+    Raises:
+        ConfigError: one is missing, cannot be read, or is no such file.
+    """
+    files = {name: getattr(config, name) for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")}
+    if not any(files.values()):
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    if config.ssl_certfile is None:
+        raise ConfigError("ssl_certfile is missing: a certificate is needed for TLS", param="ssl_certfile")
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+    except (OSError, ssl.SSLError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"ssl_certfile and ssl_keyfile: {reason or error}", param="ssl_certfile") from None
+    if config.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(config.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(f"ssl_ca_certs: {reason or error}", param="ssl_ca_certs") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

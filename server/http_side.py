@@ -4,6 +4,7 @@ import socket
 from typing import Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine import Engine
@@ -11,6 +12,7 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.app import App, admin_access
 from troupellm.server.front import HttpFront
+from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
 from troupellm.server.keys import read_keys
 from troupellm.server.listener import bind_unix
@@ -64,7 +66,7 @@ class LocalSide:
         self.host = EngineHost(config)
         self.host.loading = True
         self.host.vitals = Vitals(config.loop_lag_warning)
-        app = App(self.host, keys=read_keys(config).names, **admin_access(config))
+        app = App(self.host, keys=read_keys(config).names, guard=guard_of(config), **admin_access(config))
         self._front = HttpFront(app, config, listener)
 
     @property
@@ -118,7 +120,8 @@ class AdminSocket:
         self._host = EngineHost(config)
         self._host.loading = True
         app = App(self._host, keys=None, scopes=("open", "admin"))
-        self._front = HttpFront(app, config, bind_unix(config.admin_uds, config))
+        plain = msgspec.structs.replace(config, ssl_certfile=None, ssl_keyfile=None, ssl_ca_certs=None)
+        self._front = HttpFront(app, plain, bind_unix(config.admin_uds, config))
 
     async def run(self) -> None:
         await self._front.run()

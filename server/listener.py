@@ -33,7 +33,8 @@ def bind(config: ServerConfig) -> tuple[socket.socket, str]:
         raise
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return listener, f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return listener, f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
 def bind_unix(path: str, config: ServerConfig) -> socket.socket:

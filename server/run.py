@@ -17,8 +17,9 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
-from troupellm.server.front import CLOSE_SECONDS
+from troupellm.server.front import CLOSE_SECONDS, tls_context
 from troupellm.server.fronts.fleet import FrontFleet
+from troupellm.server.guard import guard_of
 from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS
 from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
@@ -59,7 +60,10 @@ async def serve(
     """
     config = server_config or ServerConfig()
     logs.configure(config.log_format, config.log_level)
-    engine_config = with_tenants(engine_config, read_keys(config).tenants)  # before anything is bound
+    # What is wrong is said before anything is bound.
+    engine_config = with_tenants(engine_config, read_keys(config).tenants)
+    guard_of(config)
+    tls_context(config)
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config)

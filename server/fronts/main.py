@@ -44,6 +44,7 @@ from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS, HttpFront
 from troupellm.server.fronts.link import Link, PeerGone, open_link
+from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
 from troupellm.server.vitals import Vitals
 
@@ -69,7 +70,7 @@ class Front:
         host.on_change = self._report_soon
         host.further_reasons = self._reasons
         host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
-        app = App(host, keys=configure.keys, **admin_access(config, configure.admin_keys))
+        app = App(host, keys=configure.keys, guard=guard_of(config), **admin_access(config, configure.admin_keys))
         self._http = HttpFront(app, config, listener)
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._remote: RemoteEngine | None = None

@@ -18,7 +18,7 @@ import anyio
 import httpx
 import psutil
 from processes import ServerProcess
-from serving import Served, events_of, eventually, running_server, server_config
+from serving import Served, events_of, eventually, guarded_app, running_server, server_config
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
@@ -119,12 +119,13 @@ class Attacked(Canaries):
 
 @asynccontextmanager
 async def under_attack(
-    engine: Engine, config: ServerConfig | None = None, *, canary_tokens: int = 100
+    engine: Engine, config: ServerConfig | None = None, *, canary_tokens: int = 100, guarded: bool = False
 ) -> AsyncIterator[Attacked]:
     """Serve an open engine with canaries; the block is the attack."""
     config = config or server_config()
     headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
-    async with running_server(engine, config) as served:
+    app = guarded_app(engine, config) if guarded else None
+    async with running_server(engine, config, app=app) as served:
         attacked = Attacked(engine, served, headers, canary_tokens)
         async with attacked.new_client() as client:
             assert (await client.get("/readyz")).status_code == 200

@@ -10,8 +10,11 @@ import anyio.abc
 import httpx
 
 from troupellm.protocol.config import ServerConfig
-from troupellm.server.app import App, asgi
+from troupellm.server.app import App, admin_access, asgi
 from troupellm.server.front import HttpFront
+from troupellm.server.guard import guard_of
+from troupellm.server.host import EngineHost
+from troupellm.server.keys import read_keys
 from troupellm.server.listener import bind
 
 
@@ -61,6 +64,12 @@ class RawConnection:
 
 def server_config(**settings: Any) -> ServerConfig:
     return ServerConfig(port=0, **settings)
+
+
+def guarded_app(engine: Any, config: ServerConfig) -> App:
+    """The app as `troupellm serve` makes it: it knows which address it listens on, and looks at Host and Origin."""
+    host = EngineHost(config, engine)
+    return App(host, keys=read_keys(config).names, guard=guard_of(config), **admin_access(config))
 
 
 @asynccontextmanager

@@ -1,0 +1,112 @@
+"""Who may call at all, before keys are looked at: which names the server goes by, and whose web pages may use it.
+
+A page that somebody opens in a browser can send requests to anything that the browser reaches, also to a server that
+listens on loopback only, under any name that it has resolve there.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.errors import Headers, ambiguous_head, misdirected, origin_not_allowed
+from troupellm.server.exchange import Exchange
+
+ANY = "*"
+PREFLIGHT_SECONDS = b"600"
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_ONCE = (b"host", b"origin", b"content-type", b"content-length")
+
+
+class Guard:
+    def __init__(self, config: ServerConfig, *, hosts: Iterable[str] | None, own_pages_only: bool) -> None:
+        """
+        Args:
+            hosts: names that requests may be for; None takes any.
+            own_pages_only: refuse pages of other origins than `config.allowed_origins` and the server's own; else it
+                is left to whoever stands in front.
+
+        Raises:
+            ConfigError: cookies for pages of any origin.
+        """
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+        self._own_pages_only = own_pages_only or bool(self._origins)
+        self._credentials = config.allow_credentials
+        if self._credentials and ANY in self._origins:
+            raise ConfigError("allow_credentials needs allowed_origins by name, not *", param="allow_credentials")
+        self._preflight: Headers = (
+            (b"access-control-allow-methods", ", ".join(config.allowed_methods).encode()),
+            (b"access-control-allow-headers", ", ".join(config.allowed_headers).encode()),
+            (b"access-control-max-age", PREFLIGHT_SECONDS),
+        )
+
+    def check(self, exchange: Exchange) -> Headers:
+        """Let a request pass, or refuse it.
+
+        Returns:
+            what its answer must tell the browser.
+
+        Raises:
+            HttpError: 400 a header twice, 421 another host, 403 a page that may not.
+        """
+        for name in _ONCE:
+            if len(exchange.header_values(name)) > 1:
+                raise ambiguous_head(name.decode())
+        host = (exchange.header(b"host") or "").lower()
+        if self._hosts is not None and ANY not in self._hosts and host and _name_of(host) not in self._hosts:
+            raise misdirected()
+        origin = exchange.header(b"origin")
+        if origin is None or not self._own_pages_only:
+            return ()
+        return self._answer_to(origin.lower(), host)
+
+    def preflight(self, exchange: Exchange) -> Headers | None:
+        """What to answer when a browser asks whether a page may send something; None where it does not ask."""
+        asks = exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None
+        return self._preflight if asks and self._origins and exchange.header(b"origin") is not None else None
+
+    def _answer_to(self, origin: str, host: str) -> Headers:
+        if ANY in self._origins:
+            return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", b"x-request-id"))
+        if origin in self._origins:
+            headers: Headers = (
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"access-control-expose-headers", b"x-request-id"),
+                (b"vary", b"origin"),
+            )
+            return (*headers, (b"access-control-allow-credentials", b"true")) if self._credentials else headers
+        if host and origin.partition("://")[2] == host:
+            return ()
+        raise origin_not_allowed()
+
+
+def guard_of(config: ServerConfig) -> Guard:
+    """For a server of our own.
+
+    Raises:
+        ConfigError: see `Guard`.
+    """
+    hosts: Iterable[str] | None = config.allowed_hosts or None
+    if hosts is None and config.uds is None and _is_loopback(config.host):
+        hosts = {*_LOCAL, config.host}
+    return Guard(config, hosts=hosts, own_pages_only=True)
+
+
+def mounted_guard(config: ServerConfig) -> Guard:
+    """For an app below somebody else's server, who knows its names: nothing is refused that was not asked for."""
+    return Guard(config, hosts=config.allowed_hosts or None, own_pages_only=False)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _name_of(host: str) -> str:
+    """`name`, `name:port`, `[::1]:port` without the port and the brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")

@@ -1,0 +1,143 @@
+"""One connection: hypercorn's, with our protocols in it, a deadline for heads, and an inbox that never holds it up."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from hypercorn.asyncio.task_group import TaskGroup, _handle
+from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H2ProtocolAssumedError
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from troupellm.server.wire.http1 import Http1
+from troupellm.server.wire.http2 import Http2
+
+INBOX = 10
+"""Pieces of a body that wait for the app; then the connection is not read."""
+
+
+class Connection(TCPServer):  # type: ignore[misc]
+    head_timeout: float | None = None
+    """Seconds from the first byte of a request to the end of its head; None waits as long as keep-alive does."""
+
+    async def run(self) -> None:
+        try:
+            async with _TaskGroup(self.loop) as group:
+                self._task_group = group
+                self.protocol = self._protocol(group)
+                await self.protocol.initiate()
+                await self.idle_task.restart(group, self._idle_timeout)
+                await self._read_data()
+                await self.idle_task.stop()
+        except OSError:
+            pass  # the client has left
+        finally:
+            await self._close()
+
+    def _protocol(self, group: TaskGroup) -> "_Protocol":
+        tls = self.writer.get_extra_info("ssl_object")
+        socket = self.writer.get_extra_info("socket")
+        arguments = (
+            self.app, self.config, self.context, group, ConnectionState(self.state), tls is not None,
+            parse_socket_addr(socket.family, socket.getpeername()),
+            parse_socket_addr(socket.family, socket.getsockname()), self.protocol_send,
+        )  # fmt: skip
+        return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
+
+    async def _read_data(self) -> None:
+        head_until: float | None = None
+        while not self.reader.at_eof():
+            if self.head_timeout is None or not self.protocol.inside_head:
+                head_until = None
+            elif head_until is None:
+                head_until = self.loop.time() + self.head_timeout
+            try:
+                data = await self._read(head_until)
+            except OSError as error:
+                if isinstance(error, TimeoutError) and self.head_timeout is not None and head_until is not None:
+                    await self.protocol.refuse_slow_head(self.head_timeout)
+                break
+            await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
+
+    async def _read(self, until: float | None) -> bytes:
+        if until is None:
+            return bytes(await self.reader.read(MAX_RECV))
+        return bytes(await asyncio.wait_for(self.reader.read(MAX_RECV), max(0.0, until - self.loop.time())))
+
+
+class _Protocol:
+    """HTTP/1.1 until a client begins with HTTP/2, or has agreed on it with TLS."""
+
+    def __init__(self, arguments: tuple[Any, ...], *, http2: bool) -> None:
+        self._arguments = arguments
+        self.protocol = (Http2 if http2 else Http1)(*arguments)
+
+    @property
+    def inside_head(self) -> bool:
+        return isinstance(self.protocol, Http1) and self.protocol.inside_head
+
+    async def refuse_slow_head(self, seconds: float) -> None:
+        await self.protocol.refuse_slow_head(seconds)
+
+    async def initiate(self) -> None:
+        await self.protocol.initiate()
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as error:
+            self.protocol = Http2(*self._arguments)
+            await self.protocol.initiate()
+            await self.protocol.handle(RawData(data=error.data))
+
+
+class _TaskGroup(TaskGroup):  # type: ignore[misc]
+    async def spawn_app(
+        self, app: Any, config: Any, scope: Any, send: Callable[[Any], Awaitable[None]]
+    ) -> Callable[[Any], Awaitable[None]]:
+        inbox = _Inbox()
+
+        async def ended(message: Any) -> None:
+            if message is None:
+                inbox.close()
+            await send(message)
+
+        self.spawn(_handle, app, config, scope, inbox.get, ended, partial(self._loop.run_in_executor, None), None)
+        return inbox.put
+
+
+class _Inbox:
+    """What came in for one request. hypercorn's own queue, when full, holds up the end of a request answered early."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        """The app has ended: whoever brings more need not wait."""
+        self._closed = True
+        self._changed.set()
+
+    async def put(self, message: Any) -> None:
+        if message["type"] == "http.disconnect":
+            self._closed = True
+        while len(self._messages) >= INBOX and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._closed or message["type"] != "http.request":
+            self._messages.append(message)
+        self._changed.set()
+
+    async def get(self) -> Any:
+        while not self._messages:
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._messages.popleft()
+        self._changed.set()
+        return message

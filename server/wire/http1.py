@@ -1,0 +1,142 @@
+"""HTTP/1.1 as strict as a server may be: what two readers could understand differently is refused, and what is slow
+or tiny without need is ended."""
+
+import re
+import secrets
+
+import h11
+from h11._receivebuffer import ReceiveBuffer
+from hypercorn.events import Closed, Updated
+from hypercorn.protocol.events import Body, EndBody, Response
+from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+
+from troupellm.server.errors import HttpError, answer, bad_request_head, head_timeout
+from troupellm.server.exchange import JSON
+
+MAX_HEADERS = 100
+MAX_TINY_PIECES = 2_048
+"""Chunks of a body before their size is looked at."""
+LEAST_PIECE = 32
+"""Bytes that more chunks than that must have on average: each costs as much as a kilobyte."""
+
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Http1(H11Protocol):  # type: ignore[misc]
+    """Answers what is not HTTP in the shape of every other error; hypercorn's own answer has no body."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.buffer = self.connection._receive_buffer = StrictBuffer()
+        self._pieces = 0
+        self._piece_bytes = 0
+
+    @property
+    def inside_head(self) -> bool:
+        """A request has begun, and its head is not complete."""
+        return self.connection.their_state is h11.IDLE and len(self.buffer) > 0
+
+    async def refuse_slow_head(self, seconds: float) -> None:
+        await self._refuse(head_timeout(seconds))
+        await self.send(Closed())
+
+    async def _handle_events(self) -> None:
+        """hypercorn's loop, with pieces of a body that came together handed on together."""
+        body: list[bytes] = []
+        while True:
+            if self.connection.they_are_waiting_for_100_continue:
+                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            try:
+                event = self.connection.next_event()
+                if isinstance(event, h11.Data):
+                    self._count(event)
+            except h11.RemoteProtocolError as error:
+                await self._end(error.error_status_hint)
+                break
+            if isinstance(event, h11.Data):
+                body.append(bytes(event.data))
+                continue
+            if body and self.stream is not None:
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=b"".join(body)))
+            body = []
+            if isinstance(event, h11.Request):
+                self._pieces, self._piece_bytes = 0, 0
+                await self.send(Updated(idle=False))
+                await self._check_protocol(event)
+                await self._create_stream(event)
+            elif event is h11.PAUSED:
+                await self.can_read.clear()
+                await self.can_read.wait()
+            elif isinstance(event, h11.ConnectionClosed) or event is h11.NEED_DATA or self.stream is None:
+                break
+            elif isinstance(event, h11.EndOfMessage):
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            else:  # a websocket's data, which the app refuses
+                await self.stream.handle(event)
+
+    def _count(self, data: h11.Data) -> None:
+        self._pieces += 1
+        self._piece_bytes += len(data.data)
+        if self._pieces > MAX_TINY_PIECES and self._piece_bytes < LEAST_PIECE * self._pieces:
+            raise h11.RemoteProtocolError("a body in tiny chunks")
+
+    async def _end(self, status: int) -> None:
+        """The peer's bytes are no HTTP: whoever answers its request hears that it is gone, and says nothing more."""
+        state = self.connection.our_state
+        await self._close_stream()
+        if state in {h11.IDLE, h11.SEND_RESPONSE}:
+            await self._refuse(bad_request_head(status))
+        await self.send(Closed())
+
+    async def _refuse(self, error: HttpError) -> None:
+        shown = answer(error)
+        headers = [
+            (b"content-type", JSON),
+            (b"content-length", str(len(shown.body)).encode()),
+            (b"x-request-id", secrets.token_hex(16).encode()),
+            *shown.headers,
+        ]
+        await self.stream_send(Response(stream_id=STREAM_ID, headers=headers, status_code=shown.status))
+        await self.stream_send(Body(stream_id=STREAM_ID, data=shown.body))
+        await self.stream_send(EndBody(stream_id=STREAM_ID))
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """HTTP/2 by prior knowledge only: its upgrade header is ignored, as the standard says by now."""
+        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+
+
+class StrictBuffer(ReceiveBuffer):
+    """Lines end with CRLF, are never folded, and say once how long the body is."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """
+        Raises:
+            LocalProtocolError: as h11's readers say what is wrong with what came in.
+        """
+        if self._data[:2] == b"\r\n":
+            return super().maybe_extract_lines()
+        searched = self._multiple_lines_search
+        end = self._data.find(b"\r\n\r\n", max(0, searched - 3))
+        whole = end if end >= 0 else len(self._data)
+        if _BARE_LF.search(self._data, searched, whole):
+            raise h11.LocalProtocolError("a line that does not end with CRLF")
+        if end < 0:
+            self._multiple_lines_search = whole
+            return None
+        lines = self._extract(end + 4)[:-4].split(b"\r\n")
+        _check_head(lines)
+        return list(lines)
+
+
+def _check_head(lines: list[bytearray]) -> None:
+    if len(lines) > MAX_HEADERS + 1:
+        raise h11.LocalProtocolError("too many headers", error_status_hint=431)
+    framing = 0
+    for line in lines:
+        if line.startswith((b" ", b"\t")):
+            raise h11.LocalProtocolError("a folded header")
+        framing += bytes(line.partition(b":")[0]).strip().lower() in _FRAMING
+    if framing > 1:
+        raise h11.LocalProtocolError("the length of the body is given more than once")

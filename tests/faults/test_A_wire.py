@@ -1,0 +1,323 @@
+"""Rows A5 to A8, A10 and A11 of the fault table: bytes that are no HTTP, or as little of it as possible."""
+
+import json
+import time
+
+import anyio
+import h2.errors
+import pytest
+from canary import resident_bytes, under_attack
+from serving import http_request, server_config
+from stranger_http2 import StrangerHttp2
+
+pytestmark = pytest.mark.anyio
+
+SHAPE = {"message", "type", "param", "code"}
+BODY = b'{"model": "tiny", "prompt": "x", "max_tokens": 1}'
+
+
+@pytest.fixture
+def anyio_backend():
+    return ("asyncio", {"use_uvloop": True})
+
+
+def head(*lines: bytes, method: bytes = b"POST", path: bytes = b"/v1/completions") -> bytes:
+    given = (b"Host: localhost", b"Content-Type: application/json", *lines)
+    return method + b" " + path + b" HTTP/1.1\r\n" + b"".join(line + b"\r\n" for line in given) + b"\r\n"
+
+
+async def answers_to(attacked, data: bytes) -> list[tuple[int, dict]]:
+    """Status and error of every answer until the server closes."""
+    connection = await attacked.served.raw(data)
+    seen = await connection.read_all()
+    await connection.close()
+    answers = []
+    while seen:
+        top, _, rest = seen.partition(b"\r\n\r\n")
+        length = next(
+            int(line.partition(b":")[2]) for line in top.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        answers.append((int(top.split()[1]), json.loads(rest[:length])))
+        seen = rest[length:]
+    return answers
+
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LENGTH = b"Content-Length: %d" % len(BODY)
+CHUNKED = b"Transfer-Encoding: chunked"
+AMBIGUOUS = {
+    "both lengths": head(LENGTH, CHUNKED) + b"0\r\n\r\n" + SMUGGLED,
+    "both, the other way": head(CHUNKED, LENGTH) + BODY + SMUGGLED,
+    "two lengths": head(b"Content-Length: 0", LENGTH) + BODY + SMUGGLED,
+    "twice the same length": head(LENGTH, LENGTH) + BODY + SMUGGLED,
+    "a list of lengths": head(b"Content-Length: 5, 6") + BODY + SMUGGLED,
+    "a negative length": head(b"Content-Length: -1") + SMUGGLED,
+    "a length with a sign": head(b"Content-Length: +5") + BODY + SMUGGLED,
+    "a length in hex": head(b"Content-Length: 0x10") + BODY + SMUGGLED,
+    "an endless length": head(b"Content-Length: " + b"9" * 5_000) + SMUGGLED,
+    "a space before the colon": head(b"Content-Length : 5") + BODY + SMUGGLED,
+    "two encodings": head(CHUNKED, b"Transfer-Encoding: identity") + b"0\r\n\r\n" + SMUGGLED,
+    "an encoding that is none": head(b"Transfer-Encoding: xchunked") + b"0\r\n\r\n" + SMUGGLED,
+    "a bad chunk size": head(CHUNKED) + b"zz\r\n" + SMUGGLED,
+    "a negative chunk size": head(CHUNKED) + b"-1\r\n" + SMUGGLED,
+    "a bad end of a chunk": head(CHUNKED) + b"1\r\nxx\r\n0\r\n\r\n" + SMUGGLED,
+    "a chunk size without end": head(CHUNKED) + b"1" * 20_000,
+    "bare line feeds": head(LENGTH).replace(b"\r\n", b"\n") + BODY + SMUGGLED,
+    "one bare line feed": head(b"X: y\nContent-Length: 3") + SMUGGLED,
+    "a folded header": head(b"X: y\r\n Content-Length: 3") + SMUGGLED,
+    "a header without colon": head(b"nonsense") + SMUGGLED,
+    "a NUL in a header": head(b"X: a\0b") + SMUGGLED,
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n" + SMUGGLED,
+    "two hosts": head(b"Host: other") + SMUGGLED,
+    "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n",
+}
+
+
+EVERY_FOURTH = list(AMBIGUOUS)[::4]
+
+
+@pytest.mark.parametrize("names", [EVERY_FOURTH, pytest.param(list(AMBIGUOUS), marks=pytest.mark.slow)], ids=len)
+async def test_A5_what_two_readers_could_understand_differently_is_refused_once(tiny_engine, names):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for name in names:
+            data = AMBIGUOUS[name]
+            answers = await answers_to(attacked, data)
+            assert len(answers) == 1, (name, answers)
+            status, body = answers[0]
+            assert status in (400, 413, 431, 501), (name, status)
+            assert set(body["error"]) == SHAPE, name
+
+
+async def test_A5_tiny_chunks_cost_little(tiny_engine):
+    chunks = b"1\r\n \r\n" * 100_000
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        began = time.process_time()
+        connection = await attacked.served.raw(head(CHUNKED))
+        with anyio.fail_after(20):
+            for start in range(0, len(chunks), 60_000):
+                try:
+                    await connection.stream.send(chunks[start : start + 60_000])
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    break
+            seen = await connection.read_all()
+        spent = time.process_time() - began
+        await connection.close()
+        assert not seen or seen.startswith(b"HTTP/1.1 400 ")
+        assert spent < 5.0, spent  # whole process, canaries and all; all the chunks would cost much more
+        # What an ordinary client sends in chunks is served.
+        piece = BODY[:20]
+        rest = BODY[20:]
+        body = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(piece), piece, len(rest), rest)
+        status, answer = (await answers_to(attacked, head(CHUNKED, b"Connection: close") + body))[0]
+        assert (status, answer["object"]) == (200, "text_completion")
+
+
+TOO_LARGE = {
+    "one header": head(b"X: " + b"y" * 65_536, method=b"GET", path=b"/health"),
+    "500 headers": head(*(b"X-%d: y" % number for number in range(500)), method=b"GET", path=b"/health"),
+    "101 headers": head(*(b"X-%d: y" % number for number in range(101)), method=b"GET", path=b"/health"),
+    "a long target": head(method=b"GET", path=b"/health?" + b"x" * 65_536),
+    "just over the cap": head(b"X: " + b"y" * 16_384, method=b"GET", path=b"/health"),
+    "a head without end": b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 10_000,
+}
+
+
+async def test_A6_heads_that_are_too_large_are_refused(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for name, data in TOO_LARGE.items():
+            answers = await answers_to(attacked, data)
+            assert [status for status, _ in answers] == [431], (name, answers)
+            assert answers[0][1]["error"]["code"] == "headers_too_large"
+        many = head(
+            *(b"X-%d: y" % number for number in range(90)), b"Connection: close", method=b"GET", path=b"/readyz"
+        )
+        assert [status for status, _ in await answers_to(attacked, many)] == [200]
+
+
+async def test_A7_a_head_that_comes_by_drops_and_connections_that_say_nothing_are_ended(tiny_engine):
+    config = server_config(header_timeout=0.6, keep_alive_timeout=1.0)
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        silent = [await attacked.served.raw(b"") for _ in range(200)]
+        slow = await attacked.served.raw(b"GET /v1/models HT")
+
+        async def drip() -> None:
+            while True:
+                await anyio.sleep(0.1)
+                await slow.stream.send(b"x")
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(drip)
+                seen = await slow.read_all()
+                group.cancel_scope.cancel()
+            assert seen.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(seen.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+            for connection in silent:
+                assert await connection.read_all() == b""
+        for connection in (*silent, slow):
+            await connection.close()
+
+
+@pytest.mark.slow
+async def test_A7_a_slow_head_is_no_slow_request(tiny_engine):
+    """The deadline is for the head alone: the time that an answer takes, and pauses between requests, do not count."""
+    config = server_config(header_timeout=0.5)
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        for _ in range(3):
+            connection = await attacked.served.raw(http_request("/v1/completions", BODY))
+            await connection.read_until(b"text_completion")
+            await anyio.sleep(0.7)
+            connection.seen = b""
+            await connection.stream.send(http_request("/v1/completions", BODY))
+            await connection.read_until(b"text_completion")
+            await connection.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", pytest.param("/v1/chat/completions", marks=pytest.mark.slow)])
+async def test_A8_a_body_that_comes_by_drops_is_refused_at_its_deadline(tiny_engine, path):
+    config = server_config(body_timeout=0.5)
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        connection = await attacked.served.raw(http_request(path, b'{"model":', content_length="1000"))
+
+        async def drip() -> None:
+            while True:
+                await anyio.sleep(0.1)
+                await connection.stream.send(b" ")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drip)
+            seen = await connection.read_all(10)
+            group.cancel_scope.cancel()
+        await connection.close()
+        assert seen.startswith(b"HTTP/1.1 408 ")
+        assert seen.count(b"HTTP/1.1 ") == 1
+        assert json.loads(seen.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+async def test_A4_a_body_that_nobody_wants_is_not_waited_for(tiny_engine):
+    """An answer before the body: the rest of it holds up neither the answer nor the end of the connection."""
+    cap = 2**20
+    config = server_config(max_body_bytes=cap, api_key=("secret",))
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        before = resident_bytes()
+        for path, key, status in (
+            ("/v1/completions", "", 401),
+            ("/v1/completions", "Bearer secret", 413),
+            ("/v1/nowhere", "Bearer secret", 404),
+            ("/v1/models", "Bearer secret", 405),
+        ):
+            start = http_request(path, b"", content_length=str(64 * cap), authorization=key)
+            connection = await attacked.served.raw(start)
+            with anyio.fail_after(10):
+                for _ in range(64):
+                    try:
+                        await connection.stream.send(b" " * cap)
+                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                        break
+                seen = await connection.read_all()
+            await connection.close()
+            assert not seen or seen.startswith(b"HTTP/1.1 %d " % status), (path, seen[:200])
+        assert resident_bytes() - before < 8 * cap
+
+
+async def test_A10_what_clients_make_up_does_not_make_metrics_grow(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+
+        async def made_up(number: int) -> None:
+            name = f"x{number}"
+            body = {"model": name, "prompt": "x", "user": name, name: 1}
+            await attacked.client.request(name.upper(), f"/{name}", headers={"user-agent": name})
+            await attacked.client.post("/v1/completions", json=body)
+
+        async def series() -> int:
+            return len((await attacked.client.get("/metrics")).text.splitlines())
+
+        for number in range(5):
+            await made_up(number)
+        before = await series()
+        for number in range(5, 50):
+            await made_up(number)
+        assert await series() <= before + 4
+
+
+@pytest.mark.slow
+async def test_A10_ten_thousand_made_up_names(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        before = 0
+        for number in range(10_000):
+            name = f"x{number}"
+            await attacked.client.request(name.upper(), f"/v1/{name}", headers={"user-agent": name})
+            if number == 10:
+                before = len((await attacked.client.get("/metrics")).content)
+        assert len((await attacked.client.get("/metrics")).content) < before + 1_000
+
+
+async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        port = attacked.served.port
+        client = await StrangerHttp2.connect(port)
+        length = (b"content-length", str(len(BODY)).encode())
+        number = client.request(b"POST", b"/v1/completions", (b"content-type", b"application/json"), length, end=False)
+        client.connection.send_data(number, BODY, end_stream=True)
+        await client.flush()
+        status, body = await client.answer(number)
+        assert (status, json.loads(body)["object"]) == (200, "text_completion")
+        await client.close()
+
+        flood = await StrangerHttp2.connect(port)
+        for _ in range(2_000):
+            number = flood.request(b"GET", b"/livez")
+            flood.connection.reset_stream(number)
+            if number % 100 == 1:
+                await flood.flush()
+        await flood.flush()
+        ended = await flood.until_ended()
+        assert ended is None or ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+        await flood.close()
+
+        pings = await StrangerHttp2.connect(port)
+        for _ in range(2_000):
+            pings.connection.ping(b"12345678")
+        await pings.flush()
+        ended = await pings.until_ended()
+        assert ended is None or ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+        await pings.close()
+
+
+async def test_A11_http2_requests_that_are_none_end_alone(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        client = await StrangerHttp2.connect(attacked.served.port)
+        await client.read()
+        two_hosts = client.request(b"GET", b"/livez", (b"host", b"a"), (b"host", b"b"))
+        await client.flush()
+        assert (await client.answer(two_hosts))[0] in (0, 400)
+        await client.close()
+        for path in (b"/\xff\xfe", b"/a b", b"/\x00"):
+            client = await StrangerHttp2.connect(attacked.served.port)
+            strange = client.request(b"GET", path)
+            await client.flush()
+            assert (await client.answer(strange))[0] in (0, 400), path
+            await client.close()
+        # The rest of a body whose request was answered already does not end the connection.
+        client = await StrangerHttp2.connect(attacked.served.port)
+        early = client.request(b"POST", b"/v1/nowhere", (b"content-type", b"application/json"), end=False)
+        await client.flush()
+        status, body = await client.answer(early)
+        assert status == 404
+        assert set(json.loads(body)["error"]) == SHAPE
+        client.connection.send_data(early, b" " * 1_000)
+        good = client.request(b"GET", b"/livez")
+        await client.flush()
+        assert (await client.answer(good))[0] == 200
+        await client.close()
+
+
+async def test_A11_more_streams_than_allowed_end_the_connection(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        client = await StrangerHttp2.connect(attacked.served.port)
+        client.connection.remote_settings.max_concurrent_streams = 10_000
+        for _ in range(1_000):
+            client.request(b"POST", b"/v1/completions", (b"content-type", b"application/json"), end=False)
+        await client.flush()
+        await client.until_ended()
+        await client.close()

@@ -1,0 +1,67 @@
+"""Certificates for tests of TLS: an authority, a server's for localhost, a client's. Nothing else trusts them."""
+
+from pathlib import Path
+
+AUTHORITY = """\
+-----BEGIN CERTIFICATE-----
+MIIBpzCCAU2gAwIBAgIUF1MYWW/vzTaR+J+UrTdyQ9KdTRgwCgYIKoZIzj0EAwIw
+IDEeMBwGA1UEAwwVVHJvdXBlIHRlc3QgYXV0aG9yaXR5MCAXDTI2MTEyMTE2NDk0
+MFoYDzIxMjYxMDI4MTY0OTQwWjAgMR4wHAYDVQQDDBVUcm91cGUgdGVzdCBhdXRo
+b3JpdHkwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAARKc/E6rr7WrPUa48DVqhPb
+Ti9xwsCauN7bC6kJ9xF3cC7WUpB7ZyQ2A+7ef24zyLKwPZmR8BxLske1eQ+SI+uz
+o2MwYTAdBgNVHQ4EFgQUHgFDdK9KrjTOibYr73fdbhvG+VswHwYDVR0jBBgwFoAU
+HgFDdK9KrjTOibYr73fdbhvG+VswDwYDVR0TAQH/BAUwAwEB/zAOBgNVHQ8BAf8E
+BAMCAgQwCgYIKoZIzj0EAwIDSAAwRQIhAMarN9KurP9GKpRNb+H6gIyjwPkJUyuW
+krZ06KHisCy8AiAXHlWM/zBIWeHxKIeRAdJoW9T9iBH9Rrq+zlb4pbTv0Q==
+-----END CERTIFICATE-----
+"""
+SERVER = """\
+-----BEGIN CERTIFICATE-----
+MIIBnjCCAUSgAwIBAgIUHqcbKrpHjRn5T42wrwO6uSjyki8wCgYIKoZIzj0EAwIw
+IDEeMBwGA1UEAwwVVHJvdXBlIHRlc3QgYXV0aG9yaXR5MCAXDTI2MTEyMTE2NDk0
+MVoYDzIxMjYxMDI4MTY0OTQxWjARMQ8wDQYDVQQDDAZzZXJ2ZXIwWTATBgcqhkjO
+PQIBBggqhkjOPQMBBwNCAAT/MxwHInEbFkYLmX1Fn5MtxgWnFlLFF0mxcKkwobIR
+gwALXC8lSwLZ6ffD4vEPnrMPN1du/4nMeL8np0Ocz7eeo2kwZzAaBgNVHREEEzAR
+gglsb2NhbGhvc3SHBH8AAAEwCQYDVR0TBAIwADAfBgNVHSMEGDAWgBQeAUN0r0qu
+NM6Jtivvd91uG8b5WzAdBgNVHQ4EFgQUC1HqjBjKDle7k5Dij0cPXsVnXjwwCgYI
+KoZIzj0EAwIDSAAwRQIhAIaXCMtQ93VtBD9ftvHFIRY+FgBpLq55jYrdlYDpXefI
+AiB+nzmsPGRsPhmjftb0cNHyu9s6MYzgvnQdbbpNUmIyAA==
+-----END CERTIFICATE-----
+"""
+SERVER_KEY = """\
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIGfCizmy6BBPn577pfOzjiVnC+hpYNQF0zjg6Jdmr3/NoAoGCCqGSM49
+AwEHoUQDQgAE/zMcByJxGxZGC5l9RZ+TLcYFpxZSxRdJsXCpMKGyEYMAC1wvJUsC
+2en3w+LxD56zDzdXbv+JzHi/J6dDnM+3ng==
+-----END EC PRIVATE KEY-----
+"""
+CLIENT = """\
+-----BEGIN CERTIFICATE-----
+MIIBnzCCAUSgAwIBAgIUHqcbKrpHjRn5T42wrwO6uSjykjAwCgYIKoZIzj0EAwIw
+IDEeMBwGA1UEAwwVVHJvdXBlIHRlc3QgYXV0aG9yaXR5MCAXDTI2MTEyMTE2NDk0
+MVoYDzIxMjYxMDI4MTY0OTQxWjARMQ8wDQYDVQQDDAZjbGllbnQwWTATBgcqhkjO
+PQIBBggqhkjOPQMBBwNCAARpC9nyhP2oGTBRSOQbSt39VW+YI4F04jdDVJJekXPn
+FtPkxzMO1T19uIHaMSaLxO4zO3AKDqJBgFBV0UpTp97po2kwZzAaBgNVHREEEzAR
+gglsb2NhbGhvc3SHBH8AAAEwCQYDVR0TBAIwADAfBgNVHSMEGDAWgBQeAUN0r0qu
+NM6Jtivvd91uG8b5WzAdBgNVHQ4EFgQU+Iu4P706kt1eALvqdN3WyGnQBdUwCgYI
+KoZIzj0EAwIDSQAwRgIhAKZFVmFt5Vme+xkQOtDAmR17EFJQRV6+D7jjC75dLFNx
+AiEAxNqciEreyDojBAsrRhzl0K4FxJEf4s4Hjlnyo0r9RFc=
+-----END CERTIFICATE-----
+"""
+CLIENT_KEY = """\
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIKjocFSjjy4OAhE0uoe/dTYzStBYQmcI/H0Ob6TkXQCSoAoGCCqGSM49
+AwEHoUQDQgAEaQvZ8oT9qBkwUUjkG0rd/VVvmCOBdOI3Q1SSXpFz5xbT5MczDtU9
+fbiB2jEmi8TuMztwCg6iQYBQVdFKU6fe6Q==
+-----END EC PRIVATE KEY-----
+"""
+
+
+def write_certificates(folder: Path) -> dict[str, str]:
+    """Paths of the files by name: ca, server, server_key, client, client_key."""
+    texts = {
+        "ca": AUTHORITY, "server": SERVER, "server_key": SERVER_KEY, "client": CLIENT, "client_key": CLIENT_KEY,
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / f"{name}.pem").write_text(text)
+    return {name: str(folder / f"{name}.pem") for name in texts}
