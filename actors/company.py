@@ -76,6 +76,11 @@ class Builder:
         self._boxes = boxes
         self._rows: Iterator[int] = count()
 
+    @property
+    def _caching(self) -> bool:
+        """Where every token sees every other one, no part of a prompt serves another prompt."""
+        return self._company.config.cache.enable_prefix_caching and not self._company.ready.whole_prompts
+
     def intake(self) -> Intake:
         company, boxes = self._company, self._boxes
         return Intake(
@@ -89,7 +94,7 @@ class Builder:
             threads=company.pool,
             randomness=company.randomness,
             rows=self._rows,
-            hash_key=company.hash_key if company.config.cache.enable_prefix_caching else None,
+            hash_key=company.hash_key if self._caching else None,
         )
 
     def scheduler(self) -> Scheduler:
@@ -97,7 +102,7 @@ class Builder:
         core = SchedulerCore(
             company.config.scheduler,
             company.ready,
-            enable_prefix_caching=company.config.cache.enable_prefix_caching,
+            enable_prefix_caching=self._caching,
             hash_key=company.hash_key,
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)

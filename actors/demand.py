@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from troupellm.actors.submission import Submission
-from troupellm.protocol.intake import ChatPrompt, Demand, EmbedsPrompt, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import (
+    ChatPrompt,
+    Demand,
+    EmbedsPrompt,
+    PairPrompt,
+    Party,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+)
 from troupellm.protocol.sampling import SamplingParams
 
 CHARACTERS_PER_TOKEN = 4
@@ -18,6 +27,8 @@ def estimate_tokens(prompt: Prompt) -> int:
             return num_tokens
         case TextPrompt(text=text):
             return len(text) // CHARACTERS_PER_TOKEN + 1
+        case PairPrompt(text=text, second=second):
+            return (len(text) + len(second)) // CHARACTERS_PER_TOKEN + 2
         case ChatPrompt(messages=messages):
             letters = sum(_letters(message) for message in messages)
             return letters // CHARACTERS_PER_TOKEN + 4 * len(messages) + 1
@@ -40,7 +51,7 @@ def demand_of(submission: Submission) -> Demand:
     return Demand(
         sequences=params.num_sequences,
         tokens=estimate_tokens(submission.prompt),
-        max_tokens=params.num_sequences * (params.max_tokens or 0),
+        max_tokens=0 if submission.pooling else params.num_sequences * (params.max_tokens or 0),
         tenant=submission.tenant,
         party=submission.party,
     )

@@ -1,6 +1,6 @@
 """What one asks of an engine, whether it lives in this process or in another one."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from troupellm.actors.mapping import map_streams
+from troupellm.actors.pooling_door import PoolingDoor
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
 from troupellm.protocol.beam_search import beam_defaults
@@ -17,20 +18,13 @@ from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
 
 
-class Door(ABC):
+class Door(PoolingDoor):
     """Requests, in all their spellings. Who inherits says where they go."""
 
     @property
     @abstractmethod
     def defaults(self) -> Mapping[str, Any]:
         """Sampling parameters that the model itself asks for."""
-
-    @abstractmethod
-    def _new_request_id(self) -> str: ...
-
-    @abstractmethod
-    def _open(self, submission: Submission) -> Stream:
-        """The stream of a request that is handed over when the stream is entered."""
 
     def sampling(self, **overrides: Any) -> SamplingParams:
         """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
@@ -133,4 +127,4 @@ class Door(ABC):
         """The same for prompts that bring parameters of their own."""
         options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
         makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
-        return map_streams(makers, concurrency)
+        return map_streams(makers, concurrency, Stream.collect)

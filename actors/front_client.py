@@ -16,7 +16,7 @@ from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
 from troupellm.actors.front_session import front_half
 from troupellm.actors.intake import has_short_lists, is_short, render
-from troupellm.actors.intake_core import Preparer
+from troupellm.actors.intake_pooling import PoolingPreparer
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.stream import Stream
@@ -41,7 +41,7 @@ from troupellm.protocol.fronts import (
     Status,
     Submit,
 )
-from troupellm.protocol.intake import EmbedsPrompt, Prompt, TextPrompt
+from troupellm.protocol.intake import EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
@@ -107,7 +107,7 @@ class RemoteEngine(Door):
         self._threads = threads
         self._clock = clock
         self._randomness = randomness
-        self._preparer = Preparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
+        self._preparer = PoolingPreparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
         self._numbers = count(1)
         self._requests: dict[int, _Request] = {}
         self._queries: dict[int, tuple[Waiter, list[bytes]]] = {}
@@ -241,6 +241,8 @@ class RemoteEngine(Door):
         elif (request := self._requests.get(message.request)) is not None and message.usage is not None:
             arrival, timing = request.outbox.arrival, message.timing
             times = (None if time is None else arrival + time for time in (timing.scheduled, timing.first_token))
+            if message.pooled is not None:
+                request.outbox.pooled(message.pooled)
             request.outbox.close(message.usage, *times)
 
     def _finish(self, number: int, error: TroupeError) -> None:
@@ -285,16 +287,18 @@ class RemoteEngine(Door):
             await request.answered.wait()
             if outbox.error is not None:
                 raise outbox.error
-            token_ids = await self._prepare(submission)
-            request.prompt = tuple(token_ids)
+            prompt = await self._prepare(submission)
+            request.prompt = tuple(prompt.token_ids)
             self._post(
                 Submit(
                     request=number,
                     request_id=submission.request_id,
-                    prompt=array("i", token_ids).tobytes(),
+                    prompt=array("i", prompt.token_ids).tobytes(),
                     params=submission.params,
                     streaming=submission.streaming,
                     cache_salt=submission.cache_salt,
+                    pooling=submission.pooling,
+                    segment=prompt.segment,
                 )
             )
         except BaseException:
@@ -321,7 +325,7 @@ class RemoteEngine(Door):
     def _forget(self, number: int) -> None:
         self._requests.pop(number, None)
 
-    async def _prepare(self, submission: Submission) -> list[int]:
+    async def _prepare(self, submission: Submission) -> TokensPrompt:
         """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
         try:
             if is_short(submission.prompt) and has_short_lists(submission.params):
@@ -332,14 +336,16 @@ class RemoteEngine(Door):
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
             raise RequestFailed("the request could not be prepared") from cause
 
-    def _checked(self, submission: Submission) -> list[int]:
+    def _checked(self, submission: Submission) -> TokensPrompt:
+        if submission.pooling is not None:
+            return self._preparer.pooled(submission.prompt, submission.pooling)[0]
         if isinstance(submission.prompt, EmbedsPrompt):
             raise InvalidRequest(
                 "prompt_embeds is only for an engine in the caller's own process",
                 param="prompt_embeds",
                 code="unsupported_parameter",
             )
-        return self._preparer.checked(submission.prompt, submission.params)[0]
+        return TokensPrompt(self._preparer.checked(submission.prompt, submission.params)[0])
 
     def _control(self, message: SchedulerControl) -> None:
         """What an outbox would tell the scheduler."""

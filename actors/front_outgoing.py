@@ -84,7 +84,7 @@ class Outgoing:
             elif outbox.terminal and not outbox.waiting:
                 ended.append(_end(request))
                 request.over = True
-                weight += _PIECE_WEIGHT
+                weight += _PIECE_WEIGHT + len(outbox.vector or b"")
         self._marked |= waiting  # behind those whose turn has not come
         if not (opened or prompts or pieces or ended):
             return None
@@ -152,4 +152,4 @@ def _end(request: Sent) -> Ended:
     if error is None and outbox.usage is None:
         error = RequestAborted("the request was ended before its answer was complete")
     wire = None if error is None else WireError.of(error)
-    return Ended(request=request.number, usage=outbox.usage, timing=outbox.timing, error=wire)
+    return Ended(request=request.number, usage=outbox.usage, timing=outbox.timing, pooled=outbox.vector, error=wire)

@@ -227,7 +227,7 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         raise RequestFailed("the prompt is no list of token ids")
     return Submission(
         request_id=submit.request_id,
-        prompt=TokensPrompt(memoryview(submit.prompt).cast("i").tolist()),
+        prompt=TokensPrompt(memoryview(submit.prompt).cast("i").tolist(), segment=submit.segment),
         params=submit.params,
         wait=apply.wait,
         tenant=apply.demand.tenant,
@@ -235,4 +235,5 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         cache_salt=submit.cache_salt,
         deadline=apply.deadline,
         streaming=submit.streaming,
+        pooling=submit.pooling,
     )

@@ -14,7 +14,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from troupellm.actors.intake_core import Prepared, Preparer
+from troupellm.actors.intake_core import Prepared
+from troupellm.actors.intake_pooling import PoolingPreparer
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
@@ -26,6 +27,7 @@ from troupellm.protocol.intake import (
     ChatPrompt,
     EmbedsPrompt,
     IntakeMessage,
+    PairPrompt,
     PrepareRequest,
     Prompt,
     TextPrompt,
@@ -73,7 +75,7 @@ class Intake:
         self._threads = threads
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
-        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows, hasher)
+        self._preparer = PoolingPreparer(tokenizer, chat_template, limits, ready, rows, hasher)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""
@@ -143,6 +145,8 @@ def is_short(prompt: Prompt) -> bool:
             return len(embeddings) <= _INLINE_BYTES
         case TextPrompt(text=text):
             return not isinstance(text, str) or len(text) <= INLINE_CHARACTERS
+        case PairPrompt(text=text, second=second):
+            return len(text) + len(second) <= INLINE_CHARACTERS
         case ChatPrompt(messages=messages, tools=tools, documents=documents, template=template):
             few = not (tools or documents or template) and len(messages) <= _INLINE_MESSAGES
             return few and _letters(messages) <= INLINE_CHARACTERS

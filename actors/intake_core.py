@@ -28,6 +28,15 @@ class Prepared(msgspec.Struct, frozen=True):
     submitted: SubmitRequest
 
 
+def check_generates(ready: WorkerReady) -> None:
+    """Raises InvalidRequest for a model that writes no text."""
+    if not ready.generates:
+        tasks = ", ".join(ready.pooling.tasks if ready.pooling else ())
+        raise InvalidRequest(
+            f"the model does not generate text; it supports {tasks}", param="model", code="unsupported_task"
+        )
+
+
 class Preparer:
     """Validation and resolution of requests against one loaded model."""
 
@@ -53,6 +62,7 @@ class Preparer:
         self._rows = rows
         self._states = SamplingStates(tokenizer, limits, ready)
         self._hidden_size = ready.hidden_size
+        self._ready = ready
 
     def prepare(self, message: PrepareRequest, seed: int) -> Prepared:
         """Render, tokenize, validate and resolve. Safe in any thread, slow for what is long.
@@ -120,6 +130,7 @@ class Preparer:
         Raises:
             InvalidRequest: the model cannot serve it; names the field.
         """
+        check_generates(self._ready)
         room = self._capped(params.max_tokens) or 1
         token_ids = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
         if isinstance(prompt, EmbedsPrompt):

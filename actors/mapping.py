@@ -1,17 +1,19 @@
 """Many prompts through one engine, a bounded number at a time, in the order in which they finish."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from troupellm.actors.stream import Stream
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.outputs import Completion
+
+AnswerT = TypeVar("AnswerT")
 
 
 async def map_streams(
-    streams: Iterable[Callable[[], Stream]], concurrency: int
-) -> AsyncIterator[tuple[int, Completion]]:
-    """Give (index, completion) as each is done.
+    streams: Iterable[Callable[[], Stream]], concurrency: int, collect: Callable[[Stream], Awaitable[AnswerT]]
+) -> AsyncIterator[tuple[int, AnswerT]]:
+    """Give (index, answer) as each is done.
 
     Holds no task group or cancel scope while it is suspended, so it may be left, closed or finalised anywhere; whatever
     still runs then is ended.
@@ -48,7 +50,7 @@ async def map_streams(
                 waiter = new_waiter()
                 await waiter.wait()
             index = done.popleft()
-            yield index, await active.pop(index).collect()
+            yield index, await collect(active.pop(index))
     finally:
         for stream in active.values():
             stream.abort()

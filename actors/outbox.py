@@ -49,6 +49,8 @@ class LocalOutbox:
         self.request = request
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.logprobs_of_prompt: tuple[TokenLogprob | None, ...] | None = None
+        self.vector: bytes | None = None
+        """What pooling gave, float32."""
         self.usage: Usage | None = None
         self.quota: Quota | None = None
         """What is left of the limits of whose request it is."""
@@ -96,6 +98,12 @@ class LocalOutbox:
 
     def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> None:
         self.logprobs_of_prompt = (*(self.logprobs_of_prompt or ()), *entries)
+
+    def pooled(self, vector: bytes) -> None:
+        if not self.started:
+            self.started = True
+            self._place.scheduled()
+        self.vector = vector
 
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
         if self.terminal:

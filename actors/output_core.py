@@ -162,6 +162,9 @@ class OutputCore:
         for end in finished.values():
             if end.row in rows:
                 self._advance(rows[end.row], end.row, (), None, end, now)
+        for pooled in message.pooled:
+            if (row := rows.get(pooled.row)) is not None:
+                row.request.outbox.pooled(pooled.vector)
         for failure in message.failed:
             self._on_row_failed(failure.row, RequestFailed(failure.message, code=failure.code), message.closed)
         for closed in message.closed:

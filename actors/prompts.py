@@ -7,10 +7,18 @@ from typing import TypeVar
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
+from troupellm.protocol.intake import (
+    ChatPrompt,
+    EmbedsPrompt,
+    PairPrompt,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+    Truncation,
+)
 
 _MOST_INT32 = 2**31 - 1
-_CUT_SLACK = 64
+CUT_SLACK = 64
 """Tokens beyond those that are kept whose text is tokenized too, so that the cut itself changes none that are kept."""
 
 
@@ -33,27 +41,29 @@ def tokenize(
     field = prompt_field(prompt)
     match prompt:
         case TokensPrompt(token_ids=token_ids, truncation=truncation):
-            keep = _kept(truncation, most_tokens, answer_tokens)
+            keep = kept_tokens(truncation, most_tokens, answer_tokens)
             if keep is not None and truncation is not None:
                 token_ids = _cut(token_ids, keep, truncation)
             if most_tokens is not None and len(token_ids) > most_tokens:
-                raise _too_long(field, most_tokens, len(token_ids), "has")
+                raise too_long(field, most_tokens, len(token_ids), "has")
             return _checked_ids(token_ids)
         case EmbedsPrompt(num_tokens=num_tokens):
             if most_tokens is not None and num_tokens > most_tokens:
-                raise _too_long(field, most_tokens, num_tokens, "has")
+                raise too_long(field, most_tokens, num_tokens, "has")
             return [0] * num_tokens
         case TextPrompt(text=text, add_special_tokens=add_special_tokens, truncation=truncation):
             if not isinstance(text, str):
                 raise InvalidRequest("prompt must be text", param=field, code="invalid_type")
         case ChatPrompt(truncation=truncation):
             text, add_special_tokens = _render(prompt, template), False
-    keep = _kept(truncation, most_tokens, answer_tokens)
+        case PairPrompt():
+            raise InvalidRequest("two texts are for scoring, not for generating", param=field)
+    keep = kept_tokens(truncation, most_tokens, answer_tokens)
     if keep is not None and truncation is not None:
-        text = _cut(text, (keep + _CUT_SLACK) * tokenizer.longest_token, truncation)
-    slack = 0 if keep is None else _CUT_SLACK
+        text = _cut(text, (keep + CUT_SLACK) * tokenizer.longest_token, truncation)
+    slack = 0 if keep is None else CUT_SLACK
     if most_tokens is not None and len(text) > (most_tokens + slack) * tokenizer.longest_token:
-        raise _too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
+        raise too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
     check_unicode(field, text)
     if keep is None or truncation is None:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -75,7 +85,7 @@ def check_unicode(field: str, text: str) -> None:
         raise InvalidRequest(f"{field} has half of a surrogate pair at character {error.start}", param=field) from None
 
 
-def _too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceeded:
+def too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"This model's maximum context length is {limit} tokens. However, the {field} {has} {got} tokens. Please reduce"
         f" the length of the {field}.",
@@ -85,7 +95,7 @@ def _too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceed
     )
 
 
-def _kept(truncation: Truncation | None, most_tokens: int | None, answer_tokens: int) -> int | None:
+def kept_tokens(truncation: Truncation | None, most_tokens: int | None, answer_tokens: int) -> int | None:
     """How many tokens a prompt that may be cut keeps; None when all."""
     if truncation is None:
         return None

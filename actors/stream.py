@@ -18,6 +18,7 @@ from troupellm.protocol.outputs import (
     Completion,
     Delta,
     FinishReason,
+    Pooled,
     Timing,
     TokenLogprob,
     Usage,
@@ -195,6 +196,25 @@ class Stream:
             prompt_token_ids=self.prompt_token_ids,
             prompt=self.prompt,
             prompt_logprobs=self.prompt_logprobs,
+        )
+
+    async def collect_pooled(self) -> Pooled:
+        """Wait for the vector of a request that is pooled.
+
+        Raises:
+            TroupeError: the request failed.
+        """
+        async for _ in self:
+            raise AssertionError("a pooled request has no pieces")
+        if self.usage is None or self._outbox is None or self._outbox.vector is None:
+            raise RequestAborted("the request was ended before its answer was complete")
+        return Pooled(
+            request_id=self.request_id,
+            vector=self._outbox.vector,
+            usage=self.usage,
+            timing=self.timing,
+            prompt_token_ids=self.prompt_token_ids,
+            quota=self.quota,
         )
 
     async def _entered(self) -> LocalOutbox:

@@ -6,7 +6,8 @@ from typing import cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PairPrompt, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
 
 PromptLike = str | Sequence[int] | Prompt
@@ -27,6 +28,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """Seconds from now until which the request must have been scheduled."""
     streaming: bool = True
+    pooling: PoolingParams | None = None
+    """None generates; otherwise `params` only say that nothing is generated."""
 
 
 def as_prompt(prompt: PromptLike) -> Prompt:
@@ -37,7 +40,7 @@ def as_prompt(prompt: PromptLike) -> Prompt:
     """
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt):
+    if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt):
         return prompt
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         return TokensPrompt(tuple(cast(Sequence[int], prompt)))

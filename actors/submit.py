@@ -62,6 +62,7 @@ async def hand_over(
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         deadline=None if deadline is None else arrival + deadline,
+        pooling=request.pooling,
     )
     try:
         await system.intake.put(message)

@@ -76,6 +76,15 @@ class Checkpoint:
         self._taken(tensor.nbytes)
         return tensor
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor that was not taken yet."""
+        return name in self._homes
+
+    def ignore_all(self, prefix: str) -> None:
+        """Accept tensors that the model does not need."""
+        for name in [name for name in self._homes if name.startswith(prefix)]:
+            del self._homes[name]
+
     def ignore(self, name: str) -> None:
         """Accept a tensor that the model does not need."""
         self._homes.pop(name, None)

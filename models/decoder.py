@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import best_rows, linear, pack
+from troupellm.kernels.linear import PackedLinear, best_rows, linear, pack
 from troupellm.kernels.rms_norm import add_rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.forward_batch import ForwardBatch
@@ -13,6 +13,7 @@ from troupellm.models.layers import DecoderLayer, KVPair
 from troupellm.models.rope import rope_tables
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+SCORE = "score.weight"
 
 
 class Decoder:
@@ -29,7 +30,13 @@ class Decoder:
         self.embedding = source.take(EMBEDDING, shape)
         self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
         self.norm = source.take(FINAL_NORM, (config.hidden_size,))
-        self.head = pack(self.embedding if config.tie_word_embeddings else source.take(HEAD, shape))
+        self.head: PackedLinear | None = None
+        self.score: PackedLinear | None = None
+        """Of a classifier."""
+        if config.head == "lm":
+            self.head = pack(self.embedding if config.tie_word_embeddings else source.take(HEAD, shape))
+        elif config.head == "score":
+            self.score = pack(source.take(SCORE, (config.num_labels, config.hidden_size)))
         self.cos, self.sin = rope_tables(config.rope, config.head_dim, max_model_len, self.embedding.dtype)
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
@@ -42,7 +49,7 @@ class Decoder:
             hidden states [logits, hidden] of the tokens that logits are wanted for, after the final norm.
         """
         token_ids, positions = batch.token_ids, batch.positions
-        missing = best_rows(self.head, token_ids.shape[0]) - token_ids.shape[0]
+        missing = best_rows(self.layers[0].attention.qkv, token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self.cos[positions], self.sin[positions]
@@ -56,4 +63,22 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab]."""
+        if self.head is None:
+            raise RuntimeError("this model does not generate text")
         return linear(hidden, self.head).float()
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """A classifier's logits, [rows, labels]."""
+        if self.score is None:
+            raise RuntimeError("this model has no classifier")
+        return linear(hidden.to(self.embedding.dtype), self.score)
+
+
+class BareNames:
+    """Weights of a decoder that was saved without anything on top, whose names lack the first part."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._source.take(name.removeprefix("model."), shape)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -54,6 +54,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    head: Literal["lm", "score", "none"] = "lm"
+    """What is on top: the vocabulary's scores, a classifier's, or nothing."""
+    num_labels: int = 0
+    """Of a classifier."""
     windows: tuple[int | None, ...] = ()
     """Per layer, how many keys a token sees, itself included; None is all."""
 

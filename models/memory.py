@@ -81,8 +81,8 @@ def weight_count(model: DecoderConfig, *, with_head: bool) -> int:
     layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
     layer += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
     layer += 2 * model.head_dim * model.qk_norm
-    tables = 2 if with_head or not model.tie_word_embeddings else 1
-    return model.num_layers * layer + (tables * model.vocab_size + 1) * model.hidden_size
+    tables = 2 if model.head == "lm" and (with_head or not model.tie_word_embeddings) else 1
+    return model.num_layers * layer + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
 
 
 def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:

@@ -30,6 +30,7 @@ class RowTable:
         num_blocks: int64 [slots], filled entries of `blocks`.
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
+        pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
     """
 
     def __init__(self, *, max_model_len: int, block_size: int) -> None:
@@ -38,12 +39,15 @@ class RowTable:
         self._free: list[int] = []
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
         self.blocks: NDArray[np.int32] = np.zeros((0, -(-max_model_len // block_size)), dtype=np.int32)
-        self.lengths, self.epochs, self.num_blocks, self.prompt_logprobs, self.num_prompt_tokens = (
-            np.zeros(0, dtype=np.int64) for _ in range(5)
+        self.lengths, self.epochs, self.num_blocks, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
+            np.zeros(0, dtype=np.int64) for _ in range(6)
         )
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._slots
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
         """Make a row known, or replace an older epoch of it.
@@ -51,8 +55,8 @@ class RowTable:
         Returns:
             its tokens, int32 [known].
         """
-        if new.embeddings is not None or new.pooling is not None or new.adapter:
-            raise PlanError(f"row {new.row}: embeddings, pooling and adapters are not offered by this worker")
+        if new.embeddings is not None or new.adapter:
+            raise PlanError(f"row {new.row}: embeddings and adapters are not offered by this worker")
         known = np.frombuffer(new.token_ids, dtype="<i4")
         if not 0 < known.size <= self._max_len:
             raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self._max_len}")
@@ -64,6 +68,7 @@ class RowTable:
         self.tokens[slot, : known.size] = torch.from_numpy(known.astype(np.int32))
         self.lengths[slot], self.epochs[slot], self.num_blocks[slot] = known.size, new.epoch, 0
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
+        self.pooled[slot] = new.pooling is not None
         self.set_sampling(new.row, new.sampling)
         self.append_blocks(new.row, new.blocks)
         return known
@@ -184,5 +189,5 @@ class RowTable:
         grown[:old] = self.tokens
         self.tokens = grown
         self.blocks = np.concatenate((self.blocks, np.zeros((new - old, self.blocks.shape[1]), dtype=np.int32)))
-        for name in ("lengths", "epochs", "num_blocks", "prompt_logprobs", "num_prompt_tokens"):
+        for name in ("lengths", "epochs", "num_blocks", "prompt_logprobs", "num_prompt_tokens", "pooled"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))

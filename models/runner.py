@@ -15,10 +15,12 @@ from troupellm.models.decoder import Decoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.poison import Poison
+from troupellm.models.pooler import Pooler
+from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
 from troupellm.models.spans import Spans
-from troupellm.protocol.worker import RowLogprobs, StepPlan, StepResult, StepTimings
+from troupellm.protocol.worker import RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
 PIECE_TOKENS = 256
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
@@ -27,11 +29,20 @@ PIECE_TOKENS = 256
 class ModelRunner:
     """Executes plans against one decoder and one KV cache. Calls come from one thread."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, *, max_model_len: int, poison: Poison | None = None) -> None:
-        """poison: for debugging, shows who reads memory that was not written."""
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, max_model_len: int, poison: Poison | None = None,
+        activation: Activation = "softmax",
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            poison: for debugging, shows who reads memory that was not written.
+            activation: what a classifier's logits go through.
+        """
         self.decoder, self.cache, self.poison = decoder, cache, poison
         self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
         self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"))
+        self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
+        """Knows rows by their slots."""
         self._windows = set(decoder.config.windows)
 
     @torch.inference_mode()
@@ -47,7 +58,9 @@ class ModelRunner:
             return _result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
-        sampling = starts + counts == self.rows.lengths[whole.slots]
+        ending = starts + counts == self.rows.lengths[whole.slots]
+        pooled = self.rows.pooled[whole.slots] > 0
+        sampling = ending & ~pooled
         pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
         last_hidden, about_prompts = [], []
@@ -55,20 +68,27 @@ class ModelRunner:
             hidden = self.decoder.forward(batch, self.cache.layers)
             last_hidden.append(hidden[:num_sampling])
             about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
+            self._pool(spans, hidden)
         logits = self.decoder.logits(torch.cat(last_hidden)) if sampling.any() else None
         computed = perf_counter()
         sampled = None if logits is None else self._sample(plan, whole.slots[sampling], sampling, logits)
+        vectors, unsound = self._finish_pooled(plan, whole, ending & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
-        return _result(plan, sampled, sampling, tuple(about_prompts), timings)
+        return _result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound)
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.loads or plan.stores:
             raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
         for row in plan.retired:
+            if row in self.rows:
+                self.pooler.drop_row(self.rows.slot(row))
             self.rows.drop(row)
             self.sampler.drop_row(row)
         for new in plan.new_rows:
             known = self.rows.add(new)
+            if new.pooling is not None:
+                self.pooler.add_row(self.rows.slot(new.row), new.pooling)
+                continue
             self.sampler.add_row(new.row, new.sampling, torch.from_numpy(known.copy()), new.num_prompt_tokens)
         if plan.forks:
             self.rows.fork(plan.forks)
@@ -90,8 +110,8 @@ class ModelRunner:
         """Flatten spans; a handful of vector operations, whatever the number of rows.
 
         Returns:
-            the batch, whose logits are first those to sample from, then those of described prompts; and how many of
-            the first kind there are.
+            the batch, whose logits are first those to sample from, then those of described prompts, then what is
+            pooled; and how many of the first kind there are.
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
@@ -102,10 +122,11 @@ class ModelRunner:
         if int(tables.max(initial=0)) >= self.cache.num_blocks:
             raise PlanError(f"block {int(tables.max())} of {self.cache.num_blocks} was named")
         cache_slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
-        sampling = starts + counts == self.rows.lengths[slots]
+        sampling = (starts + counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
         wanted = [
             ends[sampling] - 1,
             *(np.arange(ends[row] - counts[row], ends[row]) for row in self._described(spans)),
+            *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
         ]
         batch = ForwardBatch(
             token_ids=self.rows.tokens[torch.from_numpy(slots[owner]), torch.from_numpy(positions)].long(),
@@ -128,6 +149,35 @@ class ModelRunner:
         sampled = self.sampler.sample(logits, rows, lengths, _Histories(self.rows.tokens, slots.tolist(), lengths))
         self.rows.append(slots, sampled.tokens)
         return sampled
+
+    def _pooled(self, spans: Spans) -> list[tuple[int, int, int]]:
+        """Of each row that is pooled: its slot, and which tokens of the batch count, first one and how many."""
+        if not len(self.pooler):
+            return []
+        ends = np.cumsum(spans.counts)
+        found = []
+        for index in np.flatnonzero(self.rows.pooled[spans.slots]).tolist():
+            slot, start, count = int(spans.slots[index]), int(spans.starts[index]), int(spans.counts[index])
+            ending = start + count == self.rows.lengths[slot]
+            first, kept = self.pooler.wanted(slot, start, count, ends=bool(ending))
+            found.append((slot, int(ends[index]) - count + first, kept))
+        return found
+
+    def _pool(self, spans: Spans, hidden: Tensor) -> None:
+        """hidden: of a whole batch, whose last part is what is pooled."""
+        found = self._pooled(spans)
+        place = hidden.shape[0] - sum(count for _, _, count in found)
+        for slot, _, count in found:
+            self.pooler.take(slot, hidden[place : place + count])
+            place += count
+
+    def _finish_pooled(
+        self, plan: StepPlan, spans: Spans, ending: NDArray[np.bool_]
+    ) -> tuple[list[RowPooled], list[RowError]]:
+        if not ending.any():
+            return [], []
+        rows = [row for row, ends in zip(plan.rows, ending.tolist(), strict=True) if ends]
+        return self.pooler.finish(spans.slots[ending].tolist(), rows)
 
     def _described(self, spans: Spans) -> list[int]:
         """Which of the rows ask for prompt log-probabilities and compute prompt tokens that predict others."""
@@ -172,7 +222,10 @@ def _result(
     sampling: NDArray[np.bool_],
     about_prompts: tuple[RowLogprobs, ...],
     timings: StepTimings,
+    pooled: Sequence[RowPooled] = (),
+    unsound: Sequence[RowError] = (),
 ) -> StepResult:
+    """unsound: rows whose vector is not fit to be shown."""
     counts = sampling.astype(np.int64)
     tokens: list[int] = []
     if sampled is not None:
@@ -189,6 +242,7 @@ def _result(
         tokens=tuple(tokens),
         logprobs=tuple(sampled.logprobs) if sampled is not None else (),
         prompt_logprobs=about_prompts,
-        errors=tuple(sampled.errors) if sampled is not None else (),
+        pooled=tuple(pooled),
+        errors=(*(sampled.errors if sampled is not None else ()), *unsound),
         timings=timings,
     )

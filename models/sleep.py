@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Generic, TypeVar
 
-from troupellm.models.decoder import Decoder
-from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory_use import give_back, resident_bytes
 from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerReport
 from troupellm.protocol.worker import ProgressSink, WorkerReady
 
+ModelT = TypeVar("ModelT")
+CacheT = TypeVar("CacheT")
+"""Not None; what needs no cache has an empty one."""
 
-class Parts:
+
+class Parts(Generic[ModelT, CacheT]):
     """Weights and KV cache. Nobody else may keep them for longer than a runner lives."""
 
-    def __init__(self, read: Callable[[ProgressSink], Decoder], make_cache: Callable[[], KVCache]) -> None:
+    def __init__(self, read: Callable[[ProgressSink], ModelT], make_cache: Callable[[], CacheT]) -> None:
         """
         Args:
             read: reads the weights, the same ones every time.
@@ -21,16 +24,16 @@ class Parts:
         """
         self._read = read
         self._make_cache = make_cache
-        self._decoder: Decoder | None = None
-        self._cache: KVCache | None = None
+        self._decoder: ModelT | None = None
+        self._cache: CacheT | None = None
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> ModelT:
         assert self._decoder is not None, "the weights were given back"
         return self._decoder
 
     @property
-    def cache(self) -> KVCache:
+    def cache(self) -> CacheT:
         assert self._cache is not None, "the KV cache was given back"
         return self._cache
 
@@ -38,7 +41,7 @@ class Parts:
     def complete(self) -> bool:
         return self._decoder is not None and self._cache is not None
 
-    def read(self, progress: ProgressSink) -> Decoder:
+    def read(self, progress: ProgressSink) -> ModelT:
         """The weights, which are read if they are not there.
 
         Raises:
@@ -48,7 +51,7 @@ class Parts:
             self._decoder = self._read(progress)
         return self._decoder
 
-    def reserve(self) -> KVCache:
+    def reserve(self) -> CacheT:
         """The cache, empty if it was not there."""
         if self._cache is None:
             self._cache = self._make_cache()

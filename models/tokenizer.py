@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 
@@ -80,6 +80,33 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(
+        self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
+    ) -> tuple[list[int], int]:
+        """Two texts with the special tokens around them, cut to at most `most` tokens; special ones stay.
+
+        The longer text is cut first, as the library's own longest-first truncation does it.
+
+        Returns:
+            token ids, and the position of the first one that belongs to the second text; 0 where they do not differ.
+
+        Raises:
+            InvalidRequest: not even the special tokens fit.
+        """
+        parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        if most is not None:
+            special = self._backend.num_special_tokens_to_add(True)
+            if most <= special:
+                raise InvalidRequest(
+                    f"truncate_prompt_tokens must be at least {special + 1}: {special} tokens are special ones",
+                    param="truncate_prompt_tokens",
+                )
+            lengths = _shares(len(parts[0].ids), len(parts[1].ids), most - special)
+            for part, length in zip(parts, lengths, strict=True):
+                part.truncate(length, direction=side)
+        whole = self._backend.post_process(parts[0], parts[1], True)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else 0
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens; invalid bytes show as U+FFFD, ids beyond the vocabulary as nothing."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -120,6 +147,15 @@ class LibraryStream:
         except Exception:  # the library gives up on some invalid byte sequences and raises bare Exception
             self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             return self._stream.step(self._backend, token_id) or ""
+
+
+def _shares(first: int, second: int, most: int) -> tuple[int, int]:
+    """How much is kept of each of two lengths."""
+    shorter, longer = sorted((first, second))
+    longer = shorter if shorter > most else min(longer, max(shorter, most - shorter))
+    if shorter + longer > most:
+        shorter, longer = most // 2, most - most // 2
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def read_json(path: Path) -> dict[str, Any]:

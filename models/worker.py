@@ -6,22 +6,28 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
 from troupellm.models.checkpoint import Checkpoint, RandomWeights
-from troupellm.models.decoder import HEAD, Decoder
-from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.decoder import EMBEDDING, HEAD, BareNames, Decoder
+from troupellm.models.encoder import Encoder
+from troupellm.models.encoder_runner import EncoderRunner
+from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.hf_config import ConfigReader, DecoderConfig
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
-from troupellm.models.registry import describe_model
+from troupellm.models.pooling_config import classifier_activation, decoder_ability
+from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
 from troupellm.models.threads import StepThreads
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
+from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     CacheGroup,
@@ -65,9 +71,9 @@ class ModelWorker:
     def __init__(self, folder: Path) -> None:
         """folder: a checkpoint in Hugging Face's format; not read before `load`."""
         self._folder = folder
-        self._runner: ModelRunner | None = None
-        self._fresh_runner: Callable[[], ModelRunner] | None = None
-        self._parts: Parts | None = None
+        self._runner: ModelRunner | EncoderRunner | None = None
+        self._fresh_runner: Callable[[], ModelRunner | EncoderRunner] | None = None
+        self._parts: Parts[Decoder, KVCache] | Parts[Encoder, tuple[()]] | None = None
         self._ready: WorkerReady | None = None
         self._profile: StepProfile | None = None
         self._threads_before: int | None = None
@@ -84,11 +90,19 @@ class ModelWorker:
         if config.worker.device == "cuda":
             raise ConfigError("device cuda is not supported; use cpu", param="device")
         self._set_threads(config.worker.num_threads)
-        model = describe_model(self._folder)
-        dtype = DTYPES[config.model.dtype]
+        reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
+        if is_encoder(reader):
+            encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
+            self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
+            self.reset()
+            self._ready = encoder.ready(perf_counter() - begin)
+            return self._ready
+        model = describe_decoder(reader)
+        ability = decoder_ability(self._folder, reader, config.model, model)
+        activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-        parts = self._parts = Parts(
+        parts = self._parts = Parts[Decoder, KVCache](
             lambda sink: self._read(model, config, dtype, budget, sink),
             lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
         )
@@ -99,18 +113,22 @@ class ModelWorker:
         path = paged_attention.prepare()
         spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
         warming = perf_counter()
-        warm_up(spare)
+        warm_up(spare, ability)
         saturation = (LEAST_TOKENS, 0.0)
-        if config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS:
+        quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
+        if quick and decoder.head is not None:  # timed steps generate
             saturation = measure_runner(
                 spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
             )
         self._fresh_runner = lambda: ModelRunner(
-            parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache)
-        )
+            parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
+            activation=activation,
+        )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
-        self._ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
+        ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
+        generates = model.head == "lm" and config.model.runner != "pooling"
+        self._ready = msgspec.structs.replace(ready, generates=generates, pooling=ability)
         return self._ready
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -198,7 +216,8 @@ class ModelWorker:
             progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
 
         checkpoint = Checkpoint(self._folder, dtype, taken)
-        decoder = Decoder(model, checkpoint, max_model_len=budget.max_model_len)
+        source = BareNames(checkpoint) if model.head == "none" and not checkpoint.has(EMBEDDING) else checkpoint
+        decoder = Decoder(model, source, max_model_len=budget.max_model_len)
         if model.tie_word_embeddings:
             checkpoint.ignore(HEAD)
         checkpoint.finish()
@@ -210,11 +229,12 @@ def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:
     return None if pattern == "off" else Poison(cache, pattern, when_freed=not config.cache.enable_prefix_caching)
 
 
-def warm_up(runner: ModelRunner) -> None:
+def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
     """One step through the whole model, so that the first request does not pay for what is done once."""
     block = NewRow(
         row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
         sampling=SamplingState(temperature=0.0), blocks=((0,),),
+        pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
     )  # fmt: skip
     runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
 

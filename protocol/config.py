@@ -48,6 +48,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     override_generation_config: Annotated[
         dict[str, Any] | str | None, _help("JSON object over those defaults; its max_new_tokens is a cap, too")
     ] = None
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        _help("what the model is for; auto: all it can do, decoders write text and embed"),
+    ] = "auto"
+    convert: Annotated[
+        Literal["auto", "none", "embed", "classify"],
+        _help("none: no pooling that the checkpoint was not made for; embed and classify: refused unless it can"),
+    ] = "auto"
+    pooler_config: Annotated[
+        str | None, _help("JSON: pooling_type CLS, LAST or MEAN, use_activation, matryoshka_dimensions")
+    ] = None
     chat_template: Annotated[str | None, _help("file or text of a Jinja chat template")] = None
     seed: Annotated[Count, _help("seed of everything that was not given one; 0 draws one at start")] = 0
 

@@ -13,6 +13,7 @@ from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import RequestFailed, TroupeError
 from troupellm.protocol.intake import Demand
 from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
+from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
@@ -42,6 +43,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     params: SamplingParams
     streaming: bool
     cache_salt: bytes
+    pooling: PoolingParams | None = None
+    segment: int = 0
+    """See `TokensPrompt`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -194,6 +198,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request: int
     usage: Usage | None = None
     timing: Timing = Timing()
+    pooled: bytes | None = None
+    """float32, of a pooling request."""
     error: WireError | None = None
 
 

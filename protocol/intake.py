@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from troupellm.protocol.output import Outbox
+from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
 
 
@@ -51,6 +52,17 @@ class TextPrompt(msgspec.Struct, frozen=True):
 class TokensPrompt(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     truncation: Truncation | None = None
+    segment: int = 0
+    """Position of the first token of a pair's second text; 0 where there is none."""
+
+
+class PairPrompt(msgspec.Struct, frozen=True):
+    """Two texts for a cross-encoder, joined as the tokenizer joins them."""
+
+    text: str
+    second: str
+    truncation: Truncation | None = None
+    """The longer text is cut first."""
 
 
 class EmbedsPrompt(msgspec.Struct, frozen=True):
@@ -76,7 +88,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Truncation | None = None
 
 
-Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt
+Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +104,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     cache_salt: bytes = b""
     deadline: float | None = None
+    pooling: PoolingParams | None = None
+    """None generates; otherwise `params` say nothing."""
 
 
 IntakeMessage = PrepareRequest

@@ -7,7 +7,7 @@ import msgspec
 
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob, Usage
-from troupellm.protocol.worker import RowLogprobs
+from troupellm.protocol.worker import RowLogprobs, RowPooled
 
 
 class Outbox(Protocol):
@@ -22,6 +22,9 @@ class Outbox(Protocol):
     def push(self, delta: Delta) -> None: ...
 
     def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> None: ...
+
+    def pooled(self, vector: bytes) -> None:
+        """What a pooling request was for, float32; `close` follows."""
 
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
         """Every sequence has finished."""
@@ -92,6 +95,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
     finished: tuple[RowFinished, ...] = ()
+    pooled: tuple[RowPooled, ...] = ()
     failed: tuple[RowFailed, ...] = ()
     closed: tuple[RequestClosed, ...] = ()
 

@@ -1,8 +1,11 @@
 """What a request gives back: deltas while it runs, a completion at its end."""
 
+from array import array
 from typing import Literal
 
 import msgspec
+
+from troupellm.protocol.quota import Quota
 
 FinishReason = Literal["stop", "length", "abort", "repetition"]
 
@@ -64,6 +67,23 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     cumulative_logprob: float | None = None
     """Of all its tokens; known where log-probabilities were asked for or decided over the answer."""
+
+
+class Pooled(msgspec.Struct, frozen=True, kw_only=True):
+    """What pooling a prompt gave."""
+
+    request_id: str
+    vector: bytes
+    """float32."""
+    usage: Usage
+    timing: Timing
+    prompt_token_ids: tuple[int, ...]
+    quota: Quota | None = None
+    """What was left of its tenant's limits when it was let in."""
+
+    @property
+    def values(self) -> list[float]:
+        return array("f", self.vector).tolist()
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

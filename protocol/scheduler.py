@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.sampling_extras import RepetitionDetection
 from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
 
@@ -57,6 +58,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     streaming: bool = True
     beam: BeamSettings | None = None
     """None draws the sequences independently."""
+    pooling: PoolingState | None = None
+    """None generates; otherwise the request ends with its prompt, and a vector. It has one sequence."""
     deadline: float | None = None
     """Seconds on the engine's clock after which a request that still waits is dropped."""
     repetition: RepetitionDetection | None = None

@@ -14,6 +14,7 @@ import msgspec
 
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.logprobs import LogprobsMode
+from troupellm.protocol.pooling import PoolingAbility, PoolingState
 
 
 class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -85,8 +86,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     """Adapter slot; 0 is the base model."""
     embeddings: bytes | None = None
     """What stands for the prompt instead of its tokens' embeddings; float32 [num_prompt_tokens, hidden]."""
-    pooling: str | None = None
-    """None generates; otherwise the pooling task, whose vector comes back in `StepResult.pooled`."""
+    pooling: PoolingState | None = None
+    """None generates; otherwise the row samples nothing: when its last token is computed its vector comes back in
+    `StepResult.pooled`."""
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -183,6 +185,8 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_onl
 
 
 class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a row was computed for: exactly once, with the span that reaches its last token."""
+
     row: int
     vector: bytes
     """float32."""
@@ -273,6 +277,13 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """From so many tokens on a step does no more of them per second; 0 was not measured."""
     saturation_seconds: float = 0.0
     """What a step of so many takes."""
+    generates: bool = True
+    """Writes text."""
+    pooling: PoolingAbility | None = None
+    """What it can pool, if anything."""
+    whole_prompts: bool = False
+    """Every token sees every other one: a prompt is computed in one step, nothing of it serves another one, and blocks
+    only count."""
     hidden_size: int = 0
     """Width of an input embedding."""
     logits_processors: tuple[ProcessorInfo, ...] = ()

@@ -78,11 +78,12 @@ class SchedulerCore:
             self._prefill_budget,
             self._quarantine,
             engine_epoch,
+            whole_prompts=ready.whole_prompts,
         )
         self._replay = Replay(
             self._ledger, self._residents, self._tables, self._flights, self._planner, self._quarantine
         )
-        self._updates = Updates(self._ledger, self._residents, self._tables, ready.vocab_width)
+        self._updates = Updates(self._ledger, self._residents, self._tables, ready)
         self._deadlines: list[tuple[float, int]] = []
         self._early_aborts: dict[int, None] = {}
         """Requests that were aborted before they came, oldest first."""
@@ -121,6 +122,8 @@ class SchedulerCore:
         request = Request(message, self._prompt_keys(message), tenant=message.tenant if self._fair else "")
         tokens = array("i", message.prompt)
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
+        if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
+            limit = request.num_prompt_tokens + 1
         self._num_submitted += 1
         known = self._tenants.get(message.tenant)
         priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)

@@ -47,10 +47,14 @@ class Planner:
         prefill_budget: PrefillBudget,
         quarantine: Quarantine,
         engine_epoch: int,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
+        """whole_prompts: the model needs all of a prompt in one step, however small steps have become."""
         self._max_rows = config.max_num_seqs
         self._max_tokens = config.max_num_batched_tokens
-        self._chunked = config.enable_chunked_prefill
+        self._chunked = config.enable_chunked_prefill and not whole_prompts
+        self._whole_prompts = whole_prompts
         self._tables = tables
         self._room = room
         self._flights = flights
@@ -247,12 +251,14 @@ class Planner:
     def _allowed(self, wanted: int, draft: Draft) -> int:
         """Tokens of the budget for a sequence. Without chunking all or none, except what exceeds a whole step."""
         if wanted == 1:
-            return min(1, draft.budget)
+            return max(0, min(1, draft.budget))
         if self._chunked:
             return max(0, min(wanted, draft.budget, draft.prefill))
         if wanted <= draft.budget:
             return wanted if draft.prefill > 0 else 0
-        return draft.budget if draft.budget == self._step_tokens else 0
+        if draft.budget < self._step_tokens:
+            return 0
+        return wanted if self._whole_prompts else draft.budget
 
     def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> None:
         draft.plain = False
@@ -270,7 +276,7 @@ class Planner:
         draft.sequences.append(sequence)
         draft.starts.append(start)
         draft.counts.append(count)
-        draft.expected.append(1 if samples else 0)
+        draft.expected.append(1 if samples and sequence.pooling is None else 0)
         draft.budget -= count
 
     def _admit(self, draft: Draft, now: float) -> None:
@@ -313,6 +319,7 @@ class Planner:
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 sampling=sequence.sampling,
                 blocks=tuple(tuple(table) for table in sequence.tables),
+                pooling=sequence.pooling,
             )
         )
         sequence.known_to_worker = True

@@ -14,6 +14,8 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
     if message.max_tokens < 1:
         return InvalidRequest(f"max_tokens must be at least 1, got {message.max_tokens}", param="max_tokens")
     room = ready.max_model_len
+    if message.pooling is not None:
+        return _pooling_refusal(num_prompt, ready, config)
     if num_prompt >= room:
         return ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; the context of {room} tokens leaves no room for an answer",
@@ -36,6 +38,19 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
             got=wanted,
         )
     return None if message.beam is None else _beam_refusal(message, message.beam, ready, config, wanted)
+
+
+def _pooling_refusal(num_prompt: int, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:
+    """Only the prompt is computed, but for some models at once."""
+    limits = [ready.max_model_len, ready.num_blocks * ready.block_size]
+    if ready.whole_prompts or not config.enable_chunked_prefill:
+        limits.append(config.max_num_batched_tokens)
+    limit = min(limits)
+    if num_prompt <= limit:
+        return None
+    return ContextLengthExceeded(
+        f"the prompt has {num_prompt} tokens; at most {limit} can be pooled", limit=limit, got=num_prompt
+    )
 
 
 def _beam_refusal(

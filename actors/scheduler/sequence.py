@@ -168,6 +168,7 @@ class Sequence:
         "num_labelled",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "pooling",
         "request",
         "row",
         "sampling",
@@ -227,6 +228,8 @@ class Sequence:
         """The newest plan that names the sequence."""
         self.last_token_at = 0.0
         self.known_to_worker = False
+        self.pooling = message.pooling
+        """None generates; otherwise the sequence ends with its prompt, and a vector instead of a token."""
         self.lockstep = message.beam is not None
         """The host chooses its tokens, when its siblings have come as far: it is never planned beyond those it has."""
 
@@ -257,7 +260,9 @@ class Sequence:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Positions whose log-probabilities are still owed must be computed, not looked up."""
+        """Positions that are pooled, or whose log-probabilities are still owed, must be computed, not looked up."""
+        if self.pooling is not None:
+            return self.pooling.reads_prefix_cache
         return self.sampling.prompt_logprobs < 0 or self.num_prompt_logprobs >= self.num_prompt_tokens
 
     def handle(self, event: Event) -> None:

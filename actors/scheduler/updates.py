@@ -13,7 +13,7 @@ from troupellm.actors.scheduler.results import Aligned, accept, align, trim_logp
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence
 from troupellm.protocol.metrics import StepStats
 from troupellm.protocol.output import RowFinished, StepOutput
-from troupellm.protocol.worker import RowLogprobs, StepResult
+from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, WorkerReady
 
 Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Rows, token counts and tokens, as in `StepOutput`."""
@@ -36,11 +36,12 @@ class _Crowd:
 
 
 class Updates:
-    def __init__(self, ledger: Ledger, residents: Residents, tables: BlockTables, vocab_width: int) -> None:
+    def __init__(self, ledger: Ledger, residents: Residents, tables: BlockTables, ready: WorkerReady) -> None:
         self._ledger = ledger
         self._residents = residents
         self._tables = tables
-        self._vocab_width = vocab_width
+        self._vocab_width = ready.vocab_width
+        self._ability = ready.pooling
         self.num_tokens = 0
         """Tokens that were shown."""
         self.num_dropped = 0
@@ -59,6 +60,7 @@ class Updates:
         aligned = align(flight, result)
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
+        self._check_pooled(flight, result, aligned)
         if aligned.token_counts == flight.expected:
             return aligned
         for index, (expected, count) in enumerate(zip(flight.expected, aligned.token_counts, strict=True)):
@@ -69,6 +71,7 @@ class Updates:
     def apply(self, flight: Flight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
         """`aligned` as `check` gave it."""
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
+        pooled = _alive_pooled(flight, result) if result.pooled else ()
         gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)
         if flight.clean and not aligned.errors and aligned.token_counts == flight.expected:
@@ -83,6 +86,7 @@ class Updates:
             counts += tuple(map(len, answers.tokens))
             tokens += tuple(chain.from_iterable(answers.tokens))
             logprobs += tuple(answers.logprobs)
+        self._end_pooled(flight, pooled)
         self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now)
@@ -94,6 +98,7 @@ class Updates:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
             finished=facts.finished if facts else (),
             failed=facts.failed if facts else (),
             closed=facts.closed if facts else (),
@@ -102,6 +107,28 @@ class Updates:
     def take_stats(self) -> list[StepStats]:
         stats, self._stats = self._stats, []
         return stats
+
+    def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
+        """Every pooled prompt that ends in this plan has its vector, unless its row failed, and nobody else has one."""
+        wanted = {}
+        for sequence, _, _, ends in flight.prefills:
+            if ends and sequence.pooling is not None and self._ability is not None:
+                wanted[sequence.row] = 4 * self._ability.vector_length(sequence.pooling)
+        if not (wanted or result.pooled):
+            return
+        failed = {flight.rows[index] for index in aligned.errors}
+        given = {entry.row: len(entry.vector) for entry in result.pooled}
+        if len(given) != len(result.pooled) or given != {row: n for row, n in wanted.items() if row not in failed}:
+            raise BrokenResult(f"step {result.step}: the pooled vectors are not those of its prompts")
+
+    def _end_pooled(self, flight: Flight, pooled: tuple[RowPooled, ...]) -> None:
+        if not pooled:
+            return
+        alive = _alive(flight)
+        for entry in pooled:
+            sequence = alive[entry.row]
+            sequence.request.reason = "stop"
+            self._ledger.end(sequence, Event.STOP)
 
     def _valid(self, aligned: Aligned) -> bool:
         tokens = aligned.tokens
@@ -120,7 +147,7 @@ class Updates:
             else:
                 self._tables.label_all(sequence)
                 sequence.decoding = True
-                if sequence.request.first_token is None:
+                if sequence.request.first_token is None and sequence.pooling is None:
                     sequence.request.first_token = now
                 self._ledger.prompt_computed(sequence)
 
@@ -245,6 +272,11 @@ def _alive(flight: Flight) -> dict[int, Sequence]:
     """By row, the sequences of a plan that are still what they were when it was made."""
     planned = zip(flight.sequences, flight.epochs, strict=True)
     return {sequence.row: sequence for sequence, epoch in planned if sequence.epoch == epoch}
+
+
+def _alive_pooled(flight: Flight, result: StepResult) -> tuple[RowPooled, ...]:
+    alive = _alive(flight)
+    return tuple(entry for entry in result.pooled if entry.row in alive)
 
 
 def _recount(sequence: Sequence) -> None:

@@ -1,0 +1,190 @@
+"""Vectors, scores and labels, whether the engine lives in this process or in another one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from itertools import count
+from math import sqrt
+from operator import mul
+
+import msgspec
+
+from troupellm.actors.mapping import map_streams
+from troupellm.actors.stream import Stream
+from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.intake import PairPrompt
+from troupellm.protocol.outputs import Pooled
+from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.worker import WorkerReady
+
+POOLING_WINDOW = 256
+"""Prompts of one call inside the engine at once: as many as a step takes by default."""
+_NOTHING_GENERATED = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class Scored(msgspec.Struct, frozen=True):
+    score: float
+    prompt_tokens: int
+    """Computed for this pair alone; a text that several pairs share counts once, with the first."""
+
+
+class PoolingDoor(ABC):
+    """Requests that end with their prompt. Who inherits says where they go."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> WorkerReady:
+        """What the model can do."""
+
+    @abstractmethod
+    def _new_request_id(self) -> str: ...
+
+    @abstractmethod
+    def _open(self, submission: Submission) -> Stream:
+        """The stream of a request that is handed over when the stream is entered."""
+
+    def pool(
+        self,
+        prompts: Iterable[PromptLike],
+        params: PoolingParams | None = None,
+        *,
+        wait: bool = True,
+        request_id: str | None = None,
+        tenant: str = "",
+        cache_salt: bytes = b"",
+        deadline: float | None = None,
+        concurrency: int = POOLING_WINDOW,
+    ) -> AsyncIterator[tuple[int, Pooled]]:
+        """(index, vector) of every prompt as each is done, `concurrency` at a time.
+
+        A call with many prompts takes places as it goes and gives them back, so that it neither needs room for all of
+        them at once nor keeps others out.
+
+        Args:
+            wait: wait for the first prompt's place instead of raising EngineOverloaded; the others always wait.
+            request_id: prompt i is known as `request_id`-i.
+            deadline: seconds within which each must have been scheduled.
+        """
+        params = params or PoolingParams()
+        name = request_id or self._new_request_id()
+
+        def submission(index: int, prompt: PromptLike) -> Stream:
+            return self._open(
+                Submission(
+                    request_id=f"{name}-{index}",
+                    prompt=as_prompt(prompt),
+                    params=_NOTHING_GENERATED,
+                    wait=wait or index > 0,
+                    tenant=tenant,
+                    cache_salt=cache_salt,
+                    deadline=deadline,
+                    streaming=False,
+                    pooling=params,
+                )
+            )
+
+        makers = (partial(submission, index, prompt) for index, prompt in zip(count(), prompts, strict=False))
+        return map_streams(makers, concurrency, Stream.collect_pooled)
+
+    async def pool_all(
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+    ) -> list[Pooled]:
+        """The same as a list, in the order of the prompts."""
+        found = {index: pooled async for index, pooled in self.pool(prompts, params, **options)}  # type: ignore[arg-type]
+        return [found[index] for index in range(len(prompts))]
+
+    async def embed(
+        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+    ) -> list[list[float]]:
+        """One vector per prompt: a text, or a list of texts and lists of token ids.
+
+        Args:
+            options: those of `pool`.
+
+        Raises:
+            InvalidRequest: the model makes no embeddings, or not of this prompt.
+        """
+        wanted = _for_task(params, "embed")
+        return [pooled.values for pooled in await self.pool_all(_as_list(prompts), wanted, **options)]
+
+    async def classify(
+        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+    ) -> list[list[float]]:
+        """One probability per label for each prompt; `ready.pooling.labels` are the labels.
+
+        Raises:
+            InvalidRequest: the model is no classifier.
+        """
+        wanted = _for_task(params, "classify")
+        return [pooled.values for pooled in await self.pool_all(_as_list(prompts), wanted, **options)]
+
+    async def score(
+        self, first: str | Sequence[PromptLike], second: str | Sequence[PromptLike],
+        params: PoolingParams | None = None, **options: object,
+    ) -> list[float]:  # fmt: skip
+        """How well texts go together: one with one, one with each of many, or many with as many.
+
+        A cross-encoder reads each pair; of a model that embeds it is the cosine of the two vectors.
+
+        Raises:
+            InvalidRequest: the model can do neither, or the texts are not so many.
+        """
+        scored = await self.score_pairs(_as_list(first), _as_list(second), params, **options)
+        return [pair.score for pair in scored]
+
+    async def score_pairs(
+        self,
+        first: Sequence[PromptLike],
+        second: Sequence[PromptLike],
+        params: PoolingParams | None = None,
+        **options: object,
+    ) -> list[Scored]:
+        """See `score`."""
+        if not second or len(first) not in (1, len(second)):
+            raise InvalidRequest(f"there must be one first text or as many as second ones ({len(second)})")
+        ability = self.ready.pooling
+        if ability is not None and "score" not in ability.tasks and "embed" in ability.tasks:
+            return await self._score_vectors(first, second, params, **options)
+        wanted = _for_task(params, "score")
+        firsts = list(first) * len(second) if len(first) == 1 else first
+        pairs = [_pair(one, other) for one, other in zip(firsts, second, strict=True)]
+        pooled = await self.pool_all(pairs, wanted, **options)
+        return [Scored(each.values[0], each.usage.prompt_tokens) for each in pooled]
+
+    async def _score_vectors(
+        self, first: Sequence[PromptLike], second: Sequence[PromptLike], params: PoolingParams | None, **options: object
+    ) -> list[Scored]:
+        pooled = await self.pool_all([*first, *second], _for_task(params, "embed"), **options)
+        ones, others = pooled[: len(first)], pooled[len(first) :]
+        vectors = [one.values for one in ones]
+        scored = []
+        for index, other in enumerate(others):
+            place = index if len(ones) > 1 else 0
+            tokens = other.usage.prompt_tokens + (ones[place].usage.prompt_tokens if place == index else 0)
+            scored.append(Scored(cosine(vectors[place], other.values), tokens))
+        return scored
+
+
+def cosine(first: Sequence[float], second: Sequence[float]) -> float:
+    """Of the angle between two vectors of the same length; 0 where one of them is zero."""
+    length = sqrt(sum(map(mul, first, first)) * sum(map(mul, second, second)))
+    return sum(map(mul, first, second)) / length if length else 0.0
+
+
+def _for_task(params: PoolingParams | None, task: str) -> PoolingParams:
+    return msgspec.structs.replace(params or PoolingParams(), task=task)
+
+
+def _as_list(prompts: str | Sequence[PromptLike]) -> Sequence[PromptLike]:
+    """One text stands for a list of one, a list of integers is one prompt."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts
+
+
+def _pair(first: PromptLike, second: PromptLike) -> PromptLike:
+    if not (isinstance(first, str) and isinstance(second, str)):
+        raise InvalidRequest("a cross-encoder scores texts, not token ids", code="invalid_type")
+    return PairPrompt(first, second)
