@@ -47,7 +47,7 @@ ELSEWHERE = {
     "disable-log-requests": "requests are never logged with their text; use --disable-access-log",
     "enable-log-requests": "requests are never logged with their text",
     "otlp-traces-endpoint": _LATER + "; scrape /metrics",
-    "task": "text generation is the only task",
+    "task": "use --runner, or --convert",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",
     "max-lora-rank": _LATER + "; merge the adapter into the checkpoint",
     "chat-template-content-format": "templates are given text; leave it out",
@@ -60,7 +60,6 @@ ELSEWHERE = {
     "disable-access-log-for-endpoints": "probes are never logged; use --disable-access-log for the rest",
     "headless": ONE_DEVICE,
     "grpc": "HTTP is the only protocol",
-    "runner": "text generation is the only task",
     "middleware": "mount troupellm.asgi(engine) in your own ASGI app",
     "enable-sleep-mode": _LATER + "; stop and start the server",
 }
