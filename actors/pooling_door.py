@@ -6,6 +6,7 @@ from functools import partial
 from itertools import count
 from math import sqrt
 from operator import mul
+from typing import Any
 
 import msgspec
 
@@ -13,9 +14,10 @@ from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import PairPrompt
+from troupellm.protocol.intake import PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.worker import WorkerReady
 
@@ -28,6 +30,7 @@ class Scored(msgspec.Struct, frozen=True):
     score: float
     prompt_tokens: int
     """Computed for this pair alone; a text that several pairs share counts once, with the first."""
+    quota: Quota | None = None
 
 
 class PoolingDoor(ABC):
@@ -89,14 +92,14 @@ class PoolingDoor(ABC):
         return map_streams(makers, concurrency, Stream.collect_pooled)
 
     async def pool_all(
-        self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: Any
     ) -> list[Pooled]:
         """The same as a list, in the order of the prompts."""
-        found = {index: pooled async for index, pooled in self.pool(prompts, params, **options)}  # type: ignore[arg-type]
+        found = {index: pooled async for index, pooled in self.pool(prompts, params, **options)}
         return [found[index] for index in range(len(prompts))]
 
     async def embed(
-        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: Any
     ) -> list[list[float]]:
         """One vector per prompt: a text, or a list of texts and lists of token ids.
 
@@ -110,7 +113,7 @@ class PoolingDoor(ABC):
         return [pooled.values for pooled in await self.pool_all(_as_list(prompts), wanted, **options)]
 
     async def classify(
-        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: object
+        self, prompts: str | Sequence[PromptLike], params: PoolingParams | None = None, **options: Any
     ) -> list[list[float]]:
         """One probability per label for each prompt; `ready.pooling.labels` are the labels.
 
@@ -122,7 +125,7 @@ class PoolingDoor(ABC):
 
     async def score(
         self, first: str | Sequence[PromptLike], second: str | Sequence[PromptLike],
-        params: PoolingParams | None = None, **options: object,
+        params: PoolingParams | None = None, **options: Any,
     ) -> list[float]:  # fmt: skip
         """How well texts go together: one with one, one with each of many, or many with as many.
 
@@ -139,31 +142,43 @@ class PoolingDoor(ABC):
         first: Sequence[PromptLike],
         second: Sequence[PromptLike],
         params: PoolingParams | None = None,
-        **options: object,
+        *,
+        truncation: Truncation | None = None,
+        **options: Any,
     ) -> list[Scored]:
-        """See `score`."""
+        """See `score`.
+
+        Args:
+            truncation: how what is too long is cut; None refuses it.
+        """
         if not second or len(first) not in (1, len(second)):
             raise InvalidRequest(f"there must be one first text or as many as second ones ({len(second)})")
         ability = self.ready.pooling
-        if ability is not None and "score" not in ability.tasks and "embed" in ability.tasks:
-            return await self._score_vectors(first, second, params, **options)
+        if ability is not None and ability.scores_by_vectors:
+            return await self._score_vectors(first, second, params, truncation, **options)
         wanted = _for_task(params, "score")
         firsts = list(first) * len(second) if len(first) == 1 else first
-        pairs = [_pair(one, other) for one, other in zip(firsts, second, strict=True)]
+        pairs = [_pair(one, other, truncation) for one, other in zip(firsts, second, strict=True)]
         pooled = await self.pool_all(pairs, wanted, **options)
-        return [Scored(each.values[0], each.usage.prompt_tokens) for each in pooled]
+        return [Scored(each.values[0], each.usage.prompt_tokens, each.quota) for each in pooled]
 
     async def _score_vectors(
-        self, first: Sequence[PromptLike], second: Sequence[PromptLike], params: PoolingParams | None, **options: object
+        self,
+        first: Sequence[PromptLike],
+        second: Sequence[PromptLike],
+        params: PoolingParams | None,
+        truncation: Truncation | None,
+        **options: Any,
     ) -> list[Scored]:
-        pooled = await self.pool_all([*first, *second], _for_task(params, "embed"), **options)
+        prompts = [_cut(prompt, truncation) for prompt in (*first, *second)]
+        pooled = await self.pool_all(prompts, _for_task(params, "embed"), **options)
         ones, others = pooled[: len(first)], pooled[len(first) :]
         vectors = [one.values for one in ones]
         scored = []
         for index, other in enumerate(others):
             place = index if len(ones) > 1 else 0
             tokens = other.usage.prompt_tokens + (ones[place].usage.prompt_tokens if place == index else 0)
-            scored.append(Scored(cosine(vectors[place], other.values), tokens))
+            scored.append(Scored(cosine(vectors[place], other.values), tokens, other.quota))
         return scored
 
 
@@ -184,7 +199,11 @@ def _as_list(prompts: str | Sequence[PromptLike]) -> Sequence[PromptLike]:
     return prompts
 
 
-def _pair(first: PromptLike, second: PromptLike) -> PromptLike:
+def _cut(prompt: PromptLike, truncation: Truncation | None) -> PromptLike:
+    return TextPrompt(prompt, truncation=truncation) if isinstance(prompt, str) else prompt
+
+
+def _pair(first: PromptLike, second: PromptLike, truncation: Truncation | None) -> PromptLike:
     if not (isinstance(first, str) and isinstance(second, str)):
         raise InvalidRequest("a cross-encoder scores texts, not token ids", code="invalid_type")
-    return PairPrompt(first, second)
+    return PairPrompt(first, second, truncation)

@@ -296,6 +296,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384
     write_timeout: Annotated[Seconds, _help("seconds one write to a stalled reader may take")] = 60.0
     max_prompts: Annotated[PositiveInt, _help("prompts in one completions call")] = 128
+    max_pooling_inputs: Annotated[PositiveInt, _help("inputs in one call for embeddings, classes, scores or ranks")] = (
+        2048
+    )
     trust_request_chat_template: Annotated[
         bool, _help("let requests bring a chat template of their own, under the limits of the sandbox")
     ] = False

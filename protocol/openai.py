@@ -316,6 +316,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    tasks: list[str]
+    """What it does: generate, embed, classify, score; ours."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -81,6 +81,11 @@ class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     """What a classifier tells apart."""
 
+    @property
+    def scores_by_vectors(self) -> bool:
+        """Texts are compared by their embeddings, since no cross-encoder reads them together."""
+        return "score" not in self.tasks and "embed" in self.tasks
+
     def task_of(self, params: PoolingParams) -> PoolingTask:
         """
         Raises:
@@ -90,7 +95,7 @@ class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
         if task not in self.tasks:
             raise InvalidRequest(
                 f"the model does not support the task {task}; it supports {', '.join(self.tasks)}",
-                param="task",
+                param="model",
                 code="unsupported_task",
             )
         return task

@@ -41,6 +41,7 @@ from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.openapi.routes import Reference
+from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.query import decode_query
 from troupellm.server.router import Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
@@ -132,6 +133,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
         get(METRICS_PATH.decode(), probes.metrics, answers="text/plain", summary="Metrics in Prometheus' text form."),
+        *pooling_routes(host, prefix),
     ]  # fmt: skip
 
 

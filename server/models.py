@@ -3,6 +3,7 @@
 import msgspec
 
 from troupellm.protocol.openai import ModelCard, ModelList
+from troupellm.protocol.worker import WorkerReady
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 
@@ -19,5 +20,14 @@ async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
 def _card(host: EngineHost, name: str) -> ModelCard:
     engine = host.require()
     return ModelCard(
-        id=name, created=host.created, root=engine.model_names[0], max_model_len=engine.limits.max_model_len
+        id=name,
+        created=host.created,
+        root=engine.model_names[0],
+        max_model_len=engine.limits.max_model_len,
+        tasks=tasks_of(engine.ready),
     )
+
+
+def tasks_of(ready: WorkerReady) -> list[str]:
+    """What the model does."""
+    return ["generate"] * ready.generates + list(ready.pooling.tasks if ready.pooling else ())

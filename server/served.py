@@ -1,14 +1,16 @@
 """What the routes use of an engine, which may live in this process or behind a socket. The one list of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from troupellm.actors.pooling_door import Scored
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.intake import Party, Prompt
-from troupellm.protocol.outputs import Completion
+from troupellm.protocol.intake import Party, Prompt, Truncation
+from troupellm.protocol.outputs import Completion, Pooled
+from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import WorkerReady
@@ -61,6 +63,20 @@ class ServedEngine(Protocol):
     async def generate(
         self, prompt: PromptLike, params: SamplingParams | None = None, **options: Any
     ) -> Completion: ...
+
+    async def pool_all(
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: Any
+    ) -> list[Pooled]: ...
+
+    async def score_pairs(
+        self,
+        first: Sequence[PromptLike],
+        second: Sequence[PromptLike],
+        params: PoolingParams | None = None,
+        *,
+        truncation: Truncation | None = None,
+        **options: Any,
+    ) -> list[Scored]: ...
 
     async def render(self, prompt: Prompt) -> list[int]: ...
 

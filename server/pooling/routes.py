@@ -1,0 +1,39 @@
+"""The routes of models that pool."""
+
+from functools import partial
+from typing import Any
+
+from troupellm.protocol.embeddings import (
+    ClassifyRequest,
+    ClassifyResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from troupellm.server.host import EngineHost
+from troupellm.server.pooling import scoring, vectors
+from troupellm.server.router import Route
+
+
+def routes(host: EngineHost, prefix: str) -> list[Route]:
+    def post(path: str, handler: Any, body: Any, response: Any, summary: str) -> Route:
+        return Route(
+            method="POST", path=path, handler=partial(handler, host), body=body, response=response, summary=summary
+        )
+
+    by_score = "How well texts go together."
+    by_rank = "Documents, best first for a query."
+    ranks = dict.fromkeys((f"{prefix}/rerank", "/v2/rerank", "/rerank"))
+    scores = dict.fromkeys((f"{prefix}/score", "/score"))
+    return [
+        post(f"{prefix}/embeddings", vectors.embeddings, EmbeddingRequest, EmbeddingResponse, "Vectors of texts."),
+        post("/pooling", vectors.pooling, PoolingRequest, PoolingResponse, "What the model pools, as it is."),
+        post("/classify", vectors.classify, ClassifyRequest, ClassifyResponse, "Which label fits a text."),
+        *(post(path, scoring.score, ScoreRequest, ScoreResponse, by_score) for path in scores),
+        *(post(path, scoring.rerank, RerankRequest, RerankResponse, by_rank) for path in ranks),
+    ]

@@ -1,0 +1,93 @@
+"""POST /v1/embeddings, /pooling and /classify: one vector per input."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from troupellm.protocol.embeddings import (
+    ClassifyItem,
+    ClassifyRequest,
+    EmbeddingItem,
+    EmbeddingRequest,
+    InputFields,
+    PoolingEnvelope,
+    PoolingItem,
+    PoolingRequest,
+    VectorFields,
+)
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.outputs import Pooled
+from troupellm.protocol.pooling import PoolingTask
+from troupellm.server.exchange import Exchange
+from troupellm.server.extras import unsupported
+from troupellm.server.host import EngineHost
+from troupellm.server.pooling.answers import account, encode_vector, respond_items
+from troupellm.server.pooling.inputs import ENCODINGS, options, pooling_params, prompts_of, refuse_unsupported
+
+Item = Callable[[int, Pooled], msgspec.Struct]
+
+
+async def embeddings(host: EngineHost, exchange: Exchange, request: EmbeddingRequest) -> None:
+    encode = _encoder(request)
+
+    def item(index: int, pooled: Pooled) -> msgspec.Struct:
+        return EmbeddingItem(index=index, embedding=encode(pooled.vector))
+
+    await _answer(host, exchange, request, "embd", "embed", item)
+
+
+async def pooling(host: EngineHost, exchange: Exchange, request: PoolingRequest) -> None:
+    encode = _encoder(request)
+
+    def item(index: int, pooled: Pooled) -> msgspec.Struct:
+        return PoolingItem(index=index, data=encode(pooled.vector))
+
+    await _answer(host, exchange, request, "pool", request.task, item)
+
+
+async def classify(host: EngineHost, exchange: Exchange, request: ClassifyRequest) -> None:
+    ability = host.require().ready.pooling
+    labels: Sequence[str] = ability.labels if ability else ()
+
+    def item(index: int, pooled: Pooled) -> msgspec.Struct:
+        probs = pooled.values
+        best = max(range(len(probs)), key=probs.__getitem__)
+        return ClassifyItem(index=index, label=labels[best], probs=probs, num_classes=len(probs))
+
+    await _answer(host, exchange, request, "classify", "classify", item)
+
+
+async def _answer(
+    host: EngineHost, exchange: Exchange, request: InputFields, kind: str, task: PoolingTask | None, item: Item
+) -> None:
+    engine = host.require()
+    model = host.check_model(request.model)
+    exchange.renames = {"prompt": "input"}
+    refuse_unsupported(request)
+    params = pooling_params(engine, request, task)
+    prompts = prompts_of(request, host.config.max_pooling_inputs)
+    answer_id, created = f"{kind}-{request.request_id or secrets.token_hex(16)}", host.now()
+    pooled = await engine.pool_all(prompts, params, **options(exchange, request, answer_id))
+    exchange.quota = pooled[0].quota
+    envelope = PoolingEnvelope(id=answer_id, created=created, model=model, usage=account(exchange, pooled))
+    await respond_items(exchange, envelope, (item(index, each) for index, each in enumerate(pooled)))
+
+
+def _encoder(request: VectorFields) -> Callable[[bytes], list[float] | str]:
+    """How the request wants its vectors.
+
+    Raises:
+        InvalidRequest: a form that is not offered.
+    """
+    wanted = request.encoding_format or "float"
+    if wanted in ("bytes", "bytes_only"):
+        raise unsupported("encoding_format", f"{wanted} is not supported; use base64")
+    if wanted not in ENCODINGS:
+        raise InvalidRequest(f"encoding_format must be one of {', '.join(ENCODINGS)}", param="encoding_format")
+    if request.embed_dtype not in (None, "float32"):
+        raise unsupported("embed_dtype", "only float32 is supported")
+    if wanted == "float" and request.endianness not in (None, "native", "little"):
+        raise InvalidRequest("endianness needs encoding_format base64", param="endianness")
+    return partial(encode_vector, base64=wanted == "base64", big=request.endianness == "big")
