@@ -51,7 +51,7 @@ class LoadedEncoder:
         self.weight_bytes = model.num_weights * dtype.itemsize
         progress(LoadProgress(phase="weights", total=self.weight_bytes))
         self.parts = Parts[Encoder, tuple[()]](
-            lambda sink: _read(folder, model, config, dtype, sink, self.weight_bytes), tuple
+            lambda sink: _read(folder, model, config, dtype, sink, self.weight_bytes), lambda: ()
         )
         self.parts.read(progress)
         self.parts.reserve()
