@@ -302,6 +302,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_chat_template: Annotated[
         bool, _help("let requests bring a chat template of their own, under the limits of the sandbox")
     ] = False
+    responses_store: Annotated[
+        str | None, _help("SQLite file of what /v1/responses keeps (default: in memory, with one HTTP process)")
+    ] = None
+    responses_store_entries: Annotated[Count, _help("most responses that are kept; 0 keeps none")] = 10_000
+    responses_store_bytes: Annotated[PositiveInt, _help("most bytes of the responses that are kept")] = 64 * 2**20
+    responses_ttl: Annotated[
+        float, Meta(gt=0.0, description="seconds a response is kept, if there is room for so long")
+    ] = 86_400.0
+    max_background_responses: Annotated[Count, _help("responses one HTTP process generates in the background")] = 64
     enable_request_id_headers: Annotated[bool, _help("use a client's X-Request-Id")] = True
     disable_access_log: Annotated[bool, _help("no line per request")] = False
     log_format: Annotated[Literal["text", "json"], _help("form of log lines")] = "text"

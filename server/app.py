@@ -40,9 +40,12 @@ from troupellm.server.host import STREAM_DEFAULTS, EngineHost
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
+from troupellm.server.messages.routes import routes as messages_routes
 from troupellm.server.openapi.routes import Reference
 from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.query import decode_query
+from troupellm.server.responses.routes import routes as responses_routes
+from troupellm.server.responses.schema import check_database
 from troupellm.server.router import Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
 
@@ -71,10 +74,12 @@ def asgi(
         settings: of the engine, when the app owns it; see `EngineConfig`.
 
     Raises:
-        ConfigError: an empty key, a wrong setting, or limits in a key file that the caller's engine does not have.
+        ConfigError: an empty key, a wrong setting, limits in a key file that the caller's engine does not have, or a
+            file for responses that cannot be used.
     """
     config = config or ServerConfig()
     keys = read_keys(msgspec.structs.replace(config, api_key=as_keys(config.api_key) + as_keys(auth)))
+    check_database(config.responses_store)
     owned: Engine | None = None
     if engine is None or isinstance(engine, str | os.PathLike):
         host = EngineHost(config)
@@ -134,6 +139,8 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
         get(METRICS_PATH.decode(), probes.metrics, answers="text/plain", summary="Metrics in Prometheus' text form."),
         *pooling_routes(host, prefix),
+        *responses_routes(host, prefix),
+        *messages_routes(host, prefix),
     ]  # fmt: skip
 
 

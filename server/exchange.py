@@ -121,6 +121,8 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, headers: Headers = ()) -> None:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
+        if self.error_shape == "anthropic":  # where its clients look for it
+            sent.append((b"request-id", self.request_id.encode()))
         if status == 200:
             sent += ratelimit_headers(self.quota)
         sent += self.further_headers

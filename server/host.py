@@ -3,7 +3,8 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -12,9 +13,11 @@ import msgspec
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.background import Background
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
+from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.vitals import Vitals
 
@@ -55,9 +58,20 @@ class EngineHost:
         """Exchanges that use the engine; probes are not among them."""
         self.further_reasons: Callable[[], list[str]] = list
         """More reasons not to be ready."""
+        self.background = Background(config.max_background_responses)
+        self.responses = ResponseStore(config)
         self.created = self.now()
         self._fingerprint: str | None = None
         self._idle: anyio.Event | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Around the app's life: what outlives a request lives in it."""
+        try:
+            async with self.background.open():
+                yield
+        finally:
+            await self.responses.close()
 
     def enter(self, exchange: Exchange) -> None:
         self.in_flight.add(exchange)
@@ -81,6 +95,7 @@ class EngineHost:
             HttpError: 503 with the reason.
         """
         text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
+        text += await self.responses.metrics()
         if self.told_elsewhere:
             return text
         return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")

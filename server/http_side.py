@@ -79,7 +79,7 @@ class LocalSide:
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         assert self.host.vitals is not None
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group, self.host.running():
             group.start_soon(self.host.vitals.lag.run)
             task_status.started()
             await self._front.run()

@@ -35,14 +35,15 @@ async def run_lifespan(host: "EngineHost", owned: Engine | None, receive: "Recei
     """Answer the server's lifespan messages; between startup and shutdown an owned engine is open."""
     await receive()
     if owned is None:
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
+        async with host.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
         await send({"type": "lifespan.shutdown.complete"})
         return
     host.loading = True
     started = False
     try:
-        async with owned as engine:
+        async with owned as engine, host.running():
             host.engine = engine
             started = True
             await send({"type": "lifespan.startup.complete"})

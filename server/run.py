@@ -24,6 +24,7 @@ from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS
 from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
+from troupellm.server.responses.schema import check_database
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.vitals import log_stats
 
@@ -53,7 +54,7 @@ async def serve(
         The exit code: 0, or 128 + the signal that cut the drain short.
 
     Raises:
-        ConfigError: an empty API key, or a key file that says something wrong.
+        ConfigError: an empty API key, a wrong key file, or a file for responses that cannot serve.
         ModelLoadError: the model cannot be served.
         EngineFailed: the engine failed for good.
         OSError: the address cannot be bound.
@@ -64,6 +65,7 @@ async def serve(
     engine_config = with_tenants(engine_config, read_keys(config).tenants)
     guard_of(config)
     tls_context(config)
+    check_database(config.responses_store)
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config)

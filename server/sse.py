@@ -42,29 +42,31 @@ class EventStream:
             await self._exchange.write(data)
             self._last = time.monotonic()
 
-    async def finish(self, data: bytes) -> None:
-        """Send the last events, `[DONE]`, and end the response."""
+    async def finish(self, data: bytes, end: bytes = DONE) -> None:
+        """Send the last events and what marks the end, and end the response."""
         async with self._lock:
-            await self._exchange.write(data + DONE, last=True)
+            await self._exchange.write(data + end, last=True)
 
-    async def keep_alive(self, interval: float) -> None:
-        """Comment whenever nothing was sent for `interval` seconds."""
+    async def keep_alive(self, interval: float, sign: bytes) -> None:
+        """Send a sign of life whenever nothing was sent for `interval` seconds."""
         while True:
             silent = time.monotonic() - self._last
             if silent >= interval:
-                await self.send(KEEP_ALIVE)
+                await self.send(sign)
             else:
                 await anyio.sleep(interval - silent)
 
 
 @asynccontextmanager
-async def open_events(exchange: Exchange, keep_alive_interval: float) -> AsyncIterator[EventStream]:
+async def open_events(
+    exchange: Exchange, keep_alive_interval: float, keep_alive: bytes = KEEP_ALIVE
+) -> AsyncIterator[EventStream]:
     """Start the response: from here on errors are events. Ends the keep-alive, not the response."""
     await exchange.start(200, EVENTS, HEADERS)
     events = EventStream(exchange)
     async with anyio.create_task_group() as group:
         if keep_alive_interval > 0:
-            group.start_soon(events.keep_alive, keep_alive_interval)
+            group.start_soon(events.keep_alive, keep_alive_interval, keep_alive)
         try:
             yield events
         finally:

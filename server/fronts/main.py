@@ -83,7 +83,7 @@ class Front:
     async def run(self) -> int:
         """Until told to leave (0), or until the engine's process is gone (1)."""
         try:
-            async with anyio.create_task_group() as group:
+            async with anyio.create_task_group() as group, self._host.running():
                 group.start_soon(self._http.run)
                 group.start_soon(self._vitals.lag.run)
                 group.start_soon(self._report)

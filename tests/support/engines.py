@@ -24,9 +24,15 @@ def tiny_engine(checkpoint: Path) -> Callable[..., Engine]:
 
 
 @pytest.fixture
+def builtin_engine() -> Callable[..., Engine]:
+    """Makes an engine of the model that is built in, not yet entered."""
+    return partial(_make, None)
+
+
+@pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return ("asyncio", {"use_uvloop": True})
 
 
-def _make(model: str, **overrides: object) -> Engine:
+def _make(model: str | None, **overrides: object) -> Engine:
     return Engine(model, **(SETTINGS | overrides))

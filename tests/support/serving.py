@@ -81,7 +81,7 @@ async def running_server(
     app = app or asgi(engine, config=config)
     listener, url = bind(config)
     front = HttpFront(app, config, listener)
-    async with anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group, app.host.running():
         group.start_soon(front.run)
         try:
             yield Served(app, url)

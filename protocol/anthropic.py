@@ -1,0 +1,203 @@
+"""Bodies of POST /v1/messages and its token count: what Anthropic's clients send and what they get back.
+
+Optional fields may also be null and unknown ones are ignored. Content blocks and tools are checked one by one by the
+server. Fields typed `Any` are refused by name when they are given.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from troupellm.protocol.openai_extras import Label
+
+Block = dict[str, Any]
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[Block]
+
+
+class MessageMetadata(msgspec.Struct, kw_only=True):
+    user_id: Label | None = None
+
+
+class ThinkingConfig(msgspec.Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """omitted: blocks of thinking come without their text."""
+
+
+class MessageToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+    """{"type": "json_schema", "schema": ...}."""
+
+
+class PromptFields(msgspec.Struct, kw_only=True):
+    """What a prompt is made from."""
+
+    model: str | None = None
+    messages: list[InputMessage]
+    system: str | list[Block] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    """The older place of `output_config.format`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    container: Any = None
+    mcp_servers: Any = None
+
+
+class CountTokensRequest(PromptFields, kw_only=True):
+    """Body of POST /v1/messages/count_tokens."""
+
+
+class MessagesRequest(PromptFields, kw_only=True):
+    """`max_tokens` is an upper bound: an answer that fills the context before it ends there."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    metadata: MessageMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    # What other servers take beside them, under the names of chat completions.
+    min_p: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    priority: int | None = None
+    queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+    """A digest of the text. It is not asked for when the block comes back."""
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class ThinkingDetails(msgspec.Struct):
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    """Without those that came from the prefix cache."""
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int
+    output_tokens_details: ThinkingDetails | None = None
+    service_tier: str = "standard"
+
+
+class Message(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct):
+    input_tokens: int
+
+
+class TextDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class InputJsonDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class ThinkingDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class StopDelta(msgspec.Struct, kw_only=True):
+    stop_reason: StopReason
+    stop_sequence: str | None = None
+
+
+class MessageStart(msgspec.Struct, kw_only=True, tag_field="type", tag="message_start"):
+    message: Message
+
+
+class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
+    """A sign of life."""
+
+
+class ContentBlockStart(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: ContentBlock
+
+
+class ContentBlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextDelta | InputJsonDelta | ThinkingDelta | SignatureDelta
+
+
+class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_stop"):
+    pass
+
+
+MessageEvent = (
+    MessageStart | Ping | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop
+)
+MESSAGE_EVENTS: tuple[type[MessageEvent], ...] = (
+    MessageStart,
+    Ping,
+    ContentBlockStart,
+    ContentBlockDelta,
+    ContentBlockStop,
+    MessageDelta,
+    MessageStop,
+)

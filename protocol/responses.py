@@ -1,0 +1,96 @@
+"""Bodies of POST /v1/responses: what clients send.
+
+Optional fields may also be null and unknown ones are ignored. `input` and `tools` are checked item by item by the
+server, because items may leave out their type. Fields typed `Any` belong to other APIs or to features that are not
+served, and are refused by name when they are given.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from troupellm.protocol.openai_extras import DescriptiveFields
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Accepted; reasoning is shown as it is, never summarised."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+    """{"type": "text" | "json_object"} or {"type": "json_schema", "name", "schema", "strict", "description"}."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no open model knows: accepted."""
+
+
+class ResponseStreamOptions(msgspec.Struct, kw_only=True):
+    include_obfuscation: bool | None = None
+    """Accepted; no padding is added either way."""
+
+
+class ResponsesRequest(DescriptiveFields, kw_only=True):
+    """`store` keeps the response for later; true unless told otherwise, where the server keeps any."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    background: bool | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    """Counts built-in tools, of which there are none here."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    include: list[str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    # What other servers take beside them, under the names of chat completions.
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: Any = None
+
+    # Refused by name.
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    messages: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    response_format: Any = None
+    functions: Any = None
+    n: Any = None
+    logprobs: Any = None
+
+
+class InputTokensRequest(ResponsesRequest, kw_only=True):
+    """Body of POST /v1/responses/input_tokens: the same, and only what makes the prompt counts."""

@@ -1,0 +1,83 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+import secrets
+
+import msgspec
+
+from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
+from troupellm.protocol.openai import ChatRequest
+from troupellm.server.body import INLINE_BYTES
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.messages.builder import PING, MessageBuilder, encoded
+from troupellm.server.messages.translate import Translated, translate
+from troupellm.server.offload import offload
+from troupellm.server.parameters import chat_prompt, refuse_unsupported
+from troupellm.server.pieces import pieces_of
+from troupellm.server.relabel import relabel
+from troupellm.server.sse import open_events
+from troupellm.server.turn import Turn, open_turn
+
+
+async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
+    translated = await _translated(exchange, request)
+    try:
+        try:
+            await _answer(host, exchange, request, translated.chat)
+        except ContextLengthExceeded:
+            if exchange.status:
+                raise
+            # max_tokens is only an upper bound in this API, which clients set without knowing the context: the answer
+            # may fill what the prompt leaves. A prompt that is too long by itself is refused again.
+            chat = msgspec.structs.replace(translated.chat, max_completion_tokens=None)
+            await _answer(host, exchange, request, chat)
+    except TroupeError as error:
+        raise relabel(error, translated.names) from None
+
+
+async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
+    translated = await _translated(exchange, request)
+    engine = host.require()
+    host.check_model(request.model)
+    try:
+        refuse_unsupported(translated.chat)
+        tokens = await engine.render(chat_prompt(translated.chat, translated.chat.messages))
+    except TroupeError as error:
+        raise relabel(error, translated.names) from None
+    await exchange.respond(200, msgspec.json.encode(TokenCount(len(tokens))))
+
+
+async def _translated(exchange: Exchange, request: MessagesRequest | CountTokensRequest) -> Translated:
+    size = int(exchange.header(b"content-length") or INLINE_BYTES + 1)
+    return translate(request) if size <= INLINE_BYTES else await offload(translate, request)
+
+
+async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:
+    name = f"msg_{secrets.token_hex(16)}"
+    streaming = bool(request.stream)
+    async with open_turn(host, exchange, chat, streaming=streaming, request_id=name) as turn:
+        usage = MessageUsage(input_tokens=0, output_tokens=0)
+        message = Message(id=name, model=turn.model, content=[], usage=usage)
+        show = request.thinking is None or request.thinking.display != "omitted"
+        builder = MessageBuilder(message, max_tokens=request.max_tokens, show_thinking=show)
+        if streaming:
+            await _stream(host, exchange, turn, builder)
+            return
+        given = await turn.collect()
+        builder.feed(pieces_of(given.choices[0]))
+        builder.finish(given.usage, 0)
+        await exchange.respond(200, msgspec.json.encode(builder.message))
+
+
+async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder) -> None:
+    """What fails from here on is told by the app, as an event of this API."""
+    await turn.opened()
+    async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
+        await events.send(encoded(builder.begin(len(turn.prompt_token_ids))))
+        last = b""
+        async for pieces in turn:
+            last = encoded(builder.feed(pieces))
+            if last and not turn.ended:
+                await events.send(last)
+        await events.finish(last + encoded(builder.finish(turn.usage, 0)), b"")

@@ -1,0 +1,136 @@
+"""A request to the messages API as a chat request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.anthropic import MessagesRequest, MessageToolChoice, PromptFields
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.openai import ChatRequest
+from troupellm.server.body import invalid_field
+from troupellm.server.messages.blocks import messages_of
+from troupellm.server.relabel import Names
+
+MIN_BUDGET = 1_024
+"""Fewest tokens of thinking that the API lets a client ask for."""
+
+_SAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "repetition_penalty",
+    "priority", "queue_timeout", "cache_salt",
+)  # fmt: skip
+"""Fields that mean the same in chat requests and are handed on as they are."""
+_NAMES: Names = [
+    ("max_completion_tokens", "max_tokens"),
+    ("stop", "stop_sequences"),
+    ("response_format.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
+]
+
+
+class Translated(msgspec.Struct, frozen=True):
+    chat: ChatRequest
+    names: Names
+    """See `relabel`."""
+
+
+def translate(request: PromptFields) -> Translated:
+    """Pure, and linear in the size of the request.
+
+    Raises:
+        InvalidRequest: names the field, as this API calls it.
+    """
+    for name in ("container", "mcp_servers"):
+        if getattr(request, name):
+            raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
+    tools, names = _tools(request.tools or [])
+    values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name, None)) is not None}
+    values["messages"] = messages_of(request.system, request.messages)
+    values |= _choice(request.tool_choice, tools) | _format(request) | _thinking(request)
+    if isinstance(request, MessagesRequest):
+        values["max_completion_tokens"] = request.max_tokens
+        if request.stop_sequences:
+            values["stop"] = request.stop_sequences
+    try:
+        return Translated(msgspec.convert(values, ChatRequest), [*_NAMES, *names])
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), "the request") from None
+
+
+def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Functions for the model; tools that Anthropic's own server runs or defines are skipped."""
+    tools: list[dict[str, Any]] = []
+    names: list[tuple[str, str]] = []
+    for position, tool in enumerate(given):
+        if tool.get("type") not in (None, "custom"):
+            continue
+        here = f"tools[{position}]"
+        if not isinstance(tool.get("name"), str):
+            raise InvalidRequest(f"{here}.name is missing", param=f"{here}.name", code="missing_required_parameter")
+        if not isinstance(tool.get("input_schema"), Mapping):
+            message = f"{here}.input_schema must be a JSON schema"
+            raise InvalidRequest(message, param=f"{here}.input_schema", code="invalid_type")
+        names += [
+            (f"tools[{len(tools)}].function.parameters", f"{here}.input_schema"),
+            (f"tools[{len(tools)}].function", here),
+            (f"tools[{len(tools)}]", here),
+        ]
+        function = {"name": tool["name"], "parameters": dict(tool["input_schema"])}
+        function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+        tools.append({"type": "function", "function": function})
+    return tools, names
+
+
+def _choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    kind = "auto" if choice is None else choice.type
+    fields: dict[str, Any] = {"tools": tools} if tools else {}
+    if choice is not None and choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if kind == "tool":
+        name = choice.name if choice is not None else None
+        if not any(tool["function"]["name"] == name for tool in tools):
+            raise InvalidRequest("tool_choice.name is not the name of a tool in tools", param="tool_choice.name")
+        return fields | {"tool_choice": {"type": "function", "function": {"name": name}}}
+    if kind == "any" and not tools:
+        raise InvalidRequest("tool_choice is any, but there is no tool in tools", param="tool_choice")
+    return fields | ({"tool_choice": "required" if kind == "any" else kind} if tools else {})
+
+
+def _format(request: PromptFields) -> dict[str, Any]:
+    config = request.output_config
+    fields: dict[str, Any] = {}
+    if config is not None and config.effort is not None:
+        fields["reasoning_effort"] = config.effort
+    wanted, field = request.output_format, "output_format"
+    if config is not None and config.format is not None:
+        if wanted is not None:
+            raise InvalidRequest("output_format and output_config.format exclude each other", param=field)
+        wanted, field = config.format, "output_config.format"
+    if wanted is None:
+        return fields
+    if wanted.get("type") != "json_schema":
+        raise InvalidRequest(f"{field}.type must be json_schema", param=f"{field}.type")
+    if "schema" not in wanted:
+        raise InvalidRequest(f"{field}.schema is missing", param=f"{field}.schema", code="missing_required_parameter")
+    schema = {"name": "output", "schema": wanted["schema"]}
+    return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _thinking(request: PromptFields) -> dict[str, Any]:
+    """Models that can think do so only when they are asked, as this API has it."""
+    thinking, kwargs = request.thinking, request.chat_template_kwargs or {}
+    wanted = thinking is not None and thinking.type != "disabled"
+    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": wanted} | kwargs}
+    if thinking is None or thinking.type != "enabled":
+        return fields
+    budget, param = thinking.budget_tokens, "thinking.budget_tokens"
+    if budget is None:
+        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    if budget < MIN_BUDGET:
+        message = f"{param} must be at least {MIN_BUDGET}"
+        raise InvalidRequest(message, param=param, code="integer_below_min_value")
+    if isinstance(request, MessagesRequest) and budget >= request.max_tokens:
+        raise InvalidRequest(f"{param} must be below max_tokens", param=param, code="integer_above_max_value")
+    return fields | {"thinking_token_budget": budget}

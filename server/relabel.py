@@ -1,0 +1,22 @@
+"""Errors of the chat turn in the words of an API that is translated to it."""
+
+from collections.abc import Iterable
+
+from troupellm.protocol.errors import InvalidRequest, TroupeError
+
+Names = Iterable[tuple[str, str]]
+"""What the chat API calls a field, and what this one calls it; the first that fits is taken."""
+
+
+def relabel(error: TroupeError, names: Names) -> TroupeError:
+    """The same error, of the field that the client has sent."""
+    if not isinstance(error, InvalidRequest) or error.param is None:
+        return error
+    for theirs, ours in names:
+        rest = error.param[len(theirs) :]
+        if error.param.startswith(theirs) and rest[:1] in ("", ".", "["):
+            error.message = error.message.replace(error.param, ours + rest).replace(theirs, ours)
+            error.args = (error.message,)
+            error.param = ours + rest
+            break
+    return error

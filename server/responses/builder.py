@@ -1,0 +1,238 @@
+"""From the pieces of a chat turn to the output items of a response, and to the events that tell of them.
+
+Answers that are not streamed go the same way with the events left out, so both say the same.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.outputs import TokenLogprob, Usage
+from troupellm.protocol.response_events import (
+    ContentPartAdded,
+    ContentPartDone,
+    ErrorEvent,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseQueued,
+)
+from troupellm.protocol.response_objects import (
+    FunctionCall,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    LogprobEntry,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningText,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+    TopLogprobEntry,
+)
+
+_PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
+
+
+def item_id(kind: type[OutputItem], response_id: str, position: int) -> str:
+    """Unlike that of any other item; it names the response, which is how references to items are found again."""
+    return f"{_PREFIXES[kind]}_{response_id.removeprefix('resp_')}{position:04x}"
+
+
+def response_of_item(name: str) -> str | None:
+    """The id of the response that an item is part of; None where the name is not one of ours."""
+    prefix, _, rest = name.partition("_")
+    return f"resp_{rest[:-4]}" if prefix in (*_PREFIXES.values(), "in") and len(rest) > 4 else None
+
+
+class ResponseBuilder:
+    """Follows one response. Every method gives the events that are new, numbered."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self.response = response
+        """Its output is complete once `finish` or `fail` was called."""
+        self._number = 0
+        self._items: list[OutputItem] = []
+        self._texts: list[str] = []
+        """Pieces of the open item's text or arguments."""
+        self._logprobs: list[LogprobEntry] = []
+        self._open: OutputItem | None = None
+        self._reason = "stop"
+
+    def begin(self) -> list[ResponseEvent]:
+        told: list[ResponseEvent] = [ResponseCreated(response=self.response)]
+        if self.response.background:
+            told.append(ResponseQueued(response=self.response))
+        self.response = msgspec.structs.replace(self.response, status="in_progress")
+        return self._numbered([*told, ResponseInProgress(response=self.response)])
+
+    def feed(self, events: Iterable[TurnEvent]) -> list[ResponseEvent]:
+        told: list[ResponseEvent] = []
+        for event in events:
+            match event.piece:
+                case Content(text=text):
+                    self._text(text, event.logprobs, told)
+                case Reasoning(text=text):
+                    if text:
+                        self._reasoning(text, told)
+                case CallStart(id=call_id, name=name):
+                    self._enter(FunctionCall(id=self._new_id(FunctionCall), call_id=call_id, name=name), told)
+                case CallArguments(text=text):
+                    self._arguments(text, told)
+                case Finished(reason=reason):
+                    self._reason = reason
+        return self._numbered(told)
+
+    def finish(self, usage: Usage, reasoning_tokens: int, now: int) -> list[ResponseEvent]:
+        """The answer has ended by itself, or at its limit.
+
+        Args:
+            now: epoch seconds.
+        """
+        told: list[ResponseEvent] = []
+        cut = self._reason == "length"
+        if not self._items and self._open is None:
+            self._enter(OutputMessage(id=self._new_id(OutputMessage)), told)
+        self._close(told, "incomplete" if cut else "completed")
+        self.response = msgspec.structs.replace(
+            self.response,
+            status="incomplete" if cut else "completed",
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            completed_at=None if cut else now,
+            output=self._items,
+            usage=usage_of(usage, reasoning_tokens),
+        )
+        kind = ResponseIncomplete if cut else ResponseCompleted
+        return self._numbered([*told, kind(response=self.response)])
+
+    def fail(self, status: int, code: str | None, message: str, param: str | None) -> list[ResponseEvent]:
+        """The answer has failed; what came until then stays."""
+        told: list[ResponseEvent] = []
+        self._close([], "incomplete")
+        kind = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
+        text = f"{message} ({code})" if code else message
+        self.response = msgspec.structs.replace(
+            self.response, status="failed", error=ResponseError(kind, text), output=self._items
+        )
+        told += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
+        return self._numbered(told)
+
+    def _text(self, text: str, logprobs: tuple[TokenLogprob, ...] | None, told: list[ResponseEvent]) -> None:
+        entries = logprob_entries(logprobs or ())
+        if not isinstance(self._open, OutputMessage):
+            if not text:
+                return
+            self._enter(OutputMessage(id=self._new_id(OutputMessage)), told)
+        if not text and not entries:
+            return
+        self._texts.append(text)
+        self._logprobs += entries
+        told.append(OutputTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text, logprobs=entries))
+
+    def _reasoning(self, text: str, told: list[ResponseEvent]) -> None:
+        if not isinstance(self._open, ReasoningItem):
+            self._enter(ReasoningItem(id=self._new_id(ReasoningItem)), told)
+        self._texts.append(text)
+        told.append(ReasoningTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
+
+    def _arguments(self, text: str, told: list[ResponseEvent]) -> None:
+        if text:
+            self._texts.append(text)
+            told.append(FunctionCallArgumentsDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
+
+    def _enter(self, item: OutputItem, told: list[ResponseEvent]) -> None:
+        """Begin an item, after the one before it."""
+        self._close(told, "completed")
+        self._open = item
+        index = len(self._items)
+        told.append(OutputItemAdded(output_index=index, item=item))
+        if not isinstance(item, FunctionCall):
+            part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
+            told.append(ContentPartAdded(item_id=item.id, output_index=index, part=part))
+
+    def _close(self, told: list[ResponseEvent], status: ItemStatus) -> None:
+        if self._open is None:
+            return
+        item, text, index = self._open, "".join(self._texts), len(self._items)
+        name, logprobs = item.id, self._logprobs
+        match item:
+            case OutputMessage():
+                part = OutputText(text=text, logprobs=logprobs)
+                told.append(OutputTextDone(item_id=name, output_index=index, text=text, logprobs=logprobs))
+                told.append(ContentPartDone(item_id=name, output_index=index, part=part))
+                done: OutputItem = msgspec.structs.replace(item, content=[part], status=status)
+            case ReasoningItem():
+                thought = ReasoningText(text=text)
+                told.append(ReasoningTextDone(item_id=name, output_index=index, text=text))
+                told.append(ContentPartDone(item_id=name, output_index=index, part=thought))
+                done = msgspec.structs.replace(item, content=[thought], status=status)
+            case FunctionCall():
+                told.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
+                done = msgspec.structs.replace(item, arguments=text, status=status)
+        told.append(OutputItemDone(output_index=index, item=done))
+        self._items.append(done)
+        self._open, self._texts, self._logprobs = None, [], []
+
+    def _new_id(self, kind: type[OutputItem]) -> str:
+        return item_id(kind, self.response.id, len(self._items) + (self._open is not None))
+
+    @property
+    def _open_id(self) -> str:
+        assert self._open is not None, "pieces of a call come after its start"
+        return self._open.id
+
+    def _numbered(self, events: list[ResponseEvent]) -> list[ResponseEvent]:
+        for event in events:
+            event.sequence_number = self._number
+            self._number += 1
+        return events
+
+
+def usage_of(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens),
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+    )
+
+
+def logprob_entries(entries: Iterable[TokenLogprob]) -> list[LogprobEntry]:
+    return [
+        LogprobEntry(
+            entry.token,
+            entry.logprob,
+            list(entry.raw),
+            [TopLogprobEntry(top.token, top.logprob, list(top.raw)) for top in entry.top],
+        )
+        for entry in entries
+    ]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encoded(events: Iterable[ResponseEvent]) -> bytes:
+    """As server-sent events, each with its type as name."""
+    return b"".join([b"event: " + _name(event) + b"\ndata: " + _encode(event) + b"\n\n" for event in events])
+
+
+def _name(event: ResponseEvent) -> bytes:
+    return str(event.__struct_config__.tag).encode()

@@ -1,0 +1,82 @@
+"""POST /v1/responses: whole, streamed, or in the background; and what a request would cost."""
+
+import msgspec
+
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.response_objects import InputTokens
+from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
+from troupellm.server.errors import ClientGone, flatten
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.parameters import chat_prompt, refuse_unsupported
+from troupellm.server.pieces import pieces_of
+from troupellm.server.relabel import relabel
+from troupellm.server.responses.builder import ResponseBuilder, encoded
+from troupellm.server.responses.follow import follow
+from troupellm.server.responses.generate import failure, keep
+from troupellm.server.responses.jobs import Jobs
+from troupellm.server.responses.plan import Plan, make_plan
+from troupellm.server.sse import open_events
+from troupellm.server.turn import Turn, open_turn
+
+
+async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
+    plan = await make_plan(host, exchange, request)
+    try:
+        if plan.background:
+            response = await jobs.start(exchange, plan)
+            if plan.streaming:
+                await follow(host, jobs, exchange, plan.owner, response.id)
+            else:
+                await exchange.respond(200, msgspec.json.encode(response))
+            return
+        name = plan.frame.id
+        async with open_turn(host, exchange, plan.chat, streaming=plan.streaming, request_id=name) as turn:
+            if plan.streaming:
+                await _stream(host, exchange, plan, turn)
+            else:
+                await _whole(host, exchange, plan, turn)
+    except TroupeError as error:
+        raise relabel(error, plan.names) from None
+
+
+async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:
+    """How many tokens the prompt of a response has, without making one."""
+    plan = await make_plan(host, exchange, request)
+    try:
+        refuse_unsupported(plan.chat)
+        tokens = await host.require().render(chat_prompt(plan.chat, plan.chat.messages))
+    except TroupeError as error:
+        raise relabel(error, plan.names) from None
+    await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=len(tokens))))
+
+
+async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+    given = await turn.collect()
+    builder = ResponseBuilder(plan.frame)
+    builder.feed(pieces_of(given.choices[0]))
+    builder.finish(given.usage, 0, host.now())
+    response = await keep(host.responses, plan, builder.response)
+    await exchange.respond(200, msgspec.json.encode(response))
+
+
+async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+    await turn.opened()
+    builder = ResponseBuilder(plan.frame)
+    async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
+        await events.send(encoded(builder.begin()))
+        last = b""
+        try:
+            async for pieces in turn:
+                last = encoded(builder.feed(pieces))
+                if last and not turn.ended:
+                    await events.send(last)
+            told = builder.finish(turn.usage, 0, host.now())
+        except ClientGone:
+            raise
+        except (Exception, BaseExceptionGroup) as error:
+            last, told = b"", failure(builder, plan, flatten(error))
+        kept = await keep(host.responses, plan, builder.response)
+        if not kept.store:
+            told[-1] = msgspec.structs.replace(told[-1], response=kept)
+        await events.finish(last + encoded(told), b"")

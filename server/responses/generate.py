@@ -1,0 +1,50 @@
+"""What whole, streamed and background responses have in common."""
+
+import logging
+import sqlite3
+
+import msgspec
+
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.openai import ErrorObject
+from troupellm.protocol.response_events import ResponseEvent
+from troupellm.protocol.response_objects import ResponseObject
+from troupellm.server.errors import answer, flatten
+from troupellm.server.relabel import relabel
+from troupellm.server.responses.builder import ResponseBuilder
+from troupellm.server.responses.plan import Plan
+from troupellm.server.responses.store import ResponseStore, StoredResponse
+
+logger = logging.getLogger("troupellm.server")
+
+
+def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
+    """The events of an answer that has failed with an error, whatever it is."""
+    error = flatten(error)
+    told = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error)
+    shown = msgspec.convert(msgspec.json.decode(told.body)["error"], ErrorObject)
+    return builder.fail(told.status, shown.code, shown.message, shown.param)
+
+
+async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> ResponseObject:
+    """Store an answer where it is to be stored; what comes back says whether it was."""
+    if not response.store:
+        return response
+    kept = False
+    try:
+        kept = await store.put(plan.owner, stored_form(plan, response))
+    except sqlite3.Error as error:  # the answer is there: it is not lost over the place where it should be kept
+        store.failed(error)
+    return response if kept else msgspec.structs.replace(response, store=False)
+
+
+def stored_form(plan: Plan, response: ResponseObject) -> StoredResponse:
+    return StoredResponse(
+        id=response.id,
+        previous=response.previous_response_id,
+        status=response.status,
+        background=plan.background,
+        logged=plan.background and plan.streaming,
+        body=msgspec.json.encode(response),
+        items=msgspec.json.encode(plan.items),
+    )

@@ -1,0 +1,182 @@
+"""Responses that are generated in the background: each is a task of its own, which no client holds up by leaving.
+
+Owns:      the tasks of one process, under the app's `Background`, by the ids of their responses.
+On crash:  of the process: whoever asks for a response after its lease has run out is told that it has failed.
+"""
+
+import logging
+import sqlite3
+from contextlib import suppress
+
+import anyio
+import msgspec
+
+from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.response_events import ResponseEvent
+from troupellm.protocol.response_objects import ResponseObject
+from troupellm.server.errors import ClientGone, flatten, not_ready
+from troupellm.server.exchange import Exchange, Message
+from troupellm.server.host import EngineHost
+from troupellm.server.responses.builder import ResponseBuilder, encoded
+from troupellm.server.responses.generate import failure, stored_form
+from troupellm.server.responses.plan import Plan
+from troupellm.server.responses.store import LEASE_SECONDS, failed_body
+from troupellm.server.turn import Turn, open_turn
+
+logger = logging.getLogger("troupellm.server")
+
+RENEW_SECONDS = LEASE_SECONDS / 10
+"""How often a job that others may cancel looks whether they have, and says that it lives."""
+_ENDED = "the server was shut down before this response was complete"
+
+
+class Jobs:
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._jobs: dict[str, Job] = {}
+
+    def find(self, name: str) -> "Job | None":
+        """A job that runs in this process."""
+        return self._jobs.get(name)
+
+    async def start(self, exchange: Exchange, plan: Plan) -> ResponseObject:
+        """Returns once the engine has let the request in and the response is kept.
+
+        Raises:
+            TroupeError: it was refused; nothing is left of it then.
+        """
+        job = self._jobs[plan.frame.id] = Job(self._host, _detached(exchange), plan)
+
+        async def run() -> None:
+            try:
+                await job.run()
+            finally:
+                del self._jobs[plan.frame.id]
+                job.ended.set()
+                job.changed()
+
+        try:
+            self._host.background.start(run, "background")
+        except TroupeError:
+            del self._jobs[plan.frame.id]
+            raise
+        try:
+            await job.admitted.wait()
+        except BaseException:  # nobody has heard of its id
+            job.cancel()
+            raise
+        if job.refusal is not None:
+            raise job.refusal
+        exchange.quota = job.exchange.quota
+        return plan.frame
+
+
+class Job:
+    def __init__(self, host: EngineHost, exchange: Exchange, plan: Plan) -> None:
+        self.exchange = exchange
+        self.admitted = anyio.Event()
+        """It runs, or was refused."""
+        self.refusal: Exception | None = None
+        self.ended = anyio.Event()
+        self.news = anyio.Event()
+        """Set, and replaced by another one, whenever something was written of it."""
+        self._host = host
+        self._store = host.responses
+        self._plan = plan
+        self._name = plan.frame.id
+        self._finished = False
+
+    def cancel(self) -> None:
+        self.exchange.cancel_scope.cancel()
+
+    def changed(self) -> None:
+        self.news.set()
+        self.news = anyio.Event()
+
+    async def run(self) -> None:
+        self._host.enter(self.exchange)
+        try:
+            with self.exchange.cancel_scope:
+                await self._generate()
+        finally:
+            self._host.leave(self.exchange)
+            if not self.admitted.is_set():
+                self.refusal = self.refusal or not_ready("the server is shutting down", code="draining")
+                self.admitted.set()
+            elif not self._finished:
+                with anyio.CancelScope(shield=True), suppress(sqlite3.Error):
+                    body = failed_body(msgspec.json.encode(self._plan.frame), _ENDED)
+                    await self._store.update(self._plan.owner, self._name, "failed", body)
+
+    async def _generate(self) -> None:
+        plan = self._plan
+        try:
+            async with (
+                open_turn(self._host, self.exchange, plan.chat, streaming=True, request_id=self._name) as turn,
+                anyio.create_task_group() as group,
+            ):
+                await turn.opened()
+                if not await self._store.put(plan.owner, stored_form(plan, plan.frame)):
+                    raise not_ready("the response is too large to be kept", code="server_is_overloaded")
+                self.admitted.set()
+                if self._store.shared:
+                    group.start_soon(self._watch)
+                await self._follow(turn)
+                group.cancel_scope.cancel()
+        except (Exception, BaseExceptionGroup) as error:
+            cause = flatten(error)
+            if self.admitted.is_set():
+                raise
+            self.refusal = cause if isinstance(cause, Exception) else RuntimeError("no exception")
+            if isinstance(cause, sqlite3.Error):
+                self._store.failed(cause)
+                self.refusal = not_ready("the response cannot be kept now", code="server_is_overloaded")
+
+    async def _follow(self, turn: Turn) -> None:
+        """From the turn to the store."""
+        builder = ResponseBuilder(self._plan.frame)
+        await self._write(builder.begin(), builder)
+        try:
+            async for pieces in turn:
+                await self._log(builder.feed(pieces))
+            told = builder.finish(turn.usage, 0, self._host.now())
+        except ClientGone:
+            raise
+        except (Exception, BaseExceptionGroup) as error:
+            told = failure(builder, self._plan, error)
+        await self._write(told, builder)
+        self._finished = True
+
+    async def _write(self, told: list[ResponseEvent], builder: ResponseBuilder) -> None:
+        """Log events first: who reads that a response has ended finds all of them."""
+        await self._log(told)
+        response = builder.response
+        await self._store.update(self._plan.owner, self._name, response.status, msgspec.json.encode(response))
+        self.changed()
+
+    async def _log(self, told: list[ResponseEvent]) -> None:
+        if told and self._plan.streaming:
+            await self._store.log(self._name, told[0].sequence_number, encoded(told))
+            self.changed()
+
+    async def _watch(self) -> None:
+        """End it when another process has cancelled or deleted it."""
+        while self._name in await self._store.renew([self._name]):  # noqa: ASYNC110 - another process's doing
+            await anyio.sleep(RENEW_SECONDS)
+        self.cancel()
+
+
+def _detached(exchange: Exchange) -> Exchange:
+    """An exchange of the same key that no client is on the other end of."""
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope = {"method": exchange.method, "path": "/", "raw_path": exchange.raw_path, "headers": exchange.headers}
+    detached = Exchange(scope, receive, send, request_id=exchange.request_id, write_timeout=0.0)
+    detached.key, detached.route = exchange.key, exchange.route
+    return detached

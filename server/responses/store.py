@@ -1,0 +1,287 @@
+"""Responses that can be asked for later: one SQLite database, in memory or in a file that processes share.
+
+Everything is bounded: the number of responses, their bytes, and their age. What goes first is what was not used for
+longest of whoever has stored most, so nobody pushes out the others' responses. Every statement runs on a thread, one
+at a time in a process; in a file, SQLite keeps processes apart.
+
+A response is found by its id *and* its owner: another key's response does not exist.
+"""
+
+import logging
+import secrets
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.offload import offload
+from troupellm.server.responses.schema import open_database
+from troupellm.server.responses.store_metrics import StoreCounts, store_metrics
+
+logger = logging.getLogger("troupellm.server")
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 10.0
+"""A running response whose process has not said for so long that it lives has failed with its process."""
+RUNNING = ("queued", "in_progress")
+LOST = "the process that generated this response has ended"
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    previous: str | None
+    status: str
+    background: bool
+    logged: bool
+    """Its events are kept, to be read again."""
+    body: bytes
+    """The response object as JSON."""
+    items: bytes
+    """Its input items as a JSON list."""
+
+    @property
+    def running(self) -> bool:
+        return self.status in RUNNING
+
+
+class ResponseStore:
+    """`put`, `get` and their kin may raise sqlite3.Error: the disk is full or gone."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._path = config.responses_store
+        self._entries = config.responses_store_entries
+        self._bytes = config.responses_store_bytes
+        self._seconds = config.responses_ttl
+        self.enabled = self._entries > 0 and (self._path is not None or config.api_server_count < 2)
+        """False with several front processes and no file: each would know its own responses only."""
+        self.shared = self._path is not None
+        """Other processes may see, cancel and delete what this one runs."""
+        self._runner = secrets.token_hex(16)
+        """This process, among those that share the database."""
+        self._database: sqlite3.Connection | None = None
+        self._turn = anyio.CapacityLimiter(1)
+        self._errors = 0
+        self._finalizer: weakref.finalize[..., ResponseStore] | None = None
+
+    async def put(self, owner: str, stored: StoredResponse) -> bool:
+        """Keep a response; False where it alone is larger than all of them may be."""
+        size = len(stored.body) + len(stored.items)
+        if size > self._bytes:
+            return False
+
+        def write(database: sqlite3.Connection) -> bool:
+            now = time.time()
+            database.execute(
+                "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, "
+                "expires, runner, lease) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    stored.id, owner, stored.previous, stored.status, stored.background, stored.logged, stored.body,
+                    stored.items, size, now, now + self._seconds, self._runner, time.monotonic(),
+                ),
+            )  # fmt: skip
+            self._evict(database, now)
+            return True
+
+        return await self._do(write)
+
+    async def get(self, owner: str, name: str) -> StoredResponse | None:
+        def read(database: sqlite3.Connection) -> StoredResponse | None:
+            return self._read(database, owner, name)
+
+        return await self._do(read)
+
+    async def chain(self, owner: str, name: str, most: int) -> list[StoredResponse]:
+        """A response and all before it, oldest first.
+
+        Raises:
+            KeyError: one of them is not there (any more); its id is the error's argument.
+            OverflowError: there are more than `most`.
+        """
+
+        def read(database: sqlite3.Connection) -> list[StoredResponse]:
+            found: list[StoredResponse] = []
+            wanted: str | None = name
+            while wanted is not None:
+                if len(found) >= most:
+                    raise OverflowError
+                stored = self._read(database, owner, wanted)
+                if stored is None:
+                    raise KeyError(wanted)
+                found.append(stored)
+                wanted = stored.previous
+            return found[::-1]
+
+        return await self._do(read)
+
+    async def update(self, owner: str, name: str, status: str, body: bytes) -> bool:
+        """Write a running response anew; False where it runs no more, or is gone."""
+
+        def write(database: sqlite3.Connection) -> bool:
+            changed = database.execute(
+                "UPDATE responses SET status = ?, bytes = bytes - length(body) + ?, body = ? WHERE id = ? AND "
+                "owner = ? AND status IN ('queued', 'in_progress')",
+                (status, len(body), body, name, owner),
+            ).rowcount
+            self._evict(database, time.time())
+            return changed > 0
+
+        return await self._do(write)
+
+    async def delete(self, owner: str, name: str) -> bool:
+        def write(database: sqlite3.Connection) -> bool:
+            found = self._read(database, owner, name) is not None
+            database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
+            return found
+
+        return await self._do(write)
+
+    async def log(self, name: str, first: int, events: bytes) -> None:
+        """Keep events of a running response; `first` is the number of the first of them."""
+
+        def write(database: sqlite3.Connection) -> None:
+            changed = database.execute(
+                "UPDATE responses SET bytes = bytes + ? WHERE id = ?", (len(events), name)
+            ).rowcount
+            if changed:
+                database.execute("INSERT INTO events (id, first, data) VALUES (?, ?, ?)", (name, first, events))
+
+        await self._do(write)
+
+    async def logged(self, owner: str, name: str, number: int) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
+        """A response, and what was logged of it from event `number` on (and perhaps some before)."""
+
+        def read(database: sqlite3.Connection) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
+            stored = self._read(database, owner, name)  # first: what is logged later is found the next time
+            rows = database.execute(
+                "SELECT first, data FROM events WHERE id = ? AND first >= "
+                "(SELECT coalesce(max(first), 0) FROM events WHERE id = ? AND first <= ?) ORDER BY first",
+                (name, name, number),
+            ).fetchall()
+            return stored, rows if stored is not None else []
+
+        return await self._do(read)
+
+    async def renew(self, names: list[str]) -> set[str]:
+        """Say that these run; those that still should."""
+
+        def write(database: sqlite3.Connection) -> set[str]:
+            database.execute(
+                "UPDATE responses SET lease = ? WHERE runner = ? AND status IN ('queued', 'in_progress')",
+                (time.monotonic(), self._runner),
+            )
+            rows = database.execute(
+                "SELECT id FROM responses WHERE runner = ? AND status IN ('queued', 'in_progress')", (self._runner,)
+            ).fetchall()
+            return {row[0] for row in rows} & set(names)
+
+        return await self._do(write)
+
+    async def counts(self) -> StoreCounts:
+        def read(database: sqlite3.Connection) -> StoreCounts:
+            self._evict(database, time.time())
+            stored, size, running = database.execute(
+                "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(status IN ('queued', 'in_progress')), 0) "
+                "FROM responses"
+            ).fetchone()
+            evicted = dict(database.execute("SELECT reason, number FROM evictions").fetchall())
+            return StoreCounts(stored=stored, bytes=size, running=running, evicted=evicted)
+
+        if self._database is None and not self.shared:
+            return StoreCounts(stored=0, bytes=0, running=0, evicted={})  # unused: do not start a thread for a scrape
+        return await self._do(read)
+
+    def failed(self, error: sqlite3.Error) -> None:
+        """Something could not be written, or read."""
+        self._errors += 1
+        logger.error("the store of responses: %s", error)
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text format. All but the errors are of the whole database, whichever process is asked."""
+        try:
+            counts = await self.counts()
+        except sqlite3.Error as error:
+            self.failed(error)
+            counts = StoreCounts(stored=0, bytes=0, running=0, evicted={})
+        return store_metrics(counts, self._errors)
+
+    async def close(self) -> None:
+        """Idempotent. In memory, everything is gone then."""
+        database, self._database = self._database, None
+        if database is not None:
+            with anyio.CancelScope(shield=True):
+                await offload(database.close, limiter=self._turn)
+
+    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a transaction on a thread. It is not cut short by cancellation."""
+
+        def transact() -> T:
+            if self._database is None:
+                self._database = open_database(self._path)
+                self._finalizer = weakref.finalize(self, self._database.close)
+            with self._database:  # commits, or rolls back
+                self._database.execute("BEGIN IMMEDIATE")
+                return work(self._database)
+
+        return await offload(transact, limiter=self._turn)
+
+    def _read(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
+        now = time.time()
+        row = database.execute(
+            "SELECT id, previous, status, background, logged, body, items, runner, lease FROM responses "
+            "WHERE id = ? AND owner = ? AND expires > ?",
+            (name, owner, now),
+        ).fetchone()
+        if row is None:
+            return None
+        database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, name))
+        stored = StoredResponse(
+            id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
+            items=row[6],
+        )  # fmt: skip
+        age = time.monotonic() - row[8]
+        if not stored.running or row[7] == self._runner or 0 <= age < LEASE_SECONDS:
+            return stored
+        body = failed_body(stored.body, LOST)
+        database.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (body, name))
+        return msgspec.structs.replace(stored, status="failed", body=body)
+
+    def _evict(self, database: sqlite3.Connection, now: float) -> None:
+        """Down to the bounds. What runs is never taken: it is bounded by itself."""
+        expired = database.execute(
+            "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
+        ).rowcount
+        _count(database, "expired", expired)
+        while True:
+            number, size = database.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM responses").fetchone()
+            if number <= self._entries and size <= self._bytes:
+                return
+            gone = database.execute(
+                "DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN "
+                "('queued', 'in_progress') AND owner = (SELECT owner FROM responses WHERE status NOT IN "
+                "('queued', 'in_progress') GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1) ORDER BY used, id LIMIT 1)"
+            ).rowcount
+            if not gone:
+                return
+            _count(database, "entries" if number > self._entries else "bytes", gone)
+
+
+def failed_body(body: bytes, message: str) -> bytes:
+    """The response object of a response that will never be finished."""
+    response = msgspec.json.decode(body)
+    response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+    return msgspec.json.encode(response)
+
+
+def _count(database: sqlite3.Connection, reason: str, number: int) -> None:
+    if number > 0:
+        database.execute(
+            "INSERT INTO evictions (reason, number) VALUES (?, ?) ON CONFLICT (reason) DO UPDATE SET "
+            "number = number + excluded.number",
+            (reason, number),
+        )

@@ -1,0 +1,129 @@
+"""Responses that were kept: GET, DELETE, cancel, and the input that they were made from."""
+
+from typing import Annotated, Any, Literal
+
+import anyio
+import msgspec
+from msgspec import Meta
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.response_objects import DeletedResponse, InputItemList
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.owner import owner_of
+from troupellm.server.responses.follow import follow, not_found
+from troupellm.server.responses.items import item_type
+from troupellm.server.responses.jobs import Jobs
+from troupellm.server.responses.plan import no_store
+from troupellm.server.responses.store import StoredResponse
+
+CANCEL_SECONDS = 5.0
+"""What a job of this process gets to let go of the engine before its cancellation is answered."""
+
+
+class RetrieveQuery(msgspec.Struct, kw_only=True):
+    stream: bool | None = None
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    """Number of an event; those behind it are sent."""
+    include: list[str] | None = None
+    """Accepted; whatever there is is there."""
+    include_obfuscation: bool | None = None
+
+
+class ItemsQuery(msgspec.Struct, kw_only=True):
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    include: list[str] | None = None
+
+
+async def retrieve(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+    query: RetrieveQuery = exchange.query
+    stored = await _find(host, exchange)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise InvalidRequest("starting_after needs stream: true", param="starting_after")
+        await exchange.respond(200, stored.body)
+        return
+    if not stored.logged:
+        message = "stream: only responses that were created with background and stream can be streamed again"
+        raise InvalidRequest(message, param="stream")
+    host.enter(exchange)
+    after = -1 if query.starting_after is None else query.starting_after
+    async with anyio.create_task_group() as group:
+        group.start_soon(exchange.watch, group.cancel_scope)
+        await follow(host, jobs, exchange, owner_of(exchange), stored.id, after)
+        group.cancel_scope.cancel()
+
+
+async def delete(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+    name = (await _find(host, exchange)).id
+    if not await host.responses.delete(owner_of(exchange), name):
+        raise not_found()
+    await _end(jobs, name)
+    await exchange.respond(200, msgspec.json.encode(DeletedResponse(id=name)))
+
+
+async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+    """Idempotent: a response that has ended stays as it is."""
+    stored = await _find(host, exchange)
+    if not stored.background:
+        raise InvalidRequest("only responses that were created with background can be cancelled", param="response_id")
+    if stored.running:
+        response = msgspec.json.decode(stored.body) | {"status": "cancelled"}
+        await host.responses.update(owner_of(exchange), stored.id, "cancelled", msgspec.json.encode(response))
+        await _end(jobs, stored.id)
+        stored = await _find(host, exchange)
+    await exchange.respond(200, stored.body)
+
+
+async def input_items(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+    query: ItemsQuery = exchange.query
+    stored = await _find(host, exchange)
+    items = [_shown(item) for item in msgspec.json.decode(stored.items)]
+    if query.order == "desc":
+        items.reverse()
+    if query.after is not None:
+        places = [position for position, item in enumerate(items) if item["id"] == query.after]
+        if not places:
+            raise InvalidRequest("after is not the id of an input item of this response", param="after")
+        items = items[places[0] + 1 :]
+    page = items[: query.limit]
+    listing = InputItemList(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=len(items) > len(page),
+    )
+    await exchange.respond(200, msgspec.json.encode(listing))
+
+
+async def _find(host: EngineHost, exchange: Exchange) -> StoredResponse:
+    """
+    Raises:
+        HttpError: 404, it is not there, or another key's.
+    """
+    if not host.responses.enabled:
+        raise no_store("response_id")
+    stored = await host.responses.get(owner_of(exchange), exchange.path_values["response_id"])
+    if stored is None:
+        raise not_found()
+    return stored
+
+
+async def _end(jobs: Jobs, name: str) -> None:
+    job = jobs.find(name)
+    if job is not None:
+        job.cancel()
+        with anyio.move_on_after(CANCEL_SECONDS):
+            await job.ended.wait()
+
+
+def _shown(item: dict[str, Any]) -> dict[str, Any]:
+    """An input item with what its sender may leave out."""
+    if item_type(item) != "message":
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    content = item.get("content")
+    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
+    return item | {"type": "message", "content": parts}

@@ -1,0 +1,135 @@
+"""A request to the responses API as a chat request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.openai import ChatRequest
+from troupellm.protocol.responses import ResponsesRequest
+from troupellm.server.body import invalid_field
+from troupellm.server.relabel import Names
+from troupellm.server.responses.items import Item, messages_of
+from troupellm.server.responses.tools import ChosenTools
+
+_SAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
+    "chat_template_kwargs", "structured_outputs", "parallel_tool_calls",
+)  # fmt: skip
+"""Fields that mean the same in chat requests and are handed on as they are."""
+_REFUSED = {
+    "conversation": "use previous_response_id",
+    "prompt": "prompt templates are not kept here; use instructions and input",
+    "context_management": "it is not supported",
+    "moderation": "it is not supported",
+    "messages": "the responses API has input",
+    "max_tokens": "the responses API has max_output_tokens",
+    "max_completion_tokens": "the responses API has max_output_tokens",
+    "response_format": "the responses API has text.format",
+    "functions": "the responses API has tools",
+    "logprobs": "the responses API has top_logprobs and include",
+}
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = frozenset(
+    {LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"}
+    | {"web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url"}
+    | {"code_interpreter_call.outputs"}
+)
+"""Those of tools and media that are not here have nothing to include; reasoning is never encrypted."""
+
+
+class Translated(msgspec.Struct, frozen=True):
+    """What becomes of a request."""
+
+    chat: ChatRequest
+    tools: ChosenTools
+    names: Names
+    """What its errors call the fields, and what the client does; see `relabel`."""
+
+
+def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 0) -> Translated:
+    """Pure, and linear in the size of the request.
+
+    Args:
+        items: the whole conversation, see `messages_of`.
+        first: where the request's own input begins in it.
+
+    Raises:
+        InvalidRequest: names the field, as this API calls it.
+    """
+    refuse_unsupported(request)
+    tools = ChosenTools.of(request.tools or [], request.tool_choice)
+    names: Names = [*_NAMES, *tools.names]
+    values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    values["messages"] = messages_of(items, request.instructions, first=first)
+    values |= tools.fields
+    if request.max_output_tokens is not None:
+        values["max_completion_tokens"] = request.max_output_tokens
+    values |= _logprobs(request) | _format(request) | _reasoning(request)
+    try:
+        chat = msgspec.convert(values, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), "the request") from None
+    return Translated(chat, tools, names)
+
+
+_NAMES: Names = [
+    ("max_completion_tokens", "max_output_tokens"),
+    ("max_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("logprobs", "top_logprobs"),
+    ("messages", "input"),
+]
+
+
+def refuse_unsupported(request: ResponsesRequest) -> None:
+    """
+    Raises:
+        InvalidRequest: a field that is not supported here.
+    """
+    for name, hint in _REFUSED.items():
+        if getattr(request, name) not in (None, False, [], {}):
+            raise InvalidRequest(f"{name}: {hint}", param=name, code="unsupported_parameter")
+    if request.n not in (None, 1):
+        raise InvalidRequest("n: a response has one answer", param="n", code="unsupported_parameter")
+    if request.truncation == "auto":
+        message = "truncation: only disabled is supported; what does not fit is refused, never dropped"
+        raise InvalidRequest(message, param="truncation", code="unsupported_parameter")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    for position, name in enumerate(request.include or []):
+        if name not in _INCLUDES:
+            param = f"include[{position}]"
+            raise InvalidRequest(f"{param} must be one of {', '.join(sorted(_INCLUDES))}", param=param)
+
+
+def _logprobs(request: ResponsesRequest) -> dict[str, Any]:
+    if request.top_logprobs is None and LOGPROBS not in (request.include or []):
+        return {}
+    return {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    given = request.text.format if request.text is not None else None
+    if given is None:
+        return {}
+    kind = given.get("type")
+    if kind == "json_schema":
+        fields = {
+            name: given[name] for name in ("name", "schema", "strict", "description") if given.get(name) is not None
+        }
+        return {"response_format": {"type": kind, "json_schema": fields}}
+    if kind not in ("text", "json_object"):
+        message = "text.format.type must be one of text, json_object, json_schema"
+        raise InvalidRequest(message, param="text.format.type")
+    return {} if kind == "text" else {"response_format": {"type": kind}}
+
+
+def _reasoning(request: ResponsesRequest) -> dict[str, Any]:
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    return {} if effort is None else {"reasoning_effort": effort}

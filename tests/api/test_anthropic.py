@@ -1,0 +1,153 @@
+"""anthropic's client against the real server: its normal features, with its retries off."""
+
+from contextlib import asynccontextmanager
+
+import anthropic
+import anyio
+import pytest
+from serving import http_request, running_server, server_config
+
+pytestmark = pytest.mark.anyio
+
+GREEDY = {"model": "tiny", "max_tokens": 12, "extra_body": {"temperature": 0, "top_k": 5}}
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@asynccontextmanager
+async def sdk(engine, *, key="secret", token=None, **settings):
+    async with (
+        running_server(engine, server_config(api_key=("secret",), **settings)) as served,
+        anthropic.AsyncAnthropic(
+            base_url=served.url,
+            api_key=key,
+            auth_token=token,
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+        ) as client,
+    ):
+        yield client
+
+
+async def test_whole_and_streamed_say_the_same(tiny_engine):
+    async with tiny_engine() as engine, sdk(engine) as client:
+        whole = await client.messages.create(messages=HI, **GREEDY)
+        events = [event async for event in await client.messages.create(messages=HI, stream=True, **GREEDY)]
+        async with client.messages.stream(messages=HI, **GREEDY) as stream:
+            text = "".join([piece async for piece in stream.text_stream])
+            final = await stream.get_final_message()
+    assert final.content[0].text == text == whole.content[0].text
+    assert "".join(event.delta.text for event in events if event.type == "content_block_delta") == text
+    assert final.stop_reason == whole.stop_reason == "max_tokens"
+    assert final.usage.output_tokens == whole.usage.output_tokens == 12
+    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == whole.usage.input_tokens
+    assert whole._request_id
+
+
+async def test_a_key_comes_either_way(tiny_engine):
+    async with tiny_engine() as engine:
+        async with sdk(engine, key=None, token="secret") as client:
+            await client.messages.create(messages=HI, **GREEDY)
+        async with sdk(engine, key="wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError) as caught:
+                await client.messages.create(messages=HI, **GREEDY)
+    assert caught.value.body["type"] == "error"
+    assert caught.value.body["error"]["type"] == "authentication_error"
+
+
+async def test_prompts_are_counted_as_they_are_used(tiny_engine):
+    system = [{"type": "text", "text": "You code.", "cache_control": {"type": "ephemeral"}}]
+    async with tiny_engine() as engine, sdk(engine) as client:
+        count = await client.messages.count_tokens(model="tiny", messages=HI, system=system)
+        made = await client.messages.create(messages=HI, system=system, **GREEDY)
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.count_tokens(model="nobody", messages=HI)
+    assert count.input_tokens == made.usage.input_tokens
+
+
+async def test_stop_sequences(tiny_engine):
+    async with tiny_engine() as engine, sdk(engine) as client:
+        whole = await client.messages.create(messages=HI, **GREEDY)
+        stop = whole.content[0].text[3:5]
+        cut = await client.messages.create(messages=HI, stop_sequences=[stop], **GREEDY)
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert cut.content[0].text == whole.content[0].text.partition(stop)[0]
+
+
+async def test_max_tokens_is_an_upper_bound(tiny_engine):
+    async with tiny_engine(max_model_len=64) as engine, sdk(engine) as client:
+        body = {"temperature": 0, "ignore_eos": True}
+        made = await client.messages.create(model="tiny", max_tokens=16_000, messages=HI, extra_body=body)
+        long = [{"role": "user", "content": "x" * 100}]
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.messages.create(model="tiny", max_tokens=16_000, messages=long, extra_body=body)
+    assert made.stop_reason == "model_context_window_exceeded"
+    assert made.usage.input_tokens + made.usage.output_tokens == 64
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
+        ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
+        ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "temperature"),
+        ({"messages": []}, anthropic.BadRequestError, "messages"),
+        ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}
+                ]
+            },
+            anthropic.BadRequestError,
+            "image",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_become_the_clients_own_classes(tiny_engine, fields, error, text, stream):
+    async with tiny_engine() as engine, sdk(engine) as client:
+        with pytest.raises(error) as caught:
+            await client.messages.create(**{"messages": HI} | GREEDY | fields, stream=stream)
+    assert set(caught.value.body) >= {"type", "error"}
+    assert text in caught.value.body["error"]["message"]
+
+
+async def test_a_full_waiting_room_is_a_rate_limit(tiny_engine):
+    async with tiny_engine(max_num_seqs=1, max_num_queued_reqs=1) as engine, sdk(engine) as client:
+        long = GREEDY | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+        streams = [await client.messages.create(messages=HI, stream=True, **long) for _ in range(2)]
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            await client.messages.create(messages=HI, **long)
+        for stream in streams:
+            await stream.close()
+    assert caught.value.body["error"]["type"] == "rate_limit_error"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+def connection_has_ping(seen):
+    """As a chunk of its own."""
+    return b"\r\n" + PING in seen
+
+
+async def test_pings_keep_a_silent_stream_alive(tiny_engine):
+    body = {"model": "tiny", "max_tokens": 4, "messages": HI, "stream": True}
+    async with (
+        tiny_engine(max_num_seqs=1) as engine,
+        running_server(engine, server_config(sse_keep_alive_interval=0.05)) as served,
+    ):
+        connection = await served.raw(b"")
+        async with engine.stream("hold", max_tokens=4000, ignore_eos=True) as held:
+            await anext(held)
+            await connection.stream.send(http_request("/v1/messages", body, connection="close"))
+            async for _ in held:
+                if connection_has_ping(connection.seen):
+                    break
+                with anyio.move_on_after(0.001):
+                    connection.seen += await connection.stream.receive()
+        seen = await connection.read_all()
+        await connection.close()
+    assert connection_has_ping(seen), "one of its own, beside that at the start"
+    assert b": keep-alive" not in seen
+    assert b"event: message_stop" in seen

@@ -1,0 +1,163 @@
+"""Anthropic's requests as chat requests."""
+
+import msgspec
+import pytest
+
+from troupellm.protocol.anthropic import CountTokensRequest, MessagesRequest
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.messages.translate import translate
+
+TOOL = {"name": "get", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+def chat(**fields):
+    body = {"model": "m", "max_tokens": 2000, "messages": [{"role": "user", "content": "x"}]} | fields
+    return translate(msgspec.convert(body, MessagesRequest)).chat
+
+
+def messages(given, **fields):
+    return [
+        {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+        for message in chat(messages=given, **fields).messages
+    ]
+
+
+def test_a_coding_agents_history():
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "<reminder>"}, {"type": "text", "text": "Fix it."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Let me look.", "signature": "Eq=="},
+                {"type": "redacted_thinking", "data": "xyz"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a.py"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "Bash", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_1",
+                    "content": [{"type": "text", "text": "print(1)", "cache_control": {"type": "ephemeral"}}],
+                },
+                {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": "no such command"},
+                {"type": "text", "text": "Go on."},
+            ],
+        },
+    ]
+    system = [{"type": "text", "text": "You code."}, {"type": "text", "text": "Well.", "cache_control": {}}]
+    first, user, assistant, one, two, last = messages(history, system=system)
+    assert first == {"role": "system", "content": "You code.\n\nWell."}
+    assert user["content"] == "<reminder>\n\nFix it."
+    assert (assistant["content"], assistant["reasoning_content"]) == ("I look.", "Let me look.")
+    assert assistant["tool_calls"][0] == {
+        "id": "toolu_1",
+        "type": "function",
+        "function": {"name": "Read", "arguments": '{"path":"a.py"}'},
+    }
+    assert one == {"role": "tool", "tool_call_id": "toolu_1", "content": "print(1)"}
+    assert two == {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no such command"}
+    assert last == {"role": "user", "content": "Go on."}
+
+
+def test_tool_uses_alone_have_no_content_and_results_may_be_empty():
+    given = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "get", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]},
+    ]
+    assert messages(given)[1:] == [
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "t", "content": ""},
+    ]
+
+
+def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL, {"type": "custom", **TOOL, "name": "put"}]
+    request = msgspec.convert(
+        {"max_tokens": 1, "messages": [], "tools": tools, "tool_choice": {"type": "tool", "name": "put"}},
+        MessagesRequest,
+    )
+    translated = translate(request)
+    kept = msgspec.to_builtins(translated.chat.tools)
+    assert [tool["function"]["name"] for tool in kept] == ["get", "put"]
+    assert kept[0]["function"]["parameters"] == TOOL["input_schema"]
+    assert dict(translated.names)["tools[0].function.parameters"] == "tools[1].input_schema"
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "get"}, {"type": "function", "function": {"name": "get"}}),
+    ],
+)
+def test_tool_choice(choice, wanted):
+    assert msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice) == wanted
+
+
+def test_sampling_and_limits():
+    request = chat(temperature=0.5, top_p=0.9, top_k=4, stop_sequences=["END"], max_tokens=77)
+    assert (request.temperature, request.top_p, request.top_k) == (0.5, 0.9, 4)
+    assert (request.stop, request.max_completion_tokens) == (["END"], 77)
+
+
+def test_thinking_is_off_unless_it_is_asked_for():
+    assert chat().chat_template_kwargs == {"enable_thinking": False}
+    asked = chat(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert (asked.chat_template_kwargs, asked.thinking_token_budget) == ({"enable_thinking": True}, 1024)
+    assert chat(thinking={"type": "adaptive"}).chat_template_kwargs == {"enable_thinking": True}
+
+
+def test_output_format_is_a_response_format():
+    schema = {"type": "object"}
+    for fields in (
+        {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        {"output_format": {"type": "json_schema", "schema": schema}},
+    ):
+        assert chat(**fields).response_format["json_schema"]["schema"] == schema
+
+
+def user(*blocks):
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (user({"type": "image", "source": {"type": "base64"}}), "messages[0].content[0].type"),
+        (user({"type": "document", "source": {"type": "base64"}}), "messages[0].content[0].type"),
+        (user({"type": "tool_result", "tool_use_id": "t"}), "messages[0].content[0].tool_use_id"),
+        (user({"type": "text"}), "messages[0].content[0].text"),
+        (user({}), "messages[0].content[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"system": [{"type": "image"}]}, "system[0].type"),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+        ({"output_format": {"type": "xml"}}, "output_format.type"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+    ],
+)
+def test_refusals_name_the_field(fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_counting_needs_no_max_tokens():
+    body = {"model": "m", "messages": [], "thinking": {"type": "enabled", "budget_tokens": 5000}}
+    assert translate(msgspec.convert(body, CountTokensRequest)).chat.thinking_token_budget == 5000

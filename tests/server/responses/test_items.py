@@ -1,0 +1,101 @@
+"""Input items as chat messages."""
+
+import pytest
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.responses.items import as_items, messages_of
+
+
+def texts(*parts):
+    return [{"type": "input_text", "text": part} for part in parts]
+
+
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_nothing_is_an_empty_message(empty):
+    assert messages_of(as_items(empty), None) == [{"role": "user", "content": ""}]
+
+
+def test_a_text_and_messages_without_a_type():
+    assert messages_of(as_items("Hi"), "Be kind.") == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+    ]
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": texts("b", "c")}]
+    assert messages_of(items, None) == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
+
+
+def test_system_messages_at_the_start_are_one_and_later_ones_stay():
+    items = [
+        {"role": "developer", "content": "two"},
+        {"role": "system", "content": "three"},
+        {"role": "user", "content": "x"},
+        {"role": "developer", "content": "late"},
+    ]
+    messages = messages_of(items, "one")
+    assert messages[0] == {"role": "system", "content": "one\n\ntwo\n\nthree"}
+    assert [message["role"] for message in messages] == ["system", "user", "system"]
+
+
+def test_reasoning_text_and_calls_of_one_answer_are_one_message():
+    items = [
+        {"role": "user", "content": "weather?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "Wait."}]},
+        {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"a":1}'},
+        {"type": "function_call", "call_id": "c2", "name": "get", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c2", "output": "two"},
+        {"type": "function_call_output", "call_id": "c1", "output": texts("one")},
+        {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "so"}]},
+        {"role": "assistant", "content": "Sun."},
+    ]
+    user, first, two, one, last = messages_of(items, None)
+    assert user["role"] == "user"
+    assert (first["content"], first["reasoning_content"]) == ("Wait.", "hm")
+    assert [call["id"] for call in first["tool_calls"]] == ["c1", "c2"]
+    assert first["tool_calls"][0]["function"] == {"name": "get", "arguments": '{"a":1}'}
+    assert two == {"role": "tool", "tool_call_id": "c2", "content": "two"}
+    assert one["content"] == "one"
+    assert last == {"role": "assistant", "content": "Sun.", "reasoning_content": "so"}
+
+
+def test_what_other_servers_tools_have_left_is_skipped_and_custom_calls_are_read():
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
+    ]
+    messages = messages_of(items, None)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"input":"*** Begin"}'
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"role": "nobody", "content": "x"}, "input[0].role"),
+        ({"role": "user", "content": 5}, "input[0].content"),
+        ({"role": "user"}, "input[0].content"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": ["x"]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
+        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "input[0].call_id"),
+        ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "input[0].name"),
+        ({"type": "function_call", "call_id": "c", "name": "n", "arguments": {}}, "input[0].arguments"),
+        ({"type": "nonsense"}, "input[0].type"),
+        ({}, "input[0].role"),
+    ],
+)
+def test_refusals_name_the_item(item, param):
+    with pytest.raises(InvalidRequest) as caught:
+        messages_of([item], None)
+    assert caught.value.param == param
+
+
+def test_errors_count_from_the_requests_own_input():
+    past = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    with pytest.raises(InvalidRequest) as caught:
+        messages_of([*past, {"role": "nobody"}], None, first=2)
+    assert caught.value.param == "input[0].role"
