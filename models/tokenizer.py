@@ -116,6 +116,11 @@ class Tokenizer:
         """What the token adds to a text, special or not; empty beyond the vocabulary."""
         return self._bytes[token_id] if 0 <= token_id < self.size else b""
 
+    def definition(self) -> str:
+        """The tokenizer.json that makes an equal one."""
+        text: str = self._backend.to_str()
+        return text
+
     def decode_stream(self, *, skip_special_tokens: bool) -> "LibraryStream":
         return LibraryStream(self._backend, skip_special_tokens)
 

@@ -86,3 +86,13 @@ def backend_of(name: str, field: str) -> str:
             f"the backend {name} is not supported; use one of {offered}", param=field, code="unsupported_parameter"
         )
     raise InvalidRequest(f"backend must be one of {offered}", param=field)
+
+
+class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """A guide that was checked and fits its limits, as the worker runs it. Travels with the row's sampling state."""
+
+    backend: str
+    text: str
+    """The backend's own form of the grammar."""
+    after: str = ""
+    """See `GuideSpec.after`."""

@@ -46,6 +46,24 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self.blocks_total - self.blocks_free - self.blocks_cached
 
 
+class GuideSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the guide actor. Counts are since the start."""
+
+    hits: int = 0
+    """Requests whose guide was compiled already, or was just being compiled."""
+    compiles: int = 0
+    refused: int = 0
+    """Requests whose guide cannot be served."""
+    evicted: int = 0
+    cached: int = 0
+    """Guides that are kept, refusals among them."""
+    cached_bytes: int = 0
+    waiting: int = 0
+    """Requests whose guide is being compiled."""
+    compile_seconds: float = 0.0
+    """In all."""
+
+
 class ActorSnapshot(msgspec.Struct, frozen=True):
     name: str
     restarts: int
@@ -92,3 +110,4 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     worker_pid: int | None = None
     """The worker's process, when it has one of its own."""
     spare_worker_pid: int | None = None
+    guide: GuideSnapshot = GuideSnapshot()

@@ -1,0 +1,196 @@
+"""Guide actor: turns what a request's output must look like into a program that the worker can run.
+
+Owns:      the cache of compiled guides, and the requests that wait for theirs.
+Receives:  GuideRequest; on the control lane AbortRequest.
+Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler, as the input processor does for requests
+           without a guide; a refusal to the request's outbox.
+On crash:  restarted with an empty cache; each request that waited is answered.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, assert_never
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from troupellm.actors.guide_cache import GuideCache, GuideKey, key_of
+from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused
+from troupellm.actors.mailbox import Mailbox, MailboxClosed
+from troupellm.actors.ports import Clock
+from troupellm.protocol.config import GuideConfig
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.guide import BACKENDS, GuideProgram
+from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
+from troupellm.protocol.output import OutputMessage
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
+from troupellm.protocol.snapshot import GuideSnapshot
+
+DEFAULT_BACKEND: Final = "llguidance"
+_MOST_MESSAGE: Final = 480
+
+_Waiting = dict[int, GuideRequest]
+"""By request."""
+
+
+class Guide:
+    """The asynchronous shell. Requests that ask for the same share one compilation."""
+
+    def __init__(
+        self,
+        inbox: Mailbox[GuideMessage, GuideControl],
+        output: Mailbox[OutputMessage, object],
+        scheduler: Mailbox[SchedulerMessage, SchedulerControl],
+        compiler: GuideCompiler,
+        prepare: Callable[[GuideProgram], Awaitable[None]],
+        config: GuideConfig,
+        clock: Clock,
+        *,
+        warm: bool,
+    ) -> None:
+        """
+        Args:
+            prepare: has the worker build a program before a request needs it there.
+            warm: get ready to compile before the first guide comes.
+        """
+        self._inbox = inbox
+        self._output = output
+        self._scheduler = scheduler
+        self._compiler = compiler
+        self._prepare = prepare
+        self._config = config
+        self._clock = clock
+        self._warm = warm
+        self._cache = GuideCache(config.guide_cache_bytes)
+        self._compiling: dict[GuideKey, _Waiting] = {}
+        self._turn = anyio.Semaphore(compiler.parallel)
+        self._hits = self._compiles = self._refused = 0
+        self._compile_seconds = 0.0
+
+    def snapshot(self) -> GuideSnapshot:
+        return GuideSnapshot(
+            hits=self._hits,
+            compiles=self._compiles,
+            refused=self._refused,
+            evicted=self._cache.evicted,
+            cached=len(self._cache),
+            cached_bytes=self._cache.num_bytes,
+            waiting=sum(map(len, self._compiling.values())),
+            compile_seconds=self._compile_seconds,
+        )
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the inbox is closed and empty and everything in it was passed on."""
+        task_status.started()
+        try:
+            async with anyio.create_task_group() as group:
+                if self._warm:
+                    group.start_soon(self._compiler.warm_up)
+                while await self._inbox.wait():
+                    while (message := self._inbox.take()) is not None:
+                        match message:
+                            case GuideRequest():
+                                await self._receive(message, group.start_soon)
+                            case AbortRequest(request=request):
+                                self._drop(request)
+                            case _:
+                                assert_never(message)
+        finally:
+            for waiting in self._compiling.values():
+                for request in waiting.values():
+                    _refuse(request, EngineStopped("the guide actor ended", code="engine_restarting"))
+
+    async def _receive(self, message: GuideRequest, start: Callable[..., None]) -> None:
+        key = key_of(message.spec, self._backend(message))
+        refusal = self._cache.refusal(key)
+        if refusal is not None:
+            self._hits += 1
+            self._refuse_all({message.opened.request: message}, refusal)
+            return
+        program = self._cache.program(key)
+        if program is not None:
+            self._hits += 1
+            await self._pass_on(message, program)
+            return
+        waiting = self._compiling.get(key)
+        if waiting is not None:
+            self._hits += 1
+            waiting[message.opened.request] = message
+            return
+        self._compiling[key] = {message.opened.request: message}
+        start(self._compile, key)
+
+    def _backend(self, message: GuideRequest) -> str:
+        return BACKENDS[message.spec.backend] or BACKENDS[self._config.guide_backend] or DEFAULT_BACKEND
+
+    async def _compile(self, key: GuideKey) -> None:
+        """Compile once for all who wait, unless they leave before it begins."""
+        waiting = self._compiling[key]
+        try:
+            async with self._turn:
+                if not waiting:
+                    return
+                self._compiles += 1
+                begin = self._clock.now()
+                program = await self._compiler.compile(key.spec, key.backend)
+                self._compile_seconds += self._clock.now() - begin
+                self._cache.keep(key, program)
+            await self._prepare(program)
+        except GuideRefused as refusal:
+            self._cache.keep_refusal(key, str(refusal))
+            del self._compiling[key]
+            self._refuse_all(waiting, str(refusal))
+        except TroupeError as error:
+            del self._compiling[key]
+            for message in waiting.values():
+                _refuse(message, _same(error))
+        else:
+            del self._compiling[key]
+            for message in waiting.values():
+                await self._pass_on(message, program)
+        finally:
+            if not waiting:
+                self._compiling.pop(key, None)
+
+    async def _pass_on(self, message: GuideRequest, program: GuideProgram) -> None:
+        try:
+            await self._output.put(message.opened)
+            await self._scheduler.put(guided(message, program))
+        except MailboxClosed:
+            _refuse(message, EngineStopped("the engine was closed"))
+            self._scheduler.control(AbortRequest(message.opened.request))
+
+    def _drop(self, request: int) -> None:
+        """Whoever asked has gone: nobody else has heard of the request yet."""
+        for waiting in self._compiling.values():
+            message = waiting.pop(request, None)
+            if message is not None:
+                _refuse(message, RequestAborted("the request was aborted"))
+
+    def _refuse_all(self, waiting: _Waiting, reason: str) -> None:
+        self._refused += len(waiting)
+        for message in waiting.values():
+            field = message.spec.field
+            text = f"{field}: {reason}"[:_MOST_MESSAGE]
+            _refuse(message, InvalidRequest(text, param=field, code="invalid_schema"))
+
+
+def guided(message: GuideRequest, program: GuideProgram) -> msgspec.Struct:
+    """The request, its sequences with the program."""
+    replace = msgspec.structs.replace
+    sequences = tuple(
+        replace(spec, sampling=replace(spec.sampling, guide=program)) for spec in message.submitted.sequences
+    )
+    return replace(message.submitted, sequences=sequences)
+
+
+def _same(error: TroupeError) -> TroupeError:
+    """An error of one's own for each: raising one changes it."""
+    copy = RequestFailed(error.message, param=error.param, code=error.code)
+    copy.__cause__ = error
+    return copy
+
+
+def _refuse(message: GuideRequest, error: TroupeError) -> None:
+    message.opened.outbox.fail(error)
+    message.opened.outbox.wake()

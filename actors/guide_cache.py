@@ -1,0 +1,84 @@
+"""Compiled guides, and refusals, by what was asked for: bounded in bytes, the least recently used leave first."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+import msgspec
+
+from troupellm.protocol.guide import GuideProgram, GuideSpec
+
+_OVERHEAD = 512
+"""Bytes of an entry beside its texts."""
+_MOST_REFUSALS = 0.25
+"""Refusals may take so much of the whole: a flood of nonsense leaves what is good."""
+
+
+class GuideKey(msgspec.Struct, frozen=True):
+    """What is compiled alike. The request's own name for it is no part of it."""
+
+    spec: GuideSpec
+    backend: str
+
+
+def key_of(spec: GuideSpec, backend: str) -> GuideKey:
+    return GuideKey(msgspec.structs.replace(spec, field="", backend=""), backend)
+
+
+ValueT = TypeVar("ValueT")
+
+
+class GuideCache:
+    def __init__(self, capacity: int) -> None:
+        """capacity: bytes."""
+        self._programs: _Lru[GuideProgram] = _Lru(capacity)
+        self._refusals: _Lru[str] = _Lru(int(capacity * _MOST_REFUSALS))
+
+    @property
+    def num_bytes(self) -> int:
+        return self._programs.num_bytes + self._refusals.num_bytes
+
+    @property
+    def evicted(self) -> int:
+        return self._programs.evicted + self._refusals.evicted
+
+    def __len__(self) -> int:
+        return len(self._programs.entries) + len(self._refusals.entries)
+
+    def program(self, key: GuideKey) -> GuideProgram | None:
+        return self._programs.find(key)
+
+    def refusal(self, key: GuideKey) -> str | None:
+        return self._refusals.find(key)
+
+    def keep(self, key: GuideKey, program: GuideProgram) -> None:
+        self._programs.keep(key, program, len(key.spec.source) + len(program.text))
+
+    def keep_refusal(self, key: GuideKey, message: str) -> None:
+        self._refusals.keep(key, message, len(key.spec.source) + len(message))
+
+
+class _Lru(Generic[ValueT]):
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.entries: OrderedDict[GuideKey, tuple[ValueT, int]] = OrderedDict()
+        self.num_bytes = 0
+        self.evicted = 0
+
+    def find(self, key: GuideKey) -> ValueT | None:
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        self.entries.move_to_end(key)
+        return entry[0]
+
+    def keep(self, key: GuideKey, value: ValueT, num_bytes: int) -> None:
+        """What is larger than all room is not kept."""
+        num_bytes += _OVERHEAD
+        if num_bytes > self._capacity or key in self.entries:
+            return
+        self.entries[key] = value, num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._capacity:
+            _, (_, freed) = self.entries.popitem(last=False)
+            self.num_bytes -= freed
+            self.evicted += 1

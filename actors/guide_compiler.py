@@ -1,0 +1,236 @@
+"""Compiling guides in processes that may be killed: what strangers send is read and compiled there first.
+
+A grammar that takes too long, or too much memory, costs its process, which is replaced; whoever else waits goes to
+another one, or to the next.
+"""
+
+import logging
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from troupellm.actors.processes import ChildProcess, Processes
+from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.guide_link import (
+    HELLO,
+    MAX_FRAME_BYTES,
+    Compile,
+    Compiled,
+    FromCompiler,
+    Prepare,
+    Prepared,
+    Refused,
+    ToCompiler,
+)
+
+logger = logging.getLogger("troupellm.guide")
+
+MODULE = "troupellm.models.guides.compile_main"
+START_SECONDS = 60.0
+"""Reading the tokenizer of a large vocabulary takes seconds, on a busy machine many."""
+KILL_SECONDS = 5.0
+
+
+class GuideRefused(Exception):
+    """The guide itself is at fault: it would be refused again. The text is fit for clients."""
+
+
+class GuideCompiler(Protocol):
+    """The port through which the guide actor has guides compiled."""
+
+    @property
+    def parallel(self) -> int:
+        """How many are compiled at once at most."""
+
+    async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        """Check a guide and translate it for the worker. At most `parallel` calls at once.
+
+        Raises:
+            GuideRefused: it cannot be served.
+            TroupeError: guides cannot be compiled here, or not now.
+        """
+
+    async def warm_up(self) -> None:
+        """Get ready before the first guide comes; never raises."""
+
+
+class CompilerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    tokenizer_folder: str
+    vocab_width: int
+    timeout: float
+    """Seconds that one guide may take."""
+    memory_bytes: int
+    depth: int
+    parallel: int = 2
+
+
+class ProcessCompiler:
+    """Implements `GuideCompiler`. Processes are started when they are needed, and stay."""
+
+    def __init__(self, settings: CompilerSettings, processes: Processes) -> None:
+        self._settings = settings
+        self._processes = processes
+        self._idle: list[_Child] = []
+        self._all: list[_Child] = []
+        self._closed = False
+        self.num_killed = 0
+        """Processes that were killed over a guide."""
+
+    @property
+    def parallel(self) -> int:
+        return self._settings.parallel
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.process.pid for child in self._all if child.process is not None]
+
+    async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        child = await self._take()
+        healthy = False
+        try:
+            with anyio.move_on_after(self._settings.timeout) as limit:
+                child.send(Compile(spec=spec, backend=backend, depth=self._settings.depth))
+                answer = await child.next()
+                healthy = True
+            if limit.cancelled_caught:
+                raise GuideRefused(f"it takes longer than {self._settings.timeout:g} s to compile")
+        except _ChildGone as gone:
+            logger.warning("a process that compiled a guide is gone: %s", gone)
+            raise GuideRefused("it takes too much memory to compile") from None
+        finally:
+            if healthy and not self._closed:
+                self._idle.append(child)
+            else:
+                self.num_killed += 1
+                with anyio.CancelScope(shield=True):
+                    await self._end(child)
+        match answer:
+            case Compiled(text=text):
+                return GuideProgram(backend=backend, text=text, after=spec.after)
+            case Refused(message=message):
+                raise GuideRefused(message)
+            case _:
+                raise RequestFailed("the guide could not be compiled")
+
+    async def warm_up(self) -> None:
+        if self._idle or self._all:
+            return
+        with suppress(TroupeError):
+            child = await self._take()
+            self._idle.append(child)
+
+    async def close(self) -> bool:
+        """End all processes; False when one does not go."""
+        self._closed = True
+        return all([await self._end(child) for child in list(self._all)])
+
+    async def _take(self) -> "_Child":
+        """An idle process, or a new one that has read the tokenizer."""
+        while self._idle:
+            child = self._idle.pop()
+            if not child.gone:
+                return child
+            await self._end(child)
+        if self._closed:
+            raise RequestFailed("guides are not compiled any more")
+        child = _Child()
+        self._all.append(child)
+        ready = False
+        try:
+            await child.open(self._processes, self._settings)
+            ready = True
+        finally:
+            if not ready:
+                with anyio.CancelScope(shield=True):
+                    await self._end(child)
+        return child
+
+    async def _end(self, child: "_Child") -> bool:
+        if child in self._all:
+            self._all.remove(child)
+        return await child.end()
+
+
+class _ChildGone(Exception):
+    """The process has died or talks nonsense."""
+
+
+class _Child:
+    """One process. Implements `ProcessEvents`."""
+
+    def __init__(self) -> None:
+        self.process: ChildProcess | None = None
+        self.gone = False
+        self._codec: Codec[ToCompiler | Hello] = Codec(limit=MAX_FRAME_BYTES)
+        self._assembler: Assembler[FromCompiler] = Assembler(FromCompiler, HELLO, limit=MAX_FRAME_BYTES)
+        self._messages: deque[FromCompiler] = deque()
+        self._waiter: Waiter | None = None
+
+    async def open(self, processes: Processes, settings: CompilerSettings) -> None:
+        """Raises RequestFailed: there is no process, or it cannot read the tokenizer."""
+        try:
+            self.process = await processes.start(MODULE, self)
+            self.process.send(self._codec.encode(HELLO))
+            self.send(
+                Prepare(
+                    tokenizer_folder=settings.tokenizer_folder,
+                    vocab_width=settings.vocab_width,
+                    memory_bytes=settings.memory_bytes,
+                )
+            )
+            with anyio.fail_after(START_SECONDS):
+                answer = await self.next()
+        except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
+            logger.warning("a process that compiles guides cannot be started: %s", error)
+            raise RequestFailed("guides cannot be compiled now", code="engine_restarting") from None
+        if not isinstance(answer, Prepared) or answer.error is not None:
+            logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
+            raise RequestFailed("structured outputs are not possible with this model's tokenizer")
+
+    def send(self, message: ToCompiler) -> None:
+        assert self.process is not None
+        self.process.send(self._codec.encode(message))
+
+    async def next(self) -> FromCompiler:
+        """The next message. Raises _ChildGone."""
+        while not self._messages:
+            if self.gone:
+                raise _ChildGone("it has closed its connection")
+            waiter = self._waiter = new_waiter()
+            await waiter.wait()
+        return self._messages.popleft()
+
+    async def end(self) -> bool:
+        """Kill it and wait until it is gone; False if it does not go."""
+        self.gone = True
+        if self.process is None:
+            return True
+        self.process.kill()
+        return await self.process.ended(KILL_SECONDS) is not None
+
+    def received(self, data: bytes) -> None:
+        if self.gone:
+            return
+        try:
+            self._messages.extend(self._assembler.feed(data))
+        except FrameError:
+            self.gone = True
+        self._wake()
+
+    def closed(self) -> None:
+        self.gone = True
+        self._wake()
+
+    def said(self, line: str) -> None:
+        logger.info("[guide] %s", line)
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.wake()
+            self._waiter = None

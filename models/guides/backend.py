@@ -1,0 +1,65 @@
+"""What a grammar backend offers: a program becomes matchers, and a matcher says which token may come next.
+
+A matcher is one row's place in its grammar. Whoever drives it gives it every token that was generated, fills its mask,
+and may take tokens back. Nothing here raises for a grammar or a token: a matcher that cannot go on says so in `error`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Masks = NDArray[np.int32]
+"""[rows, ceil(vocab / 32)]: bit i of word w is token 32 * w + i; 1 allows it."""
+
+
+class GuideError(Exception):
+    """A grammar that cannot be compiled. The text is fit for clients and does not name a request field."""
+
+
+class Matcher(Protocol):
+    """One row's place in its grammar."""
+
+    @property
+    def stopped(self) -> bool:
+        """Complete: nothing but an end token can follow."""
+
+    @property
+    def accepting(self) -> bool:
+        """What there is fits the grammar, though more could come."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on; it stays so."""
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Take in generated tokens; False, and an error, when they do not fit."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next whatever is sampled; often none."""
+
+    def copy(self) -> "Matcher":
+        """Another row at the same place."""
+
+
+class Backend(Protocol):
+    """Makes matchers for one vocabulary. Safe in several threads, as long as a matcher is used by one at a time."""
+
+    name: str
+
+    def compile(self, text: str) -> Matcher:
+        """A matcher at the start of a grammar. Slow for large grammars.
+
+        Args:
+            text: as `translate` made it for this backend.
+
+        Raises:
+            GuideError: the grammar is wrong or too complex.
+        """
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
+        """Write each matcher's mask into the row of its index, on several threads where that pays."""

@@ -1,0 +1,109 @@
+"""A process that compiles guides: `python -m troupellm.models.guides.compile_main FD PARENT_PID`.
+
+What strangers send is read and compiled here first, under limits of memory and by a process that may be killed at any
+moment: whoever asked gives it a second. What passed here is compiled again where it runs, and is known to be cheap.
+"""
+
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from troupellm.models.guides.backend import Backend, GuideError
+from troupellm.models.guides.backends import check_start, make_backend, program_text
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.frame_socket import FrameSocket
+from troupellm.protocol.frames import FrameError
+from troupellm.protocol.guide_link import (
+    HELLO,
+    MAX_FRAME_BYTES,
+    Compile,
+    Compiled,
+    FromCompiler,
+    Prepare,
+    Prepared,
+    Refused,
+    ToCompiler,
+)
+from troupellm.protocol.lifeline import die_with
+
+EXIT_GONE = 0
+EXIT_BAD_FRAME = 3
+
+Link = FrameSocket[FromCompiler, ToCompiler]
+
+
+def main() -> int:
+    """Serve the parent until it closes the socket."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    if not die_with(parent):
+        return EXIT_GONE
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    link: Link = FrameSocket(socket.socket(fileno=descriptor), ToCompiler, HELLO, limit=MAX_FRAME_BYTES)
+    try:
+        link.greet()
+        return _Server(link).run()
+    except FrameError:
+        return EXIT_GONE
+
+
+class _Server:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._tokenizer: Tokenizer | None = None
+        self._vocab_width = 0
+        self._backends: dict[str, Backend] = {}
+
+    def run(self) -> int:
+        while True:
+            match self._link.receive():
+                case Prepare() as message:
+                    self._link.send(Prepared(self._prepare(message)))
+                case Compile() as message:
+                    self._link.send(self._compile(message))
+
+    def _prepare(self, message: Prepare) -> str | None:
+        self._vocab_width = message.vocab_width
+        try:
+            self._tokenizer = Tokenizer.load(Path(message.tokenizer_folder))
+            self._backend("llguidance")
+        except Exception as error:  # anything may go wrong with somebody's tokenizer
+            return f"{type(error).__name__}: {error}"[:500]
+        limit_memory(message.memory_bytes)
+        return None
+
+    def _compile(self, message: Compile) -> Compiled | Refused:
+        """Compile, and look at the first token: what cannot even begin is refused here."""
+        try:
+            text = program_text(message.spec, message.backend, message.depth)
+            backend = self._backend(message.backend)
+            check_start(backend, backend.compile(text), self._vocab_width)
+        except GuideError as error:
+            return Refused(str(error))
+        except RecursionError:
+            return Refused("it is nested too deeply")
+        except MemoryError:
+            return Refused("it takes too much memory to compile")
+        return Compiled(text=text)
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            assert self._tokenizer is not None
+            self._backends[name] = make_backend(name, self._tokenizer, self._vocab_width)
+        return self._backends[name]
+
+
+def limit_memory(more: int) -> None:
+    """Never have more than now and `more` bytes on top."""
+    status = Path("/proc/self/statm")
+    if status.is_file():  # Linux
+        pages = int(status.read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""llguidance: compiles lazily, so that a grammar is ready in a millisecond, and computes masks in microseconds."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from troupellm.models.guides.backend import GuideError, Masks, Matcher
+from troupellm.models.tokenizer import Tokenizer
+
+FEW_MATCHERS = 4
+"""So many masks are filled on the calling thread: waking others takes longer."""
+_LONGEST_REASON = 300
+
+
+def limits() -> LLParserLimits:
+    """What one grammar may cost where it is compiled and per mask: some 20 ms each; errors without internals."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def vocabulary(tokenizer: Tokenizer, width: int) -> LLTokenizer:
+    """llguidance's view of a vocabulary.
+
+    Args:
+        width: of the logits.
+
+    Raises:
+        ValueError: the library cannot read this tokenizer.
+    """
+    eos = sorted(tokenizer.eos_token_ids)
+    # A model without end tokens gets one beyond its logits: it is never drawn.
+    size = max(width, tokenizer.size, *(token + 1 for token in eos)) + (not eos)
+    return LLTokenizer(tokenizer.definition(), n_vocab=size, eos_token=eos or [size - 1])
+
+
+class LLGuidanceMatcher:
+    """Implements `Matcher`."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    @property
+    def stopped(self) -> bool:
+        return self.inner.is_stopped()
+
+    @property
+    def accepting(self) -> bool:
+        return self.inner.is_accepting()
+
+    @property
+    def error(self) -> str | None:
+        return reason(self.inner.get_error()) if self.inner.is_error() else None
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        return self.inner.consume_tokens(list(token_ids))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self.inner.rollback(num_tokens)
+
+    def forced(self) -> list[int]:
+        return self.inner.compute_ff_tokens()
+
+    def copy(self) -> "LLGuidanceMatcher":
+        return LLGuidanceMatcher(self.inner.deep_copy())
+
+
+class LLGuidance:
+    """Implements `Backend`."""
+
+    name = "llguidance"
+
+    def __init__(self, tokens: LLTokenizer, num_threads: int = 1) -> None:
+        """num_threads: for filling masks."""
+        self._tokens = tokens
+        self._limits = limits()
+        self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+
+    def compile(self, text: str) -> LLGuidanceMatcher:
+        inner = LLMatcher(self._tokens, text, log_level=0, limits=self._limits)
+        if inner.is_error():
+            raise GuideError(reason(inner.get_error()))
+        return LLGuidanceMatcher(inner)
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
+        inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
+        row_bytes = masks.shape[1] * masks.itemsize
+        if self._executor is not None and len(inner) > FEW_MATCHERS:
+            numbered = list(zip(inner, range(len(inner)), strict=True))
+            self._executor.unsafe_compute_mask_ptr(numbered, masks.ctypes.data, row_bytes, masks.shape[0])
+            return
+        first = masks.ctypes.data
+        for index, matcher in enumerate(inner):
+            matcher.unsafe_compute_mask_ptr(first + index * row_bytes, row_bytes)
+
+
+def reason(error: str) -> str:
+    """The first lines of llguidance's error: behind them it shows its own state."""
+    head = error.partition("<state>")[0].strip()
+    return " ".join(head.split())[:_LONGEST_REASON] or "the grammar cannot be compiled"

@@ -1,0 +1,115 @@
+"""From what a request asks for to the text that llguidance compiles.
+
+Everything here reads text of strangers: it runs in the process that may be killed.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from troupellm.models.guides.backend import GuideError
+from troupellm.models.guides.lark import lark_of, literal
+from troupellm.models.guides.structural_tag import tag_grammar
+from troupellm.protocol.guide import GuideSpec
+
+_CONTAINERS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+
+
+def translate(spec: GuideSpec, depth: int) -> str:
+    """The grammar of a guide.
+
+    Args:
+        depth: levels of nesting that JSON may have.
+
+    Raises:
+        GuideError: it is none.
+    """
+    match spec.kind:
+        case "json_object":
+            return _json_grammar({"type": "object"}, spec)
+        case "json_schema":
+            return _json_grammar(_schema(spec, depth), spec)
+        case "regex":
+            return _regex(spec.source)
+        case "choice":
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, read_json(spec.source, depth))))
+        case "grammar":
+            return LLMatcher.grammar_from_lark(lark_of(spec.source))
+        case "structural_tag":
+            tag = read_json(spec.source, depth)
+            return LLMatcher.grammar_from_lark(tag_grammar(tag, json_options(spec), _prepared(spec)))
+
+
+def read_json(text: str, depth: int) -> Any:
+    """Raises GuideError: no JSON, or nested more deeply."""
+    level = 0
+    for part in _CONTAINERS.finditer(text):
+        first = part[0][0]
+        if first in "[{":
+            level += 1
+            if level > depth:
+                raise GuideError(f"it is nested more than {depth} levels deep")
+        elif first in "]}":
+            level -= 1
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        text = f"it is no JSON: {error}" if isinstance(error, json.JSONDecodeError) else "it is no JSON"
+        raise GuideError(text) from None
+
+
+def json_options(spec: GuideSpec) -> dict[str, Any]:
+    """llguidance's options for JSON."""
+    if spec.whitespace_pattern:
+        return {"whitespace_pattern": spec.whitespace_pattern}
+    return {} if spec.any_whitespace else {"whitespace_flexible": False}
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _prepared(spec: GuideSpec) -> Any:
+    """What is done with each schema before it is compiled."""
+    return (lambda schema: schema) if spec.additional_properties else close_objects
+
+
+def _schema(spec: GuideSpec, depth: int) -> Any:
+    schema = read_json(spec.source, depth)
+    if not isinstance(schema, dict | bool):
+        raise GuideError("a JSON schema is an object, true or false")
+    return _prepared(spec)(schema)
+
+
+def _json_grammar(schema: Any, spec: GuideSpec) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(spec) or None)
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` wherever an object's schema does not say."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for name in _MAPS_OF_SCHEMAS:
+        if isinstance(closed.get(name), dict):
+            closed[name] = {key: close_objects(value) for key, value in closed[name].items()}
+    for name in _LISTS_OF_SCHEMAS:
+        if isinstance(closed.get(name), list):
+            closed[name] = [close_objects(value) for value in closed[name]]
+    for name in _SCHEMAS:
+        if name in closed:
+            closed[name] = close_objects(closed[name])
+    if ("properties" in closed or "patternProperties" in closed) and "additionalProperties" not in closed:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _regex(pattern: str) -> str:
+    if "\x00" in pattern:
+        raise GuideError("a pattern must not hold the character NUL")
+    return LLMatcher.grammar_from_regex(pattern)
