@@ -7,6 +7,8 @@ from typing import Never
 import msgspec
 
 from troupellm.actors.detokenizer import TextTables
+from troupellm.actors.guide import Guide
+from troupellm.actors.guide_compiler import GuideCompiler
 from troupellm.actors.intake import Intake
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.output import Output
@@ -19,6 +21,7 @@ from troupellm.actors.worker_seat import WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.guided import GuideControl, GuideMessage
 from troupellm.protocol.intake import IntakeMessage
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, RequestClosed
@@ -39,6 +42,7 @@ class Company(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
+    compiler: GuideCompiler
     pool: Threads
     clock: Clock
     randomness: Randomness
@@ -54,6 +58,7 @@ class Mailboxes:
         for edge in edges(config):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
         self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
+        self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",
             capacity["scheduler"],
@@ -87,6 +92,7 @@ class Builder:
             boxes.intake,
             boxes.output,
             boxes.scheduler,
+            boxes.guide,
             tokenizer=company.tokenizer,
             chat_template=company.chat_template,
             limits=company.limits,
@@ -95,6 +101,19 @@ class Builder:
             randomness=company.randomness,
             rows=self._rows,
             hash_key=company.hash_key if self._caching else None,
+        )
+
+    def guide(self) -> Guide:
+        company, boxes = self._company, self._boxes
+        return Guide(
+            boxes.guide,
+            boxes.output,
+            boxes.scheduler,
+            company.compiler,
+            company.seat.prepare_guide,
+            company.config.guide,
+            company.clock,
+            warm=bool(company.config.worker.worker_process),
         )
 
     def scheduler(self) -> Scheduler:

@@ -170,6 +170,7 @@ class EngineLife:
             prompt_tokens_computed=running.system.store.batch_tokens["prefill"],
             worker_pid=running.loaded.seat.pid,
             spare_worker_pid=running.loaded.seat.spare_pid,
+            guide=running.system.guide_snapshot,
         )
 
     def _require(self) -> Running:

@@ -15,6 +15,7 @@ import msgspec
 
 from troupellm.actors.detokenizer import TextTables
 from troupellm.actors.exposition import Exposition
+from troupellm.actors.guide_compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.ports import Clock, LoopPort, Randomness, StepThread, ThreadPool
 from troupellm.actors.process_seat import ProcessSeat
 from troupellm.actors.processes import Processes
@@ -27,9 +28,10 @@ from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, ModelLoadError, TroupeError, WorkerCrashed
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
-from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, WorkerReady
+from troupellm.protocol.worker import LoadProgress, PreparesGuides, ProgressSink, Worker, WorkerReady
 from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
 POOL_SIZE = 2
@@ -64,6 +66,7 @@ class Machinery:
         self._unwanted = threading.Event()
         self._worker: Worker | None = None
         self._process: ProcessSeat | None = None
+        self._compiler: ProcessCompiler | None = None
 
     async def load(
         self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | str | None
@@ -119,13 +122,33 @@ class Machinery:
         make = resolve(factory) if isinstance(factory, str) else factory or _model_worker
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
-        return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline), ready
+        prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
+        return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
+
+    def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:
+        async def prepare(program: GuideProgram) -> None:
+            await self.pool.run(worker.prepare_guide, program)
+
+        return prepare
+
+    def compiler(self, config: EngineConfig, loaded: Loaded) -> ProcessCompiler:
+        """Of guides; `close` ends its processes."""
+        settings = CompilerSettings(
+            tokenizer_folder=str(loaded.tokenizer_folder),
+            vocab_width=loaded.ready.vocab_width,
+            timeout=config.guide.guide_timeout,
+            memory_bytes=config.guide.guide_memory_bytes,
+            depth=config.guide.guide_depth,
+        )
+        self._compiler = ProcessCompiler(settings, self._processes)
+        return self._compiler
 
     async def close(self, *, hung: bool = False) -> bool:
         """Free the model, join the threads, end the processes; False when something had to be left behind."""
         self._unwanted.set()
         seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
         ended = self._process is None or await self._process.close()
+        ended &= self._compiler is None or await self._compiler.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             with anyio.move_on_after(seconds):
@@ -188,6 +211,7 @@ async def start(
     company = Company(
         config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
+        compiler=machinery.compiler(config, loaded),
         clock=clock, randomness=randomness, hash_key=bytes.fromhex(randomness.token(HASH_KEY_BYTES)),
     )  # fmt: skip
     system = System(company)

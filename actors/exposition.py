@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from troupellm.actors.metrics import Histogram, MetricsStore
-from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot
 
 ALIASES = {
     "troupellm_requests_running": "vllm:num_requests_running",
@@ -64,6 +64,7 @@ class _EngineCollector(Collector):
         yield from self._gauges(base, snapshot)
         yield from _actor_families(base, snapshot)
         yield from _tenant_families(base, snapshot)
+        yield from _guide_families(base, snapshot.guide)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
@@ -158,6 +159,17 @@ def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterab
             messages.add_metric(values, mailbox.messages)
             dropped.add_metric(values, mailbox.dropped)
     return depth, capacity, messages, dropped, restarts
+
+
+def _guide_families(base: Mapping[str, str], guide: GuideSnapshot) -> Iterable[Metric]:
+    yield _counter("guide_hits", "Requests whose guide was compiled already.", base, guide.hits)
+    yield _counter("guide_compiles", "Guides that were compiled.", base, guide.compiles)
+    yield _counter("guide_refused", "Requests whose guide cannot be served.", base, guide.refused)
+    yield _counter("guide_evictions", "Guides that left the cache for others.", base, guide.evicted)
+    yield _counter("guide_compile_seconds", "Time that compiling took.", base, guide.compile_seconds)
+    yield _gauge("guide_cached", "Guides in the cache, refusals among them.", base, guide.cached)
+    yield _gauge("guide_cache_bytes", "What they take.", base, guide.cached_bytes)
+    yield _gauge("guide_waiting", "Requests whose guide is being compiled.", base, guide.waiting)
 
 
 def _tenant_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterable[Metric]:

@@ -2,13 +2,13 @@
 
 Owns:      the cache of compiled guides, and the requests that wait for theirs.
 Receives:  GuideRequest; on the control lane AbortRequest.
-Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler, as the input processor does for requests
+Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler, as the input processor does for those
            without a guide; a refusal to the request's outbox.
 On crash:  restarted with an empty cache; each request that waited is answered.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final, assert_never
+from typing import Final, Never, assert_never
 
 import anyio
 import msgspec
@@ -20,10 +20,10 @@ from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
 from troupellm.protocol.config import GuideConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
-from troupellm.protocol.guide import BACKENDS, GuideProgram
+from troupellm.protocol.guide import BACKENDS, GuideProgram, GuideSpec
 from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
 from troupellm.protocol.output import OutputMessage
-from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage, SubmitRequest
 from troupellm.protocol.snapshot import GuideSnapshot
 
 DEFAULT_BACKEND: Final = "llguidance"
@@ -39,7 +39,7 @@ class Guide:
     def __init__(
         self,
         inbox: Mailbox[GuideMessage, GuideControl],
-        output: Mailbox[OutputMessage, object],
+        output: Mailbox[OutputMessage, Never],
         scheduler: Mailbox[SchedulerMessage, SchedulerControl],
         compiler: GuideCompiler,
         prepare: Callable[[GuideProgram], Awaitable[None]],
@@ -67,6 +67,11 @@ class Guide:
         self._hits = self._compiles = self._refused = 0
         self._compile_seconds = 0.0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its guide."""
+        return bool(self._compiling)
+
     def snapshot(self) -> GuideSnapshot:
         return GuideSnapshot(
             hits=self._hits,
@@ -87,21 +92,21 @@ class Guide:
                 if self._warm:
                     group.start_soon(self._compiler.warm_up)
                 while await self._inbox.wait():
-                    while (message := self._inbox.take()) is not None:
-                        match message:
+                    while (said := self._inbox.take()) is not None:
+                        match said:
                             case GuideRequest():
-                                await self._receive(message, group.start_soon)
+                                await self._receive(said, group.start_soon)
                             case AbortRequest(request=request):
                                 self._drop(request)
                             case _:
-                                assert_never(message)
+                                assert_never(said)
         finally:
             for waiting in self._compiling.values():
-                for request in waiting.values():
-                    _refuse(request, EngineStopped("the guide actor ended", code="engine_restarting"))
+                for message in waiting.values():
+                    _refuse(message, EngineStopped("the guide actor ended", code="engine_restarting"))
 
-    async def _receive(self, message: GuideRequest, start: Callable[..., None]) -> None:
-        key = key_of(message.spec, self._backend(message))
+    async def _receive(self, message: GuideRequest, start: Callable[..., object]) -> None:
+        key = self._key(message.spec)
         refusal = self._cache.refusal(key)
         if refusal is not None:
             self._hits += 1
@@ -120,8 +125,14 @@ class Guide:
         self._compiling[key] = {message.opened.request: message}
         start(self._compile, key)
 
-    def _backend(self, message: GuideRequest) -> str:
-        return BACKENDS[message.spec.backend] or BACKENDS[self._config.guide_backend] or DEFAULT_BACKEND
+    def _key(self, spec: GuideSpec) -> GuideKey:
+        config = self._config
+        spec = msgspec.structs.replace(
+            spec,
+            any_whitespace=spec.any_whitespace and config.guide_any_whitespace,
+            additional_properties=spec.additional_properties and config.guide_additional_properties,
+        )
+        return key_of(spec, BACKENDS[spec.backend] or BACKENDS[config.guide_backend] or DEFAULT_BACKEND)
 
     async def _compile(self, key: GuideKey) -> None:
         """Compile once for all who wait, unless they leave before it begins."""
@@ -138,15 +149,15 @@ class Guide:
             await self._prepare(program)
         except GuideRefused as refusal:
             self._cache.keep_refusal(key, str(refusal))
-            del self._compiling[key]
             self._refuse_all(waiting, str(refusal))
+            waiting.clear()
         except TroupeError as error:
-            del self._compiling[key]
             for message in waiting.values():
                 _refuse(message, _same(error))
+            waiting.clear()
         else:
-            del self._compiling[key]
-            for message in waiting.values():
+            while waiting:
+                _, message = waiting.popitem()
                 await self._pass_on(message, program)
         finally:
             if not waiting:
@@ -175,7 +186,7 @@ class Guide:
             _refuse(message, InvalidRequest(text, param=field, code="invalid_schema"))
 
 
-def guided(message: GuideRequest, program: GuideProgram) -> msgspec.Struct:
+def guided(message: GuideRequest, program: GuideProgram) -> SubmitRequest:
     """The request, its sequences with the program."""
     replace = msgspec.structs.replace
     sequences = tuple(

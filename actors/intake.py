@@ -2,8 +2,9 @@
 
 Owns:      nothing but the requests being prepared.
 Receives:  IntakeMessage.
-Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler; a refusal to the request's outbox, and
-           AbortRequest to the scheduler when that comes late.
+Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler, or both with the guide that a request
+           asks for to the guide actor; a refusal to the request's outbox, and AbortRequest to the scheduler when that
+           comes late.
 On crash:  each request that it was preparing is answered; those in the mailbox wait for the next one.
 """
 
@@ -23,6 +24,7 @@ from troupellm.actors.prompts import tokenize
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
+from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
 from troupellm.protocol.intake import (
     ChatPrompt,
     EmbedsPrompt,
@@ -54,6 +56,7 @@ class Intake:
         inbox: Mailbox[IntakeMessage, Never],
         output: Mailbox[OutputMessage, Never],
         scheduler: Mailbox[SchedulerMessage, SchedulerControl],
+        guide: Mailbox[GuideMessage, GuideControl],
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
@@ -72,6 +75,7 @@ class Intake:
         self._inbox = inbox
         self._output = output
         self._scheduler = scheduler
+        self._guide = guide
         self._threads = threads
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
@@ -97,7 +101,12 @@ class Intake:
         """Prepare one request and send it on, or answer it. The choke point for what a request's content raises."""
         try:
             prepared = await self._prepared(message, seed, in_thread=in_thread)
-            if prepared is not None:
+            if prepared is None:
+                return
+            if (spec := message.params.guide) is not None:
+                asked = GuideRequest(spec=spec, opened=prepared.opened, submitted=prepared.submitted)
+                await self._guide.put(asked)
+            else:
                 await self._output.put(prepared.opened)
                 await self._scheduler.put(prepared.submitted)
         except MailboxClosed:

@@ -140,8 +140,6 @@ class Preparer:
     def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
         params.check_against(self._limits)
         self._states.check(params)
-        if params.guide is not None:
-            raise InvalidRequest("no guide actor here", param=params.guide.field, code="unsupported_parameter")
         self._check_prompt(field, token_ids)
         max_tokens = self._max_tokens(field, len(token_ids), params)
         for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):

@@ -4,6 +4,7 @@ import logging
 import signal
 from collections import deque
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import anyio
@@ -14,6 +15,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.worker_link import (
@@ -21,11 +23,13 @@ from troupellm.protocol.worker_link import (
     Failed,
     Finished,
     FromWorker,
+    GuidePrepared,
     Launch,
     Load,
     Loaded,
     Obey,
     Obeyed,
+    PrepareGuide,
     Progress,
     Refused,
     ToWorker,
@@ -40,6 +44,8 @@ RELOAD_SILENCE_SECONDS = 120.0
 """A successor that loads and says nothing for so long is given up. The first load may take as long as it likes."""
 SPARE_DELAY_SECONDS = 1.0
 """The first answers after a start come before the spare's imports."""
+GUIDE_SECONDS = 10.0
+"""A guide that the worker has not built by then is built when its row comes to it."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -55,6 +61,9 @@ class RemoteWorker:
         self._broken: FrameError | None = None
         self._killed = False
         self._waiter: Waiter | None = None
+        self._guides: dict[int, Waiter] = {}
+        """Who waits for a guide to be built, by its number."""
+        self._numbers = count()
 
     async def open(self, processes: Processes) -> None:
         """Raises WorkerGone when there can be no process."""
@@ -78,6 +87,18 @@ class RemoteWorker:
             await waiter.wait()
         return self._messages.popleft()
 
+    async def prepare_guide(self, program: GuideProgram) -> None:
+        """Until the worker has built it, or is gone, or has been at it for so long that others go first."""
+        if self.gone or self._broken is not None:
+            return
+        number, waiter = next(self._numbers), new_waiter()
+        self._guides[number] = waiter
+        try:
+            self._write(PrepareGuide(number, program))
+            await waiter.wait(GUIDE_SECONDS)
+        finally:
+            self._guides.pop(number, None)
+
     @property
     def stopped(self) -> bool:
         """Whether somebody has stopped the process by a signal."""
@@ -95,13 +116,24 @@ class RemoteWorker:
         if self._broken is not None:
             return
         try:
-            self._messages.extend(self._assembler.feed(data))
+            for message in self._assembler.feed(data):
+                if isinstance(message, GuidePrepared):
+                    self._prepared(message.number)
+                else:
+                    self._messages.append(message)
         except FrameError as error:
             self._broken = error
         self._wake()
 
+    def _prepared(self, number: int) -> None:
+        waiter = self._guides.get(number)
+        if waiter is not None:
+            waiter.wake()
+
     def closed(self) -> None:
         self.gone = True
+        for waiter in self._guides.values():
+            waiter.wake()
         self._wake()
 
     def said(self, line: str) -> None:
@@ -192,6 +224,10 @@ class ProcessSeat:
         if isinstance(message, Failed):
             raise message.as_error()
         raise WorkerGone("the worker process said something out of turn")
+
+    async def prepare_guide(self, program: GuideProgram) -> None:
+        if self._worker is not None:
+            await self._worker.prepare_guide(program)
 
     async def stand_by(self) -> None:
         """Start the spare process, unless there is one."""

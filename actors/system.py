@@ -11,6 +11,7 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.admission import Admission
 from troupellm.actors.company import Builder, Company, Mailboxes
+from troupellm.actors.guide import Guide
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import MetricsSink, MetricsStore
 from troupellm.actors.requests import OpenRequests, StallWatch
@@ -19,10 +20,12 @@ from troupellm.actors.supervise import Actor, Child, Supervisor
 from troupellm.actors.tables import SUPERVISION
 from troupellm.actors.watchdog import Pulse, Stuck, Watchdog
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
+from troupellm.protocol.guided import GuideRequest
 from troupellm.protocol.intake import PrepareRequest
 from troupellm.protocol.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.output import OpenRequest, RequestClosed, StepOutput
-from troupellm.protocol.snapshot import ActorSnapshot, SchedulerSnapshot
+from troupellm.protocol.scheduler import AbortRequest, SchedulerControl
+from troupellm.protocol.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import RestartWorker
 
 __all__ = ["Company", "System"]
@@ -40,7 +43,7 @@ class System:
         self._company = company
         boxes = self._boxes = Mailboxes(company.config)
         self.intake, self.scheduler, self.worker = boxes.intake, boxes.scheduler, boxes.worker
-        self.output, self.metrics = boxes.output, boxes.metrics
+        self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
         self.admission = Admission(company.config.scheduler, company.clock)
         self.requests = OpenRequests(
             company.clock, self.scheduler.control, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
@@ -54,6 +57,7 @@ class System:
         self._builder = Builder(company, boxes, self._on_closed)
         self._scheduler = self._builder.scheduler()
         self._worker = self._builder.worker()
+        self._guide = self._builder.guide()
         self._supervisor = Supervisor(self._children(), company.clock)
         self._scope = anyio.CancelScope()
         self._alarm: str | None = None
@@ -92,16 +96,20 @@ class System:
         """From the door inwards, and before them who watches."""
         boxes = self._boxes
         watches = boxes.watchdog, boxes.stalls
-        return *watches, self.intake, self.scheduler, self.worker, self.output, self.metrics
+        return *watches, self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
-        mailboxes = (self.intake, self.scheduler, self.worker, self.output, self.metrics)
+        mailboxes = (self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics)
         restarts = self._supervisor.restarts | {"worker": self._worker.losses - self._worker.naps}
         return tuple(ActorSnapshot(box.name, restarts[box.name], (box.snapshot(),)) for box in mailboxes)
 
     @property
     def scheduler_snapshot(self) -> SchedulerSnapshot:
         return self._scheduler.published
+
+    @property
+    def guide_snapshot(self) -> GuideSnapshot:
+        return self._guide.snapshot()
 
     @property
     def last_step(self) -> float | None:
@@ -128,6 +136,7 @@ class System:
             _child("output", self._builder.output, self.output, self._on_output_crash),
             _child("worker", lambda: self._worker, self.worker, _nobody_waits),
             _child("scheduler", lambda: self._scheduler, self.scheduler, _nobody_waits),
+            _child("guide", self._build_guide, self.guide, self._on_guide_crash),
             _child("intake", self._builder.intake, self.intake, self._on_intake_crash),
         ]
         if stall := config.stream.stall_timeout:
@@ -138,6 +147,10 @@ class System:
         if config.worker.watchdog_timeout:
             children.append(_child("watchdog", self._build_watchdog, boxes.watchdog))
         return children
+
+    def _build_guide(self) -> Guide:
+        self._guide = self._builder.guide()
+        return self._guide
 
     def _build_watchdog(self) -> Watchdog:
         return Watchdog(
@@ -190,6 +203,19 @@ class System:
                 error = RequestFailed("the request could not be prepared")
                 error.__cause__ = cause
                 self.requests.end(outbox, error)
+
+    def _on_guide_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
+        """Those that waited have been told by the actor."""
+        for message in owed:
+            if isinstance(message, GuideRequest):
+                message.opened.outbox.fail(_restarting("the guide actor crashed", cause))
+                message.opened.outbox.wake()
+
+    def _tell(self, message: SchedulerControl) -> None:
+        """From an outbox to the scheduler; a request that waits for its guide is not known there yet."""
+        if isinstance(message, AbortRequest) and (self.guide.depth or self._guide.busy):
+            self.guide.control(message)
+        self.scheduler.control(message)
 
     def _answer_everyone(self) -> None:
         """Nobody is let in any more, and every open request gets its last word."""

@@ -29,10 +29,10 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     """The data lanes. No more requests are open than admission lets in, so a step's result always finds room.
 
     Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
-    Control lanes, which never wait: output to scheduler (StopStringMet), outbox to scheduler (AbortRequest,
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
     worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
-    to worker (CommandWorker, while nothing is planned), intake to scheduler (AbortRequest).
+    to worker (CommandWorker, while nothing is planned), intake and guide to
+    scheduler (AbortRequest), outbox and engine to guide (AbortRequest).
 
     An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.
@@ -43,6 +43,9 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
         Edge("engine", "intake", "PrepareRequest", 64, "wait"),
         Edge("intake", "output", "OpenRequest", 64, "wait"),
         Edge("intake", "scheduler", "SubmitRequest", requests, "wait"),
+        Edge("intake", "guide", "GuideRequest", 64, "wait"),
+        Edge("guide", "output", "OpenRequest", 64, "wait"),
+        Edge("guide", "scheduler", "SubmitRequest", 64, "wait"),
         Edge("scheduler", "worker", "StepPlan", plans, "credit"),
         Edge("worker", "scheduler", "StepFinished", plans, "credit"),
         Edge("scheduler", "output", "StepOutput", 16, "wait"),
@@ -77,6 +80,7 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     ),
     # Nobody else knows what the requests have so far.
     "scheduler": Rule(strategy="stop", hint=_BUG),
+    "guide": Rule(strategy="restart", hint=_BUG),
     "intake": Rule(strategy="restart", hint=_BUG),
     "stalls": Rule(strategy="restart", hint=_BUG),
     "watchdog": Rule(strategy="restart", hint=_BUG),

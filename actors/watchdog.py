@@ -25,7 +25,7 @@ logger = logging.getLogger("troupellm.engine")
 LOOK_SECONDS = 1.0
 PATIENCE = 2
 """Looks that a gentle measure gets before the next one."""
-_ORDER = ("output", "metrics", "worker", "scheduler", "intake")
+_ORDER = ("output", "metrics", "worker", "scheduler", "guide", "intake")
 """Who is deaf is looked for downstream first: those before it may wait for room."""
 
 

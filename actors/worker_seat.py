@@ -5,6 +5,7 @@ actor alone calls it.
 """
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import anyio
@@ -13,6 +14,7 @@ from troupellm.actors.ports import Line
 from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
@@ -65,6 +67,9 @@ class WorkerSeat(Protocol):
                 raised.
         """
 
+    async def prepare_guide(self, program: GuideProgram) -> None:
+        """Have the worker build a guide beside its steps, so that no step waits for it; never raises."""
+
     async def stand_by(self) -> None:
         """Get ready, beside a worker that serves, for the case that it is lost."""
 
@@ -96,13 +101,25 @@ class ThreadSeat:
     replaceable = False
     stopped = False
 
-    def __init__(self, worker: Worker, thread: Line, ready: WorkerReady, timeout: float | None) -> None:
-        """timeout: seconds after which a restart counts as hung."""
+    def __init__(
+        self,
+        worker: Worker,
+        thread: Line,
+        ready: WorkerReady,
+        timeout: float | None,
+        prepare_guide: Callable[[GuideProgram], Awaitable[None]] | None = None,
+    ) -> None:
+        """
+        Args:
+            timeout: seconds after which a restart counts as hung.
+            prepare_guide: the worker's own, on another thread; None where it builds guides when it needs them.
+        """
         self._worker = worker
         self._thread = thread
         self._ready = ready
         self._timeout = timeout
         self._steps = Steps(worker)
+        self._prepare_guide = prepare_guide
         self._results: deque[StepResult | Exception] = deque()
         self._waiter: Waiter | None = None
 
@@ -124,6 +141,10 @@ class ThreadSeat:
         if isinstance(result, Exception):
             raise result
         return result
+
+    async def prepare_guide(self, program: GuideProgram) -> None:
+        if self._prepare_guide is not None:
+            await self._prepare_guide(program)
 
     async def stand_by(self) -> None:
         """A thread needs nothing."""

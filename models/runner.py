@@ -13,6 +13,8 @@ from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.models.decoder import Decoder
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.guides.masks import TokenMasks
+from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.poison import Poison
 from troupellm.models.pooler import Pooler
@@ -20,7 +22,7 @@ from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
 from troupellm.models.spans import Spans
-from troupellm.protocol.worker import RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
+from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
 PIECE_TOKENS = 256
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
@@ -31,14 +33,15 @@ class ModelRunner:
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, max_model_len: int, poison: Poison | None = None,
-        activation: Activation = "softmax",
+        activation: Activation = "softmax", guides: GuidedRows | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             poison: for debugging, shows who reads memory that was not written.
             activation: what a classifier's logits go through.
+            guides: for rows with a guide; without it there can be none.
         """
-        self.decoder, self.cache, self.poison = decoder, cache, poison
+        self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
         self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
         self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"))
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
@@ -61,6 +64,8 @@ class ModelRunner:
         ending = starts + counts == self.rows.lengths[whole.slots]
         pooled = self.rows.pooled[whole.slots] > 0
         sampling = ending & ~pooled
+        drawn = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
+        filled = None if self.guides is None else self.guides.begin(drawn)
         pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
         last_hidden, about_prompts = [], []
@@ -71,10 +76,14 @@ class ModelRunner:
             self._pool(spans, hidden)
         logits = self.decoder.logits(torch.cat(last_hidden)) if sampling.any() else None
         computed = perf_counter()
-        sampled = None if logits is None else self._sample(plan, whole.slots[sampling], sampling, logits)
+        masks = None if self.guides is None or filled is None else self.guides.filled(filled)
+        sampled = None if logits is None else self._sample(drawn, whole.slots[sampling], logits, masks)
+        finished: list[int] = []
+        if self.guides is not None and masks is not None and sampled is not None:
+            finished = self.guides.advance(drawn, sampled.tokens.tolist())
         vectors, unsound = self._finish_pooled(plan, whole, ending & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
-        return _result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound)
+        return _result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, finished)
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.loads or plan.stores:
@@ -84,12 +93,15 @@ class ModelRunner:
                 self.pooler.drop_row(self.rows.slot(row))
             self.rows.drop(row)
             self.sampler.drop_row(row)
+            if self.guides is not None:
+                self.guides.drop(row)
         for new in plan.new_rows:
             known = self.rows.add(new)
             if new.pooling is not None:
                 self.pooler.add_row(self.rows.slot(new.row), new.pooling)
                 continue
             self.sampler.add_row(new.row, new.sampling, torch.from_numpy(known.copy()), new.num_prompt_tokens)
+            self._guide(new, known)
         if plan.forks:
             self.rows.fork(plan.forks)
         for change in plan.changes:
@@ -105,6 +117,15 @@ class ModelRunner:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
         if self.poison is not None:
             self.poison.follow(plan, self.rows)
+
+    def _guide(self, new: NewRow, known: NDArray[np.int32]) -> None:
+        if self.guides is None:
+            if new.sampling.guide is not None:
+                raise PlanError(f"row {new.row}: this worker runs no guides")
+        elif new.sampling.guide is None:
+            self.guides.drop(new.row)
+        else:
+            self.guides.add(new.row, new.sampling.guide, known[new.num_prompt_tokens :].tolist())
 
     def _batch(self, spans: Spans) -> tuple[ForwardBatch, int]:
         """Flatten spans; a handful of vector operations, whatever the number of rows.
@@ -142,11 +163,13 @@ class ModelRunner:
         )
         return batch, int(sampling.sum())
 
-    def _sample(self, plan: StepPlan, slots: NDArray[np.int64], sampling: NDArray[np.bool_], logits: Tensor) -> Sampled:
+    def _sample(
+        self, rows: Sequence[int], slots: NDArray[np.int64], logits: Tensor, masks: TokenMasks | None
+    ) -> Sampled:
         """slots: of the rows that sample, in the order of `logits` [rows, vocab]."""
-        rows = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
         lengths = self.rows.lengths[slots].tolist()
-        sampled = self.sampler.sample(logits, rows, lengths, _Histories(self.rows.tokens, slots.tolist(), lengths))
+        histories = _Histories(self.rows.tokens, slots.tolist(), lengths)
+        sampled = self.sampler.sample(logits, rows, lengths, histories, masks)
         self.rows.append(slots, sampled.tokens)
         return sampled
 
@@ -224,6 +247,7 @@ def _result(
     timings: StepTimings,
     pooled: Sequence[RowPooled] = (),
     unsound: Sequence[RowError] = (),
+    finished: Sequence[int] = (),
 ) -> StepResult:
     """unsound: rows whose vector is not fit to be shown."""
     counts = sampling.astype(np.int64)
@@ -244,5 +268,6 @@ def _result(
         prompt_logprobs=about_prompts,
         pooled=tuple(pooled),
         errors=(*(sampled.errors if sampled is not None else ()), *unsound),
+        finished=tuple(finished),
         timings=timings,
     )

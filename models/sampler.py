@@ -1,13 +1,13 @@
 """The batched sampler: logits in, one token per row out, in vLLM's order of operations.
 
-Raw log-probabilities are taken first. Then, for the rows that ask for it: allowed_token_ids, bad_words, min_tokens,
-logit_bias, penalties, temperature, min_p, top_k, top_p, draw. Only rows that use an option pay for it.
+Raw log-probabilities are taken first. Then, for the rows that ask for it: guides, allowed_token_ids, bad_words,
+min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p, draw. Only rows that use an option pay for it.
 
 A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
 number it has and who had that number before do not matter, down to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling import draw, draw_truncated
-from troupellm.kernels.sampling.adjust import add_at, keep_only, matches, occurrence_penalty, repeat_penalty
+from troupellm.kernels.sampling.adjust import add_at, forbid, keep_only, matches, occurrence_penalty, repeat_penalty
 from troupellm.kernels.sampling.logprobs import token_logprobs
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 from troupellm.kernels.sampling.search import row_argmax
+from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.sampling_batch import BadWords, Penalties, RandomRows, RowOptions, SamplingBatch
 from troupellm.protocol.worker import RowError, RowLogprobs, SamplingState
 
@@ -43,6 +44,8 @@ class Sampled:
     peaks: Tensor
     """Largest raw logit per row: NaN or infinite when the model failed."""
     described: tuple[_LogprobPart, ...]
+    reasons: Mapping[int, str]
+    """By row index: why a guided row without a token has none."""
 
     @cached_property
     def errors(self) -> list[RowError]:
@@ -52,7 +55,7 @@ class Sampled:
             return []
         finite = self.peaks[failed].isfinite().tolist()
         return [
-            RowError(self.rows[i], _ALL_MASKED if good else _BAD_LOGITS)
+            RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
             for i, good in zip(failed.tolist(), finite, strict=True)
         ]
 
@@ -126,7 +129,12 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, rows: Sequence[int], positions: Sequence[int], histories: Sequence[Tensor]
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
+        masks: TokenMasks | None = None,
     ) -> Sampled:
         """Choose each row's next token.
 
@@ -136,6 +144,7 @@ class Sampler:
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
                 position, and only for rows with penalties or bad words.
+            masks: what rows with a guide may not draw.
 
         Raises:
             KeyError: a row is not known.
@@ -145,8 +154,11 @@ class Sampler:
         peaks = raw_peaks = logits.amax(-1)
         # The processing below works in place.
         raw = [_rows(logits, index).log_softmax(-1) for index, _, _ in batch.logprob_groups]
+        if masks is not None:
+            forbid(logits, masks.index, masks.forbidden)
         if batch.adjusted:
             self._adjust(batch, logits, positions, histories)
+        if batch.adjusted or masks is not None:
             peaks = logits.amax(-1)
         tokens = self._choose(batch, logits, peaks, positions)
         usable = raw_peaks.isfinite() & peaks.isfinite()
@@ -154,7 +166,8 @@ class Sampler:
             (members, token_logprobs(logprobs, tokens[index], count))
             for logprobs, (index, members, count) in zip(raw, batch.logprob_groups, strict=True)
         )
-        return Sampled(tokens.masked_fill_(~usable, -1), tuple(rows), tuple(positions), raw_peaks, described)
+        reasons = {} if masks is None else masks.reasons
+        return Sampled(tokens.masked_fill_(~usable, -1), tuple(rows), tuple(positions), raw_peaks, described, reasons)
 
     def _choose(self, batch: SamplingBatch, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
         """Tokens int64 [rows], any valid id for rows whose peak is not finite."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
@@ -15,6 +16,7 @@ from troupellm.models.decoder import EMBEDDING, HEAD, BareNames, Decoder
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader, DecoderConfig
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
@@ -24,9 +26,12 @@ from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
+from troupellm.models.source import resolve_model
 from troupellm.models.threads import StepThreads
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
@@ -76,6 +81,7 @@ class ModelWorker:
         self._parts: Parts[Decoder, KVCache] | Parts[Encoder, tuple[()]] | None = None
         self._ready: WorkerReady | None = None
         self._profile: StepProfile | None = None
+        self._guides: Guides | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
 
@@ -120,9 +126,10 @@ class ModelWorker:
             saturation = measure_runner(
                 spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
             )
+        guides = self._guides = Guides(partial(_tokenizer, self._folder, config.model), model.vocab_size)
         self._fresh_runner = lambda: ModelRunner(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
-            activation=activation,
+            activation=activation, guides=guides.rows(),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
@@ -191,9 +198,17 @@ class ModelWorker:
     def close(self) -> None:
         """Give back memory and thread settings; may be called twice."""
         self._runner = self._fresh_runner = self._parts = None
+        if self._guides is not None:
+            self._guides.close()
+            self._guides = None
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
+
+    def prepare_guide(self, program: GuideProgram) -> None:
+        """Build a guide before a row needs it. Slow; fit for any thread, beside a step. Never raises."""
+        if self._guides is not None:
+            self._guides.prepare(program)
 
     def _set_threads(self, wanted: int | None) -> None:
         if wanted is not None:
@@ -222,6 +237,14 @@ class ModelWorker:
             checkpoint.ignore(HEAD)
         checkpoint.finish()
         return decoder
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The one that the front half reads; it has been fetched by then."""
+    if config.tokenizer is not None:
+        elsewhere = ModelConfig(model=config.tokenizer, download_dir=config.download_dir)
+        folder = resolve_model(elsewhere, lambda progress: None)
+    return Tokenizer.load(folder)
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:

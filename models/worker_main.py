@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -25,17 +26,19 @@ from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
 from troupellm.protocol.frames import FrameError
 from troupellm.protocol.lifeline import die_with
 from troupellm.protocol.rest import WakeWorker, WorkerCommand, obey
-from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, Ticket, Worker
+from troupellm.protocol.worker import MOST_LAUNCHED, PreparesGuides, StepPlan, Ticket, Worker
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
     Finished,
     FromWorker,
+    GuidePrepared,
     Launch,
     Load,
     Loaded,
     Obey,
     Obeyed,
+    PrepareGuide,
     Progress,
     Refused,
     ToWorker,
@@ -86,6 +89,8 @@ class Server:
         self._link = link
         self._worker: Worker | None = None
         self._launched: deque[Ticket] = deque()
+        self._guides = ThreadPoolExecutor(1, "troupellm-build")
+        self._sending = threading.Lock()
 
     def run(self) -> int:
         """Answer messages until one cannot be; the exit code."""
@@ -99,32 +104,34 @@ class Server:
                         self._step(plan)
                     case Obey(command=command):
                         self._obey(command)
+                    case PrepareGuide():
+                        self._guides.submit(self._prepare_guide, message)
             except FrameError:
                 raise
             except Exception as error:
-                self._link.send(failed(error, loading=isinstance(message, Load)))
+                self._send(failed(error, loading=isinstance(message, Load)))
                 return EXIT_FAILED
 
     def _load(self, message: Load) -> None:
         worker = resolve(message.factory)(Path(message.folder))
-        ready = worker.load(message.config, lambda progress: self._link.send(Progress(progress)))
+        ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
         self._worker = worker
         gc.collect()
         gc.freeze()
-        self._link.send(Loaded(ready))
+        self._send(Loaded(ready))
 
     def _obey(self, command: WorkerCommand) -> None:
         answer: Obeyed | Refused
         try:
             if self._worker is None:
                 raise RuntimeError("a command came before a model")
-            report = obey(self._worker, command, lambda progress: self._link.send(Progress(progress)))
+            report = obey(self._worker, command, lambda progress: self._send(Progress(progress)))
             answer = Obeyed(report)
         except FrameError:
             raise
         except Exception as error:  # what it has of the model it still has
             answer = Refused(failed(error, loading=isinstance(command, WakeWorker)))
-        self._link.send(answer)
+        self._send(answer)
 
     def _step(self, plan: StepPlan) -> None:
         """Launch this plan and one that is here already, so that the device has work, then give the oldest result."""
@@ -135,15 +142,29 @@ class Server:
         while self._launched:
             if len(self._launched) < MOST_LAUNCHED and (following := self._waiting_plan()) is not None:
                 self._launched.append(worker.launch(following))
-            self._link.send(Finished(worker.collect(self._launched.popleft())))
+            self._send(Finished(worker.collect(self._launched.popleft())))
 
     def _waiting_plan(self) -> StepPlan | None:
         with contextlib.suppress(FrameTimeout):
-            message = self._link.receive(0.0)
-            if isinstance(message, Launch):
-                return message.plan
-            raise FrameError("something else than a plan came while a step is computed")
+            while True:
+                message = self._link.receive(0.0)
+                if isinstance(message, Launch):
+                    return message.plan
+                if not isinstance(message, PrepareGuide):
+                    raise FrameError("something else than a plan came while a step is computed")
+                self._guides.submit(self._prepare_guide, message)
         return None
+
+    def _prepare_guide(self, message: PrepareGuide) -> None:
+        """On a thread of its own, beside the steps. A worker without guides has nothing to prepare."""
+        if isinstance(self._worker, PreparesGuides):
+            self._worker.prepare_guide(message.program)
+        with contextlib.suppress(FrameError):  # the other end has gone, which the main thread hears too
+            self._send(GuidePrepared(message.number))
+
+    def _send(self, message: FromWorker) -> None:
+        with self._sending:
+            self._link.send(message)
 
 
 def failed(error: Exception, *, loading: bool) -> Failed:

@@ -8,11 +8,12 @@ the whole scheduling budget of a step.
 Everything here is plain data: any message may cross a process border. Token ids travel as little-endian int32 bytes.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
 
@@ -55,6 +56,8 @@ class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_o
     thinking: "ThinkingState | None" = None
     processors: tuple[tuple[str, bytes], ...] = ()
     """Logits processors by name, each with its arguments as a JSON object."""
+    guide: GuideProgram | None = None
+    """What the generated tokens must fit. It ends the row, too: see `StepResult.finished`."""
 
 
 class ThinkingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -225,6 +228,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
     pooled: tuple[RowPooled, ...] = ()
     errors: tuple[RowError, ...] = ()
+    finished: tuple[int, ...] = ()
+    """Rows whose guide is complete with their last token here: nothing can follow it."""
     transfers: tuple[int, ...] = ()
     """Loads and stores that have finished."""
     timings: StepTimings = StepTimings()
@@ -327,3 +332,11 @@ class Worker(Protocol):
         """After a step that failed: forget every row and every plan, keep the weights. The cache's content is void."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class PreparesGuides(Protocol):
+    """A worker that can build guides before they are needed."""
+
+    def prepare_guide(self, program: GuideProgram) -> None:
+        """Build a guide, on any thread and beside the steps. Never raises."""

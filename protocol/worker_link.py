@@ -10,6 +10,7 @@ from troupellm import __version__
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError, WorkerCrashed
 from troupellm.protocol.frames import Hello
+from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 
@@ -50,7 +51,14 @@ class Obey(msgspec.Struct, frozen=True, tag=True):
     command: WorkerCommand
 
 
-ToWorker = Load | Launch | Obey
+class PrepareGuide(msgspec.Struct, frozen=True, tag=True):
+    """Build a guide beside the steps; answered by `GuidePrepared`."""
+
+    number: int
+    program: GuideProgram
+
+
+ToWorker = Load | Launch | Obey | PrepareGuide
 
 # From the worker.
 
@@ -115,4 +123,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     why: Failed
 
 
-FromWorker = Progress | Loaded | Finished | Failed | Obeyed | Refused
+class GuidePrepared(msgspec.Struct, frozen=True, tag=True):
+    """It is built, or cannot be, which the row that needs it will tell."""
+
+    number: int
+
+
+FromWorker = Progress | Loaded | Finished | Failed | Obeyed | Refused | GuidePrepared

@@ -16,6 +16,8 @@ class Aligned(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     errors: dict[int, RowError]
     """By index in the plan."""
+    finished: frozenset[int] = frozenset()
+    """Rows whose guide is complete."""
 
 
 def align(flight: Flight, result: StepResult) -> Aligned:
@@ -30,14 +32,17 @@ def align(flight: Flight, result: StepResult) -> Aligned:
     if result.errors:
         failed = {error.row: error for error in result.errors}
         errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
-    return Aligned(result.token_counts, result.tokens, errors)
+    return Aligned(result.token_counts, result.tokens, errors, frozenset(result.finished))
 
 
-def accept(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, RowFinished | None]:
+def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = False) -> tuple[int, RowFinished | None]:
     """Append tokens up to the one that ends the sequence; how many were kept, and the end if there is one.
 
     A stop or end token counts from `min_tokens` generated tokens on; on the last allowed position it wins over the
-    limit.
+    limit, and so does a guide that is complete.
+
+    Args:
+        complete: nothing can follow the last of the tokens, says the sequence's guide.
     """
     known = sequence.tokens
     for index, token in enumerate(tokens):
@@ -45,6 +50,8 @@ def accept(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, RowFinishe
         if token in sequence.stop_or_eos and sequence.num_generated >= sequence.min_tokens:
             is_eos = token in sequence.eos_token_ids
             return index + 1, RowFinished(sequence.row, "stop", None if is_eos else token, True)
+        if complete and index + 1 == len(tokens):
+            return index + 1, RowFinished(sequence.row, "stop")
         if len(known) >= sequence.limit:
             return index + 1, RowFinished(sequence.row, "length")
     return len(tokens), None

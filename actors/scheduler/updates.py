@@ -74,7 +74,8 @@ class Updates:
         pooled = _alive_pooled(flight, result) if result.pooled else ()
         gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)
-        if flight.clean and not aligned.errors and aligned.token_counts == flight.expected:
+        plain = not aligned.errors and not aligned.finished and aligned.token_counts == flight.expected
+        if flight.clean and plain:
             shown = self._accept_plain(flight, aligned.tokens, now)
         else:
             shown = self._accept_odd(flight, aligned, now)
@@ -191,7 +192,7 @@ class Updates:
             if error is not None:
                 self._ledger.fail(sequence, error.message, error.code)
             elif count and not sequence.lockstep:
-                kept, finished = accept(sequence, span)
+                kept, finished = accept(sequence, span, complete=sequence.row in aligned.finished)
                 sequence.last_token_at = now
                 rows.append(sequence.row)
                 counts.append(kept)

@@ -15,6 +15,19 @@ def keep_only(logits: Tensor, rows: Tensor, places: Tensor) -> None:
     flat[places] = kept
 
 
+def forbid(logits: Tensor, rows: Tensor, forbidden: Tensor) -> None:
+    """Mask tokens of some rows, in place.
+
+    Args:
+        rows: int64 [n], rising and without repeats.
+        forbidden: bool [n, vocab].
+    """
+    if rows.numel() == logits.shape[0]:
+        logits.masked_fill_(forbidden, -torch.inf)
+    else:
+        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
+
+
 def add_at(logits: Tensor, places: Tensor, values: Tensor) -> None:
     """Add float32 values, -inf to mask, in place. Adding, unlike writing, gives repeated places a defined result."""
     logits.view(-1).index_add_(0, places, values)

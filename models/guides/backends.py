@@ -22,13 +22,11 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
         GuideError: the backend is not installed, or cannot read this tokenizer.
     """
     if name == "xgrammar":
-        from troupellm.models.guides.xgrammar_backend import XGrammar
-
-        return XGrammar(tokenizer, vocab_width, num_threads)
+        raise GuideError("the backend xgrammar is not installed")
     from troupellm.models.guides.llguidance_backend import LLGuidance, vocabulary
 
     try:
-        return LLGuidance(vocabulary(tokenizer, vocab_width), num_threads)
+        return LLGuidance(vocabulary(tokenizer, masked_tokens(tokenizer, vocab_width)), num_threads)
     except ValueError as error:
         raise GuideError(f"this model's tokenizer cannot be guided: {error}") from None
 
@@ -39,21 +37,27 @@ def program_text(spec: GuideSpec, backend: str, depth: int) -> str:
     Raises:
         GuideError: it has none.
     """
-    if backend == "xgrammar":
-        from troupellm.models.guides.xgrammar_backend import xgrammar_text
-
-        return xgrammar_text(spec, depth)
     return translate(spec, depth)
 
 
-def mask_words(vocab_width: int) -> int:
-    """int32 words of a mask. One more than the logits need is harmless: what lies behind them is cut off."""
-    return -(-(vocab_width + 1) // BITS)
+def masked_tokens(tokenizer: Tokenizer, vocab_width: int) -> int:
+    """How many tokens masks speak of: those of the tokenizer and of the logits, and one that is never drawn, which
+    stands for the end where a model has none."""
+    return max(vocab_width, tokenizer.size, *(token_id + 1 for token_id in tokenizer.eos_token_ids)) + 1
 
 
-def check_start(backend: Backend, matcher: Matcher, vocab_width: int) -> None:
-    """Raises GuideError: no token can come first."""
-    masks = np.zeros((1, mask_words(vocab_width)), dtype=np.int32)
+def mask_words(tokenizer: Tokenizer, vocab_width: int) -> int:
+    """int32 words of a mask."""
+    return -(-masked_tokens(tokenizer, vocab_width) // BITS)
+
+
+def check_start(backend: Backend, matcher: Matcher, words: int) -> None:
+    """Raises GuideError: no token can come first.
+
+    Args:
+        words: `mask_words`.
+    """
+    masks = np.zeros((1, words), dtype=np.int32)
     if not matcher.stopped:
         backend.fill([matcher], masks)
     if matcher.error is not None:

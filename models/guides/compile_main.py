@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from troupellm.models.guides.backend import Backend, GuideError
-from troupellm.models.guides.backends import check_start, make_backend, program_text
+from troupellm.models.guides.backends import check_start, make_backend, mask_words, program_text
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.frame_socket import FrameSocket
 from troupellm.protocol.frames import FrameError
@@ -54,7 +54,7 @@ class _Server:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._tokenizer: Tokenizer | None = None
-        self._vocab_width = 0
+        self._vocab_width = self._words = 0
         self._backends: dict[str, Backend] = {}
 
     def run(self) -> int:
@@ -69,6 +69,7 @@ class _Server:
         self._vocab_width = message.vocab_width
         try:
             self._tokenizer = Tokenizer.load(Path(message.tokenizer_folder))
+            self._words = mask_words(self._tokenizer, self._vocab_width)
             self._backend("llguidance")
         except Exception as error:  # anything may go wrong with somebody's tokenizer
             return f"{type(error).__name__}: {error}"[:500]
@@ -80,7 +81,7 @@ class _Server:
         try:
             text = program_text(message.spec, message.backend, message.depth)
             backend = self._backend(message.backend)
-            check_start(backend, backend.compile(text), self._vocab_width)
+            check_start(backend, backend.compile(text), self._words)
         except GuideError as error:
             return Refused(str(error))
         except RecursionError:

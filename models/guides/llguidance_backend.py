@@ -18,19 +18,17 @@ def limits() -> LLParserLimits:
     return LLParserLimits(verbose_errors=False)
 
 
-def vocabulary(tokenizer: Tokenizer, width: int) -> LLTokenizer:
+def vocabulary(tokenizer: Tokenizer, num_tokens: int) -> LLTokenizer:
     """llguidance's view of a vocabulary.
 
     Args:
-        width: of the logits.
+        num_tokens: that masks speak of; the last one is never drawn.
 
     Raises:
         ValueError: the library cannot read this tokenizer.
     """
-    eos = sorted(tokenizer.eos_token_ids)
-    # A model without end tokens gets one beyond its logits: it is never drawn.
-    size = max(width, tokenizer.size, *(token + 1 for token in eos)) + (not eos)
-    return LLTokenizer(tokenizer.definition(), n_vocab=size, eos_token=eos or [size - 1])
+    ends = sorted(tokenizer.eos_token_ids) or [num_tokens - 1]
+    return LLTokenizer(tokenizer.definition(), n_vocab=num_tokens, eos_token=ends)
 
 
 class LLGuidanceMatcher:

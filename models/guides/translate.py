@@ -5,7 +5,7 @@ Everything here reads text of strangers: it runs in the process that may be kill
 
 import json
 import re
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from llguidance import LLMatcher
 
@@ -87,7 +87,7 @@ def _schema(spec: GuideSpec, depth: int) -> Any:
 
 
 def _json_grammar(schema: Any, spec: GuideSpec) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(spec) or None)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, json_options(spec) or None))
 
 
 def close_objects(schema: Any) -> Any:

@@ -66,6 +66,7 @@ class Bench:
         self.inbox: Mailbox = Mailbox("intake", capacity)
         self.output: Mailbox = Mailbox("output", capacity)
         self.scheduler: Mailbox = Mailbox("scheduler", capacity)
+        self.guide: Mailbox = Mailbox("guide", capacity)
         self.threads = HeldThreads()
         self.hash_key = b"a secret of the tests"
         ready = WorkerReady(
@@ -77,6 +78,7 @@ class Bench:
             self.inbox,
             self.output,
             self.scheduler,
+            self.guide,
             tokenizer=self.tokenizer,
             chat_template=self.template,
             limits=Limits(vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT),

@@ -11,6 +11,7 @@ from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Inject
 from simulator.workload import STEP_TIMEOUT
 from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.guide import GuideProgram, GuideSpec
 from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
 _POOL_SECONDS = 0.01
@@ -106,6 +107,22 @@ class SimThread:
             else:
                 done(result, None)
         self._works = False
+
+
+class SimCompiler:
+    """Compiles any guide to itself, in virtual time."""
+
+    parallel = 2
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        await anyio.sleep(_POOL_SECONDS * self._random.choice((0.0, 1.0, 5.0)))
+        return GuideProgram(backend=backend, text=spec.source, after=spec.after)
+
+    async def warm_up(self) -> None:
+        """Nothing is needed."""
 
 
 class SimPool:

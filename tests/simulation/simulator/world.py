@@ -12,7 +12,7 @@ from simulator.history import Record, Verdict, may_end
 from simulator.invariants import check_admission, check_baseline
 from simulator.model import Language, chat_template, oracle_language
 from simulator.oracle_worker import OracleWorker, worker_ready
-from simulator.ports import FaultyWorker, Pace, SimClock, SimPool, SimRandomness, SimThread
+from simulator.ports import FaultyWorker, Pace, SimClock, SimCompiler, SimPool, SimRandomness, SimThread
 from simulator.taps import tapped
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
@@ -184,6 +184,7 @@ class World(Watch):
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),
+            compiler=SimCompiler(random),
             pool=SimPool(random, self.injector),
             clock=self.clock,
             randomness=SimRandomness(random),

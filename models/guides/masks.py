@@ -1,0 +1,18 @@
+"""What guides tell the sampler."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenMasks:
+    """What the guided rows of a step may not draw."""
+
+    index: Tensor
+    """int64 [guided], which of the step's sampled rows they are, rising."""
+    forbidden: Tensor
+    """bool [guided, vocab]."""
+    reasons: Mapping[int, str]
+    """By index among the sampled rows: what to say if such a row finds no token."""

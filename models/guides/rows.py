@@ -1,0 +1,253 @@
+"""The guided rows of a worker: where each is in its grammar, and which tokens may come next.
+
+Masks for a step are filled on a thread of their own while the model computes the step; a handful of rows with a small
+vocabulary is quicker done on the spot. What a mask allows depends on a row's own program and tokens only.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from troupellm.models.guides.backend import Backend, GuideError, Matcher
+from troupellm.models.guides.library import GuideLibrary
+from troupellm.models.guides.masks import TokenMasks
+from troupellm.models.guides.thinking import Sleep
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.guide import GuideProgram
+
+ON_THE_SPOT_SECONDS = 150e-6
+"""Filling that is expected to take no longer is not handed to another thread."""
+_SMOOTHING = 0.1
+_DEAD_END = (
+    "no token is left to choose from: what the guide of this output allows, allowed_token_ids, bad_words, min_tokens, "
+    "logit_bias or others mask"
+)
+_FAILED = "the guide of this output cannot go on"
+
+
+class GuidedRow:
+    """One row's guide."""
+
+    __slots__ = ("backend", "building", "error", "matcher", "num_accepted", "sleep")
+
+    def __init__(self) -> None:
+        self.building: Future[None] | None = None
+        self.backend = ""
+        self.matcher: Matcher | None = None
+        self.sleep: Sleep | None = None
+        self.error: str | None = None
+        self.num_accepted = 0
+        """Tokens that the matcher has."""
+
+    @property
+    def asleep(self) -> bool:
+        return self.sleep is not None and not self.sleep.awake
+
+    @property
+    def stopped(self) -> bool:
+        """Its grammar is complete."""
+        return not self.asleep and self.matcher is not None and self.error is None and self.matcher.stopped
+
+    def build(self, library: GuideLibrary, program: GuideProgram, token_ids: Sequence[int]) -> None:
+        """Never raises."""
+        try:
+            self.backend = program.backend
+            self.matcher = library.matcher(program)
+            if program.after:
+                self.sleep = Sleep(library.mark(program.after))
+            if token_ids:
+                self.accept(token_ids)
+        except GuideError as error:
+            self.error = str(error)
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Take in generated tokens."""
+        if self.matcher is None or self.error is not None:
+            return
+        if self.sleep is not None and not self.sleep.awake:
+            token_ids = token_ids[self.sleep.accept(token_ids) :]
+        if not token_ids or self.matcher.stopped:
+            return
+        if self.matcher.accept(token_ids):
+            self.num_accepted += len(token_ids)
+        else:
+            self.error = self.matcher.error or "the output does not fit it"
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens that were accepted, beyond the mark too."""
+        guided = min(num_tokens, self.num_accepted)
+        if self.matcher is not None and guided:
+            self.matcher.rollback(guided)
+            self.num_accepted -= guided
+        if self.sleep is not None and num_tokens > guided:
+            self.sleep.rollback(num_tokens - guided)
+
+    def wait(self) -> None:
+        """Until it is built."""
+        if self.building is not None:
+            self.building.result()
+            self.building = None
+
+
+class FilledLater:
+    """Masks that are being filled."""
+
+    def __init__(self, index: Sequence[int], rows: Sequence[GuidedRow]) -> None:
+        self._index = index
+        self._rows = rows
+        self._masks: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
+        self._forbidden: NDArray[np.uint8] | None = None
+        self._done: Future[None] | None = None
+        self.seconds = 0.0
+
+    def start(self, library: GuideLibrary, helper: ThreadPoolExecutor | None) -> None:
+        """Fill on the helper, behind what it does already; without one, now."""
+        if helper is None:
+            self._fill(library)
+        else:
+            self._done = helper.submit(self._fill, library)
+
+    def wait(self) -> TokenMasks:
+        if self._done is not None:
+            self._done.result()
+        assert self._forbidden is not None
+        return TokenMasks(
+            index=torch.tensor(self._index, dtype=torch.int64),
+            forbidden=torch.from_numpy(self._forbidden).view(torch.bool),
+            reasons={
+                place: _DEAD_END if row.error is None else f"{_FAILED}: {row.error}"
+                for place, row in zip(self._index, self._rows, strict=True)
+            },
+        )
+
+    def _fill(self, library: GuideLibrary) -> None:
+        for row in self._rows:
+            row.wait()
+        begin = perf_counter()
+        self._masks = np.full((len(self._rows), library.mask_words), -1, dtype=np.int32)
+        awake: dict[str, list[int]] = {}
+        for place, row in enumerate(self._rows):
+            if row.error is not None:
+                self._masks[place] = 0
+            elif row.asleep:
+                assert row.sleep is not None
+                self._masks[place] = row.sleep.mask
+            elif not row.stopped:  # whatever a complete one draws is dropped
+                awake.setdefault(row.backend, []).append(place)
+        for name, places in awake.items():
+            self._fill_awake(library.backend(name), places)
+        vocab = library.vocab_width
+        self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        self.seconds = perf_counter() - begin
+
+    def _fill_awake(self, backend: Backend, places: list[int]) -> None:
+        matchers = [matcher for place in places if (matcher := self._rows[place].matcher) is not None]
+        whole = len(places) == len(self._rows)
+        masks = self._masks if whole else np.empty((len(places), self._masks.shape[1]), dtype=np.int32)
+        backend.fill(matchers, masks)
+        for place, matcher in zip(places, matchers, strict=True):
+            error = matcher.error
+            if error is not None:
+                self._rows[place].error = error
+                masks[place if whole else places.index(place)] = 0
+        if not whole:
+            self._masks[places] = masks
+
+
+class GuidedRows:
+    """Calls come from one thread. `library` and `helper` outlive it."""
+
+    def __init__(self, library: GuideLibrary, helper: ThreadPoolExecutor) -> None:
+        self._library = library
+        self._helper = helper
+        self._rows: dict[int, GuidedRow] = {}
+        self._seconds_per_row = 0.0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: int, program: GuideProgram, token_ids: Sequence[int]) -> None:
+        """Make a row known, or replace it; its guide is built beside what comes next.
+
+        Args:
+            token_ids: generated so far, without the prompt.
+        """
+        guided = self._rows[row] = GuidedRow()
+        guided.building = self._helper.submit(guided.build, self._library, program, token_ids)
+
+    def drop(self, row: int) -> None:
+        """Forget a row; an unknown one is fine."""
+        self._rows.pop(row, None)
+
+    def begin(self, rows: Sequence[int]) -> FilledLater | None:
+        """Start to fill the masks of those of the rows that have a guide; None when there are none."""
+        if not self._rows:
+            return None
+        index = [place for place, row in enumerate(rows) if row in self._rows]
+        if not index:
+            return None
+        guided = [self._rows[rows[place]] for place in index]
+        filled = FilledLater(index, guided)
+        expected = self._seconds_per_row * len(guided)
+        quick = 0.0 < expected < ON_THE_SPOT_SECONDS and all(row.building is None for row in guided)
+        filled.start(self._library, None if quick else self._helper)
+        return filled
+
+    def filled(self, filled: FilledLater) -> TokenMasks:
+        """Wait for masks."""
+        masks = filled.wait()
+        per_row = filled.seconds / len(masks.index)
+        self._seconds_per_row += (per_row - self._seconds_per_row) * (_SMOOTHING if self._seconds_per_row else 1.0)
+        return masks
+
+    def advance(self, rows: Sequence[int], token_ids: Iterable[int]) -> list[int]:
+        """Give the guided ones of the rows the token that each has drawn; -1 is none.
+
+        Returns:
+            the rows whose grammar is complete with it.
+        """
+        finished: list[int] = []
+        for row, token_id in zip(rows, token_ids, strict=True):
+            guided = self._rows.get(row)
+            if guided is None or token_id < 0 or guided.stopped:
+                continue
+            guided.accept((token_id,))
+            if guided.stopped:
+                finished.append(row)
+        return finished
+
+    def rollback(self, row: int, num_tokens: int) -> None:
+        """Take back the last tokens of a row: drafts that were refused."""
+        guided = self._rows[row]
+        guided.wait()
+        guided.rollback(num_tokens)
+
+
+class Guides:
+    """What a worker has of guides whatever rows it runs: the library and the thread that fills masks."""
+
+    def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int) -> None:
+        """read_tokenizer: called when the first guide comes."""
+        self._library = GuideLibrary(read_tokenizer, vocab_width, len(os.sched_getaffinity(0)))
+        self._helper = ThreadPoolExecutor(1, "troupellm-guides")
+
+    def rows(self) -> GuidedRows:
+        """Of a fresh runner."""
+        return GuidedRows(self._library, self._helper)
+
+    def prepare(self, program: GuideProgram) -> None:
+        """Build a guide, so that the row that needs it finds it built. Never raises."""
+        with contextlib.suppress(GuideError):  # the row will tell
+            self._library.matcher(program)
+            if program.after:
+                self._library.mark(program.after)
+
+    def close(self) -> None:
+        """End the thread; may be called twice."""
+        self._helper.shutdown(wait=True, cancel_futures=True)

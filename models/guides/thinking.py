@@ -1,0 +1,98 @@
+"""A guide that sleeps until a mark was generated: thinking comes before, the guided output behind it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from troupellm.models.guides.backends import BITS, mask_words
+from troupellm.models.tokenizer import Tokenizer
+
+Mask = NDArray[np.int32]
+"""[words]."""
+
+
+class Mark:
+    """What must be known of a mark and a vocabulary; shared by rows.
+
+    Before the mark anything goes but the end, and but tokens that would hold the mark and more: what comes behind it
+    belongs to the guide.
+    """
+
+    def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int) -> None:
+        self.text = text.encode()
+        self._tokens = tokenizer
+        open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
+        _forbid(open_mask, sorted(tokenizer.eos_token_ids))
+        self._masks = [self._masked(open_mask, known) for known in range(len(self.text))]
+        """By how many of the mark's bytes have been generated."""
+
+    def mask(self, known: int) -> Mask:
+        """What may come when the text so far ends in the mark's first `known` bytes, int32 [words]."""
+        return self._masks[known]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._tokens.token_bytes(token_id)
+
+    def progress(self, tail: bytes) -> int:
+        """Length of the longest beginning of the mark that the text ends in; all of it when it is complete."""
+        for length in range(min(len(self.text), len(tail)), 0, -1):
+            if tail.endswith(self.text[:length]):
+                return length
+        return 0
+
+    def _masked(self, open_mask: Mask, known: int) -> Mask:
+        before, mark = self.text[:known], self.text
+        too_long = []
+        for token_id in range(self._tokens.size):
+            piece = self._tokens.token_bytes(token_id)
+            if len(piece) < len(mark) - known + 1 or mark[-1] not in piece:
+                continue
+            place = (before + piece).find(mark)
+            if 0 <= place < known + len(piece) - len(mark):
+                too_long.append(token_id)
+        if not too_long:
+            return open_mask
+        mask = open_mask.copy()
+        _forbid(mask, too_long)
+        return mask
+
+
+class Sleep:
+    """One row's way to its mark."""
+
+    __slots__ = ("_mark", "_tails", "awake")
+
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+        self._tails = [b""]
+        """The text's end after each token so far, no longer than the mark."""
+        self.awake = False
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Take in tokens up to the one that completes the mark; how many were taken."""
+        for index, token_id in enumerate(token_ids):
+            if self.awake:
+                return index
+            tail = self._tails[-1] + self._mark.bytes_of(token_id)
+            self.awake = self._mark.text in tail
+            self._tails.append(tail[-len(self._mark.text) :])
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens."""
+        if num_tokens:
+            del self._tails[-num_tokens:]
+            self.awake = False
+
+    @property
+    def mask(self) -> Mask:
+        return self._mark.mask(min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1))
+
+
+def _forbid(mask: Mask, token_ids: Sequence[int]) -> None:
+    bits = mask.view(np.uint32)
+    for token_id in token_ids:
+        word = token_id // BITS
+        if word < bits.size:
+            bits[word] &= np.uint32(~(1 << (token_id % BITS)) & 0xFFFFFFFF)
