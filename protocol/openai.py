@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.openai_extras import ExtraFields
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.worker import LoadProgress
 
 
@@ -53,15 +54,15 @@ class GenerationFields(ExtraFields, kw_only=True):
     add_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     early_stopping: bool | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     guided_json_object: bool | None = None
-    guided_decoding_backend: Any = None
+    guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    response_format: Any = None
+    response_format: dict[str, Any] | None = None
     length_penalty: float | None = None
 
 

@@ -20,10 +20,11 @@ _OLD_NAMES = {
 }
 
 
-def guide_of(request: GenerationFields, *, after: str = "") -> GuideSpec | None:
+def guide_of(request: GenerationFields, *, tools: GuideSpec | None = None, after: str = "") -> GuideSpec | None:
     """The guide that a request asks for, if any.
 
     Args:
+        tools: the one that its tool choice makes.
         after: the text that ends thinking, where the model thinks first.
 
     Raises:
@@ -31,7 +32,12 @@ def guide_of(request: GenerationFields, *, after: str = "") -> GuideSpec | None:
     """
     found = [
         guide
-        for guide in (_response_format(request, after), _structured_outputs(request, after), _old(request, after))
+        for guide in (
+            _response_format(request, after),
+            _structured_outputs(request, after),
+            _old(request, after),
+            tools,
+        )
         if guide is not None
     ]
     if len(found) > 1:
@@ -44,8 +50,6 @@ def _response_format(request: GenerationFields, after: str) -> GuideSpec | None:
     wanted, field = request.response_format, "response_format"
     if wanted is None:
         return None
-    if not isinstance(wanted, Mapping):
-        raise InvalidRequest(f"{field} must be an object", param=field, code="invalid_type")
     match wanted.get("type"):
         case "text":
             return None
@@ -81,15 +85,9 @@ def _openai_schema(wrapper: Any, field: str) -> str:
 
 
 def _structured_outputs(request: GenerationFields, after: str) -> GuideSpec | None:
-    wanted, field = request.structured_outputs, "structured_outputs"
-    if wanted is None:
+    params, field = request.structured_outputs, "structured_outputs"
+    if params is None:
         return None
-    try:
-        params = msgspec.convert(wanted, StructuredOutputsParams)
-    except (msgspec.ValidationError, RecursionError) as error:
-        text, _, path = str(error).partition(" - at `$")
-        place = field + path.rstrip("`")
-        raise InvalidRequest(f"{place}: {text}"[:500], param=place[:100]) from None
     if params.backend is None and request.guided_decoding_backend is not None:
         params = msgspec.structs.replace(params, backend=_backend(request))
     return params.spec(field, after=after)
@@ -102,17 +100,9 @@ def _old(request: GenerationFields, after: str) -> GuideSpec | None:
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} exclude each other", param=next(iter(given)))
     ((old, value),) = given.items()
-    try:
-        params = msgspec.convert(
-            {
-                _OLD_NAMES[old]: value,
-                "backend": _backend(request),
-                "whitespace_pattern": request.guided_whitespace_pattern,
-            },
-            StructuredOutputsParams,
-        )
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(f"{old}: {str(error).partition(' - at')[0]}"[:500], param=old) from None
+    params = StructuredOutputsParams(
+        backend=_backend(request), whitespace_pattern=request.guided_whitespace_pattern, **{_OLD_NAMES[old]: value}
+    )
     return params.spec(old, after=after, alone=True)
 
 
@@ -121,6 +111,4 @@ def _backend(request: GenerationFields) -> str:
     name = request.guided_decoding_backend
     if name is None:
         return ""
-    if not isinstance(name, str):
-        raise InvalidRequest("guided_decoding_backend must be text", param="guided_decoding_backend")
     return backend_of(name.partition(":")[0], "guided_decoding_backend")

@@ -6,10 +6,12 @@ from typing import Any, cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.extras import check_documents, extra_values, refuse_extras, truncation_of, unsupported
+from troupellm.server.guides import guide_of
 from troupellm.server.served import ServedEngine
 
 MAX_MESSAGES = 10_000
@@ -29,17 +31,30 @@ _RESERVED_KWARGS = frozenset(
     | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
 )
-_HANDLED = frozenset({"response_format", "tools", "tool_choice", "modalities"})
+_HANDLED = frozenset({"tools", "tool_choice", "modalities"})
 
 
-def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngine) -> SamplingParams:
+def sampling_params(
+    request: ChatRequest | CompletionRequest,
+    engine: ServedEngine,
+    *,
+    tools: GuideSpec | None = None,
+    after: str = "",
+) -> SamplingParams:
     """The model's defaults, overridden by what the request gives, checked against the served model.
+
+    Args:
+        tools: the guide that a tool choice makes; it excludes what else the request says about its output's form.
+        after: the text that ends thinking, where the model thinks first: guides sleep until then.
 
     Raises:
         InvalidRequest: names the field as `SamplingParams` calls it; see `renames`.
     """
     values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
     values |= _max_tokens(request) | extra_values(request)
+    guide = guide_of(request, tools=tools, after=after)
+    if guide is not None:
+        values["guide"] = guide
     if isinstance(request, ChatRequest) and request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest("best_of is for completions; here it must be absent or equal to n", param="best_of")
     if request.stream_options is not None and not request.stream:
@@ -80,9 +95,6 @@ def refuse_unsupported(request: msgspec.Struct, *, trust_chat_template: bool = F
     for field in msgspec.structs.fields(request):
         if field.type is Any and field.name not in _HANDLED and getattr(request, field.name):
             raise unsupported(field.name)
-    wanted = getattr(request, "response_format", None)
-    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
-        raise unsupported("response_format", "only {'type': 'text'} is supported so far")
     if getattr(request, "chat_template", None) is not None and not trust_chat_template:
         raise unsupported("chat_template", "templates come from the model or from the server's own settings")
     if getattr(request, "modalities", None) not in (None, [], ["text"]):

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
@@ -14,7 +15,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def wanted(**fields) -> GuideSpec | None:
-    return guide_of(CompletionRequest(prompt="x", **fields))
+    return guide_of(msgspec.convert({"prompt": "x"} | fields, CompletionRequest))
 
 
 def test_nothing_asked_for():
@@ -81,7 +82,6 @@ def test_options():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -97,15 +97,12 @@ def test_options():
             {"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}},
             "response_format.json_schema.schema",
         ),
-        ({"structured_outputs": []}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"unheard_of": 1}}, "structured_outputs"),
         ({"structured_outputs": {"json": SCHEMA, "backend": "outlines"}}, "structured_outputs.backend"),
         ({"structured_outputs": {"json": SCHEMA, "backend": "x"}}, "structured_outputs.backend"),
         (
@@ -113,7 +110,6 @@ def test_options():
             "structured_outputs",
         ),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json"),
-        ({"guided_choice": "a"}, "guided_choice"),
         ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "guided_json"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
@@ -128,6 +124,30 @@ def test_what_cannot_be_is_refused_by_name(fields, param):
         wanted(**fields)
     assert refused.value.param == param
     assert len(refused.value.message) <= 512
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": "json"},
+        {"structured_outputs": []},
+        {"structured_outputs": {"regex": 3}},
+        {"structured_outputs": {"unheard_of": 1}},
+        {"guided_choice": "a"},
+    ],
+)
+def test_bodies_of_wrong_types_are_not_read(fields):
+    with pytest.raises(msgspec.ValidationError):
+        wanted(**fields)
+
+
+def test_a_tool_choice_goes_with_no_other_guide():
+    tools = GuideSpec(kind="regex", source="a", field="tool_choice")
+    request = CompletionRequest(prompt="x", response_format={"type": "json_object"})
+    with pytest.raises(InvalidRequest) as refused:
+        guide_of(request, tools=tools)
+    assert refused.value.param == "tool_choice"
+    assert guide_of(CompletionRequest(prompt="x", response_format={"type": "text"}), tools=tools) == tools
 
 
 def test_in_python():
