@@ -132,7 +132,6 @@ async def test_max_completion_tokens_is_the_same_limit(tiny_engine):
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"continue_final_message": True}, "messages[0].role"),
-        ({"echo": True}, "echo"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"logprobs": False, "top_logprobs": 0, "modalities": ["text"], "length_penalty": 1.0}, None),
