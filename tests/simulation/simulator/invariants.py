@@ -91,28 +91,29 @@ class Turns:
 
     def _overtaken(self, turn: "_Turn", core: SchedulerCore) -> int | None:
         for number, other in self._waiting.items():
-            if other.number < turn.number and self._waits(number, core) and self._comes_first(other, turn):
+            if self._waits(number, core) and self._comes_first(other, turn):
                 return number
         return None
 
-    def _comes_first(self, earlier: "_Turn", later: "_Turn") -> bool:
-        """Whether arrival decides between these two."""
-        first, second = earlier.message, later.message
+    def _comes_first(self, other: "_Turn", turn: "_Turn") -> bool:
+        """Whether the other one should have been served before the one whose turn it was."""
         if self._policy == "priority":
-            return self._rank(first) <= self._rank(second)
-        if self._policy == "fcfs" or first.tenant == second.tenant:
+            return (*self._rank(other), other.number) < (*self._rank(turn), turn.number)
+        if other.number > turn.number:
+            return False
+        if self._policy == "fcfs" or other.message.tenant == turn.message.tenant:
             return True
         # Who was never served before goes first, but for those who come after a rest later still.
-        return earlier.newcomer and self._busy_since[second.tenant] < earlier.number
+        return other.newcomer and self._busy_since[turn.message.tenant] < other.number
 
-    def _rank(self, message: SubmitRequest) -> tuple[int, int]:
-        return self._priorities.get(message.tenant, 0), message.priority
+    def _rank(self, turn: "_Turn") -> tuple[int, int]:
+        return self._priorities.get(turn.message.tenant, 0), turn.message.priority
 
     def _starved(self, core: SchedulerCore) -> str | None:
         """The first to come of all who wait: everybody before it has only so much to compute."""
         waiting = [number for number in self._waiting if self._waits(number, core)]
         if self._policy == "priority":
-            waiting.sort(key=lambda number: self._rank(self._waiting[number].message))  # stable
+            waiting.sort(key=lambda number: self._rank(self._waiting[number]))  # stable
         if not waiting:
             return None
         turn = self._waiting[waiting[0]]

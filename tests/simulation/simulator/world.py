@@ -1,6 +1,5 @@
 """One seed's universe: the real actors and a simulated outside, in two phases: chaos, and a calm that must drain."""
 
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -66,13 +65,7 @@ class World(Watch):
             self.group.start_soon(self._reset_cache)
         if self.injector.strike("engine", "wall_jump"):
             self.clock.offset += self.random.choice((-3600.0, 3600.0))
-        with anyio.move_on_after(CHAOS_SECONDS):
-            await self._all([client.run for client in clients if not client.ask.calm])
-        self.injector.calm = True
-        self.calm.set()
-        self.note("calm")
-        with anyio.move_on_after(CALM_SECONDS):
-            await self._all([client.run for client in clients if not client.record.over])
+        await self._serve(clients)
         await self._settle()
         self._check_histories()
         await self._stop()
@@ -100,10 +93,30 @@ class World(Watch):
             if self.processes is not None and self.processes.alive:
                 self.fail(f"9: {len(self.processes.alive)} worker processes are left")
 
-    async def _all(self, calls: list[Callable[[], Any]]) -> None:
+    async def _serve(self, clients: list[Client]) -> None:
+        """Chaos until all who came in it have ended, or for so long; then a calm in which everybody must."""
+        first = [client for client in clients if not client.ask.calm]
+        over = anyio.Event()
+        with anyio.CancelScope() as bound:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._all, first, over)
+                with anyio.move_on_after(CHAOS_SECONDS):
+                    await over.wait()
+                self.injector.calm = True
+                self.calm.set()
+                self.note("calm")
+                bound.deadline = anyio.current_time() + CALM_SECONDS
+                for client in clients:
+                    if client.ask.calm:
+                        group.start_soon(client.run)
+        if bound.cancelled_caught:
+            self.fail("not everybody was served in the calm")
+
+    async def _all(self, clients: list[Client], over: anyio.Event) -> None:
         async with anyio.create_task_group() as group:
-            for call in calls:
-                group.start_soon(call)
+            for client in clients:
+                group.start_soon(client.run)
+        over.set()
 
     async def _drain(self) -> None:
         await anyio.sleep(self.random.uniform(0.0, 1.0))
