@@ -154,7 +154,7 @@ class SchedulerCore:
             self._remember_deadline(message.deadline, message.request)
 
     def abort(self, request: int) -> None:
-        """End a request for its owner. Idempotent; closes it when no plan in flight names it any more.
+        """End a request for its owner, at once; plans in flight that name it still hold its blocks. Idempotent.
 
         One that is not here is closed too: the output actor may have opened it. It may still be on its way in.
         """

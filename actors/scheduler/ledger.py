@@ -1,4 +1,7 @@
-"""Who is open, and what must be said at an end: each request is closed exactly once, after its blocks are free."""
+"""Who is open, and what must be said at an end: each request is closed exactly once, when its last sequence ends.
+
+Plans in flight may name it still, and its blocks come back with them; nothing that they produce for it is shown.
+"""
 
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
@@ -31,7 +34,7 @@ class Ledger:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
         self._room.arrive(request.tenant)
         self.requests[request.number] = request
-        request.num_live = len(request.sequences)
+        request.num_live = request.num_going = len(request.sequences)
         for sequence in request.sequences:
             self.sequences[sequence.row] = sequence
         self._room.add(request.sequences[0])
@@ -79,13 +82,18 @@ class Ledger:
         self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
     def end(self, sequence: Sequence, event: Event) -> None:
-        if self._residents.end(sequence, event):
+        released = self._residents.end(sequence, event)
+        request = sequence.request
+        request.num_going -= 1
+        if not request.num_going:
+            self._close(request)
+        if released:
             self._released(sequence)
 
     def end_request(self, request: Request, error: TroupeError) -> None:
         """All sequences that still go on end; the first error of a request is the one that its owner hears of."""
         live = [sequence for sequence in request.sequences if not sequence.ended]
-        if live:  # else it has ended well and only waits for its blocks
+        if live:  # else it is closed, and plans in flight hold its blocks
             request.error = request.error or error
         for sequence in live:
             self.end(sequence, Event.ABORT)
@@ -98,19 +106,18 @@ class Ledger:
         self.end_request(sequence.request, error)
 
     def release_returned(self) -> None:
-        """After a plan came back: close what it held up."""
+        """After a plan came back: forget whom it named last."""
         for sequence in self._residents.returned():
             self._released(sequence)
 
     def _released(self, sequence: Sequence) -> None:
-        """The blocks of a sequence that had ended are free; the last one closes its request."""
+        """The blocks of a sequence that had ended are free."""
         sequence.handle(Event.RELEASE)
         del self.sequences[sequence.row]
         request = sequence.request
         request.num_live -= 1
         if request.num_live == 0:
             del self.requests[request.number]
-            self._close(request)
 
     def take(self, step: int) -> StepOutput | None:
         """What has ended since the last call, if anything."""

@@ -92,6 +92,7 @@ class Request:
         "error",
         "first_token",
         "max_tokens",
+        "num_going",
         "num_live",
         "num_prompt_tokens",
         "number",
@@ -130,6 +131,8 @@ class Request:
         self.sequences: tuple[Sequence, ...] = ()
         self.num_live = 0
         """Sequences that are not FINISHED."""
+        self.num_going = 0
+        """Sequences that have not ended."""
         self.scheduled: float | None = None
         self.first_token: float | None = None
         self.cached_tokens = 0

@@ -176,8 +176,8 @@ def test_a_sequence_that_ends_with_a_plan_in_flight_shows_nothing_more() -> None
     while not harness.reader.finished:
         harness.step()
     assert harness.reader.streams[100] == stream[: stream.index(stop) + 1]
-    assert not harness.reader.closed, "its blocks are still being written"
-    assert harness.core.snapshot().blocks_used > 0
+    assert harness.reader.closed
+    assert harness.core.snapshot().blocks_used > 0, "its blocks are still being written"
     harness.run()
     assert harness.core.num_dropped_results == 1
     assert harness.reader.closed[1].usage.completion_tokens == stream.index(stop) + 1
