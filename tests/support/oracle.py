@@ -373,7 +373,9 @@ class Harness:
         self.core.assert_invariants()
         if over:  # the output actor ignores it
             output = self.core.take_output()
-            assert output is None or [closed.request for closed in output.closed] == [request], "a late abort says something else"
+            assert output is None or [closed.request for closed in output.closed] == [request], (
+                "a late abort says something else"
+            )
         self._drain()
 
     def _drain(self) -> None:
