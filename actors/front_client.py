@@ -14,6 +14,7 @@ import msgspec
 
 from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
+from troupellm.actors.front_queries import Queries
 from troupellm.actors.front_session import front_half
 from troupellm.actors.intake import has_short_lists, is_short, render
 from troupellm.actors.intake_pooling import PoolingPreparer
@@ -28,9 +29,9 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
+    AdminAnswer,
     Admitted,
     Apply,
-    AskMetrics,
     Ended,
     FromFront,
     MetricsText,
@@ -48,11 +49,10 @@ from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResum
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import WorkerReady
 
-METRICS_SECONDS = 5.0
 SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
-Answer = Admitted | Ended | Pieces | MetricsText | Status
+Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | Status
 
 
 class _NoSeat:
@@ -110,7 +110,7 @@ class RemoteEngine(Door):
         self._preparer = PoolingPreparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
         self._numbers = count(1)
         self._requests: dict[int, _Request] = {}
-        self._queries: dict[int, tuple[Waiter, list[bytes]]] = {}
+        self._queries = Queries(post)
         self._lost = False
 
     # What it serves.
@@ -165,15 +165,15 @@ class RemoteEngine(Door):
         Raises:
             EngineStopped: no answer in time.
         """
-        query, waiter, answer = next(self._numbers), new_waiter(), list[bytes]()
-        self._queries[query] = waiter, answer
-        try:
-            self._post(AskMetrics(query, compat))
-            if not await waiter.wait(METRICS_SECONDS) or not any(answer):
-                raise EngineStopped("the engine's process does not answer", code="engine_restarting")
-        finally:
-            del self._queries[query]
-        return answer[0]
+        return await self._queries.metrics(compat=compat)
+
+    async def administer(self, action: str, arguments: bytes) -> bytes:
+        """What an admin route asks, carried out where the engine is.
+
+        Raises:
+            TroupeError: why it was not done.
+        """
+        return await self._queries.administer(action, arguments)
 
     # From the engine's process.
 
@@ -191,11 +191,8 @@ class RemoteEngine(Door):
             case Status():
                 self._status = message
                 self._heard = self._clock.now()
-            case MetricsText(query=query, text=text):
-                if query in self._queries:
-                    waiter, answer = self._queries[query]
-                    answer.append(text)
-                    waiter.wake()
+            case MetricsText() | AdminAnswer():
+                self._queries.answered(message)
             case _:
                 assert_never(message)
 
@@ -204,8 +201,7 @@ class RemoteEngine(Door):
         self._lost = True
         for number in list(self._requests):
             self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
-        for waiter, _ in self._queries.values():
-            waiter.wake()
+        self._queries.lost()
 
     def _on_pieces(self, message: Pieces) -> None:
         requests = self._requests

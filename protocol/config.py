@@ -289,6 +289,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ca_certs: Annotated[str | None, _help("certificate authorities: clients must show a certificate of one")] = None
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
+    profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0

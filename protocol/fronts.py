@@ -69,6 +69,21 @@ class AskMetrics(msgspec.Struct, frozen=True, tag=True):
     compat: bool
 
 
+class AskAdmin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An admin route was asked something; answered by `AdminAnswer`."""
+
+    query: int
+    action: str
+    arguments: bytes
+    """JSON."""
+
+
+class CancelAdmin(msgspec.Struct, frozen=True, tag=True):
+    """Whoever asked has left."""
+
+    query: int
+
+
 class HttpCount(msgspec.Struct, frozen=True, array_like=True):
     """Answers of one kind."""
 
@@ -99,7 +114,9 @@ class FrontReady(msgspec.Struct, frozen=True, tag=True):
     """The front has read tokenizer and chat template, and answers requests."""
 
 
-FromFront = Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | FrontReport | FrontReady
+FromFront = (
+    Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | AskAdmin | CancelAdmin | FrontReport | FrontReady
+)
 
 # From the engine's process.
 
@@ -219,6 +236,17 @@ class MetricsText(msgspec.Struct, frozen=True, tag=True):
     """Empty where the engine is closing."""
 
 
+class AdminAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    query: int
+    body: bytes = b""
+    """JSON."""
+    error: WireError | None = None
+
+
+class SetLogLevel(msgspec.Struct, frozen=True, tag=True):
+    level: str
+
+
 class Cut(msgspec.Struct, frozen=True, tag=True):
     """The time to finish is over: end the exchanges that are left."""
 
@@ -230,4 +258,17 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """What they get to take what was written to them."""
 
 
-ToFront = Configure | Loading | Serving | Status | Admitted | Ended | Pieces | MetricsText | Cut | Leave
+ToFront = (
+    Configure
+    | Loading
+    | Serving
+    | Status
+    | Admitted
+    | Ended
+    | Pieces
+    | MetricsText
+    | AdminAnswer
+    | SetLogLevel
+    | Cut
+    | Leave
+)

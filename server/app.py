@@ -31,6 +31,7 @@ from troupellm.protocol.openai import (
     VersionBody,
 )
 from troupellm.server import chat, completions, models, probes, tokens
+from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
@@ -141,6 +142,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
+        *admin_routes.routes(host, prefix),
     ]  # fmt: skip
 
 

@@ -3,16 +3,18 @@
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
 
+from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
@@ -60,6 +62,8 @@ class EngineHost:
         """More reasons not to be ready."""
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)
+        self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
+        """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()
         self._fingerprint: str | None = None
         self._idle: anyio.Event | None = None
@@ -216,6 +220,9 @@ class EngineHost:
             parts = (troupellm.__version__, *engine.model_names, engine.ready.dtype, engine.ready.architecture)
             self._fingerprint = "troupe-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
         return self._fingerprint
+
+    def _own_engine(self) -> Engine:
+        return cast(Engine, self.require())  # in front processes others carry out what is asked
 
     def _progress_text(self) -> str:
         if self.progress is None:

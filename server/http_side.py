@@ -8,8 +8,10 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.engine import Engine
+from troupellm.protocol.admin import LogLevel
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.admin.actions import Office, apply_log_level
 from troupellm.server.app import App, admin_access
 from troupellm.server.front import HttpFront
 from troupellm.server.guard import guard_of
@@ -38,6 +40,9 @@ class HttpSide(Protocol):
 
     async def open(self, engine: Engine) -> None:
         """Requests are served from now on; returns when all of it answers them."""
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Of every process of the server."""
 
     async def failure(self) -> Exception:
         """Waits for what ends the server; most servers never have one."""
@@ -91,6 +96,9 @@ class LocalSide:
     async def open(self, engine: Engine) -> None:
         self.host.engine = engine
 
+    def set_log_level(self, level: LogLevel) -> None:
+        apply_log_level(level)
+
     async def failure(self) -> Exception:
         await anyio.sleep_forever()
         raise AssertionError("unreachable")
@@ -111,7 +119,7 @@ class LocalSide:
 class AdminSocket:
     """The admin routes at a unix socket of their own, beside any HTTP side: its file's mode says who may use them."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, side: HttpSide) -> None:
         """
         Raises:
             OSError: the place is taken, or not ours.
@@ -119,15 +127,22 @@ class AdminSocket:
         assert config.admin_uds is not None
         self._host = EngineHost(config)
         self._host.loading = True
+        self._host.administer = Office(config, self._engine, side.set_log_level).act
         app = App(self._host, keys=None, scopes=("open", "admin"))
         plain = msgspec.structs.replace(config, ssl_certfile=None, ssl_keyfile=None, ssl_ca_certs=None)
         self._front = HttpFront(app, plain, bind_unix(config.admin_uds, config))
+        self._opened: Engine | None = None
 
     async def run(self) -> None:
         await self._front.run()
 
     def open(self, engine: Engine) -> None:
-        self._host.engine = engine
+        self._opened = self._host.engine = engine
+
+    def _engine(self) -> Engine:
+        self._host.require()
+        assert self._opened is not None
+        return self._opened
 
     async def stop(self) -> None:
         self._host.refuse()

@@ -68,7 +68,7 @@ async def serve(
     check_database(config.responses_store)
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
-    admin = None if config.admin_uds is None else AdminSocket(config)
+    admin = None if config.admin_uds is None else AdminSocket(config, side)
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None
     try:

@@ -20,11 +20,13 @@ from troupellm.actors.intensity import Intensity
 from troupellm.actors.ports import SystemClock
 from troupellm.actors.supervise import Child, Supervisor
 from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.admin import LogLevel
 from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.fronts import Configure, Cut, HttpCount, Loading, Status, ToFront
+from troupellm.protocol.errors import EngineStopped, TroupeError
+from troupellm.protocol.fronts import Configure, Cut, HttpCount, Loading, SetLogLevel, Status, ToFront
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.admin.actions import Office, apply_log_level
 from troupellm.server.auth import admin_keys
 from troupellm.server.errors import flatten
 from troupellm.server.fronts.member import FrontDied, Member
@@ -75,6 +77,7 @@ class FrontFleet:
             )
             for number in range(config.api_server_count)
         ]
+        self.office = Office(config, self._require, self.set_log_level)
         self._supervisor = Supervisor(children, SystemClock(), INTENSITY)
 
     # For start and shutdown.
@@ -145,6 +148,10 @@ class FrontFleet:
             member.leave(seconds)
         await self._until(lambda: self._over)
 
+    def set_log_level(self, level: LogLevel) -> None:
+        apply_log_level(level)
+        self._post(SetLogLevel(level))
+
     # For the members.
 
     def configure(self, number: int) -> Configure:
@@ -169,6 +176,11 @@ class FrontFleet:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.wake()
+
+    def _require(self) -> Engine:
+        if self.engine is None:
+            raise EngineStopped("the model is loading", code="starting")
+        return self.engine
 
     def _snapshot(self) -> EngineSnapshot:
         if self.engine is not None:

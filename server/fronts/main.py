@@ -22,6 +22,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import (
+    AdminAnswer,
     Admitted,
     Configure,
     Cut,
@@ -34,6 +35,7 @@ from troupellm.protocol.fronts import (
     MetricsText,
     Pieces,
     Serving,
+    SetLogLevel,
     Status,
     ToFront,
 )
@@ -106,7 +108,7 @@ class Front:
             except PeerGone:
                 return False
             match message:
-                case Pieces() | Admitted() | Ended() | MetricsText():
+                case Pieces() | Admitted() | Ended() | MetricsText() | AdminAnswer():
                     if self._remote is not None:
                         self._remote.handle(message)
                 case Status():
@@ -116,6 +118,8 @@ class Front:
                 case Serving():
                     self._serving = message
                     group.start_soon(self._open)
+                case SetLogLevel(level=level):
+                    logging.getLogger("troupellm").setLevel(level.upper())
                 case Cut():
                     self._host.cut()
                 case Leave(seconds=seconds):
@@ -152,6 +156,7 @@ class Front:
             clock=SystemClock(),
             randomness=SystemRandomness(),
         )
+        self._host.administer = self._remote.administer
         self._host.engine = self._remote
         self._link.post(FrontReady())
 

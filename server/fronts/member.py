@@ -22,8 +22,11 @@ from troupellm.actors.front_session import FrontSession
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.fronts import (
     Abort,
+    AdminAnswer,
     Apply,
+    AskAdmin,
     AskMetrics,
+    CancelAdmin,
     Configure,
     FromFront,
     FrontReady,
@@ -37,8 +40,10 @@ from troupellm.protocol.fronts import (
     Status,
     Submit,
     ToFront,
+    WireError,
 )
 from troupellm.protocol.worker import LoadProgress
+from troupellm.server.admin import actions as admin_actions
 from troupellm.server.errors import flatten
 from troupellm.server.fronts.link import FrameError, Link, PeerGone, open_link
 from troupellm.server.vitals import VitalSigns
@@ -76,6 +81,10 @@ class Office(Protocol):
 
     def metrics(self, *, compat: bool) -> bytes: ...
 
+    @property
+    def office(self) -> admin_actions.Office:
+        """Carries out what admin routes ask."""
+
     def changed(self) -> None:
         """A front is ready, idle, or gone."""
 
@@ -91,6 +100,8 @@ class Member:
         self._process: anyio.abc.Process | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._session: FrontSession | None = None
+        self._asked: dict[int, anyio.CancelScope] = {}
+        """Around what admin routes have asked for."""
         self._leaving = False
         self._scope = anyio.CancelScope()
         """Around all of its life."""
@@ -247,8 +258,26 @@ class Member:
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))
+            case AskAdmin():
+                assert self._group is not None
+                self._group.start_soon(self._administer, message)
+            case CancelAdmin(query=query):
+                if query in self._asked:
+                    self._asked[query].cancel()
             case _:
                 assert_never(message)
+
+    async def _administer(self, asked: AskAdmin) -> None:
+        answer: AdminAnswer | None = None
+        with anyio.CancelScope() as self._asked[asked.query]:
+            try:
+                body = await self._office.office.act(asked.action, asked.arguments)
+                answer = AdminAnswer(query=asked.query, body=body)
+            except TroupeError as error:
+                answer = AdminAnswer(query=asked.query, error=WireError.of(error))
+        del self._asked[asked.query]
+        if answer is not None:
+            self.post(answer)
 
     async def _end(self, seconds: float) -> int | None:
         """The exit code of the process, which is killed after `seconds`."""

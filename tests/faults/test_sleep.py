@@ -16,7 +16,7 @@ from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.slow)])
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return SETTINGS | {"worker_process": request.param == "process", "spare_worker": False}
 

@@ -1,0 +1,111 @@
+"""The admin routes: what they are asked, and what they answer. Names and meanings are vLLM's where it has them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from troupellm.protocol.rest import PauseMode, WakeTag
+
+MAX_ABORTS = 1024
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests to end: some, or all."""
+
+    request_ids: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MAX_ABORTS)] = ()
+    """As answers name them (`id`), or as clients have chosen them."""
+    all: bool = False
+
+
+class AbortAnswer(msgspec.Struct, frozen=True):
+    aborted: int
+    """Requests that were open and are not any more."""
+
+
+class PauseQuery(msgspec.Struct, frozen=True, kw_only=True):
+    mode: PauseMode = "abort"
+    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+    clear_cache: bool = True
+    """Forget the prefix cache."""
+
+
+class SleepQuery(msgspec.Struct, frozen=True, kw_only=True):
+    level: Annotated[int, Meta(ge=0, le=2)] = 1
+    """0 pauses, 1 gives the KV cache back, 2 the weights too."""
+    mode: PauseMode = "abort"
+    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+
+
+class WakeQuery(msgspec.Struct, frozen=True, kw_only=True):
+    tags: tuple[WakeTag, ...] = ()
+    """Only these parts; all without any."""
+
+
+class ProfileQuery(msgspec.Struct, frozen=True, kw_only=True):
+    max_iterations: Annotated[int, Meta(ge=1, le=1000)] = 100
+    """Recording ends by itself after so many steps."""
+
+
+class NoArguments(msgspec.Struct, frozen=True):
+    """The route takes none."""
+
+
+class RestState(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine rests."""
+
+    is_paused: bool
+    is_sleeping: bool
+    sleep_level: int | None
+    """None is awake."""
+
+
+class SleepAnswer(RestState, frozen=True, kw_only=True):
+    rss_before: int
+    """Bytes of memory that the worker's process held before, as the system counts them; 0 where nothing was done."""
+    rss_after: int
+    freed_bytes: int
+    """Negative after a waking."""
+    seconds: float
+
+
+class SleepingAnswer(msgspec.Struct, frozen=True):
+    is_sleeping: bool
+
+
+class PausedAnswer(msgspec.Struct, frozen=True):
+    is_paused: bool
+
+
+class DoneAnswer(msgspec.Struct, frozen=True):
+    success: bool = True
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True):
+    file: str
+    """In the folder of `--profile-dir`."""
+    steps: int
+
+
+class LogLevelBody(msgspec.Struct, frozen=True):
+    level: LogLevel
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs here. No keys and no tokens."""
+
+    version: str
+    python: str
+    platform: str
+    pid: int
+    models: tuple[str, ...]
+    state: str
+    uptime_seconds: float
+    limits: dict[str, Any]
+    engine_config: dict[str, Any]
+    server_config: dict[str, Any]
+    worker: dict[str, Any]
+    """What the worker said when it had loaded."""
+    packages: dict[str, str]
+    """Versions."""
