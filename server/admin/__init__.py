@@ -1,1 +1,0 @@
-"""Routes for whoever runs the server: they exist only behind an admin key, or at a socket of their own."""
