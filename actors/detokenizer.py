@@ -48,9 +48,10 @@ class TextTables:
         self.trusted = tokenizer.form != "other" and self._agrees_with_library()
         """Whether the tables give what the library gives; otherwise the library decodes."""
 
-    def decoder(self, *, skip_special_tokens: bool) -> Decoder:
+    def decoder(self, *, skip_special_tokens: bool, spaces: bool = True) -> Decoder:
+        """spaces: False leaves out what some tokenizers put between two special tokens in a row; tables never do."""
         if not self.trusted:
-            return LibraryDecoder(self.tokenizer, skip_special_tokens)
+            return LibraryDecoder(self.tokenizer, skip_special_tokens, spaces=spaces)
         pieces = self.pieces(skip_special_tokens=skip_special_tokens)
         if self.tokenizer.form == "byte_fallback":
             return ByteFallbackDecoder(pieces, self.raw)
@@ -190,14 +191,15 @@ class ByteFallbackDecoder(_TableDecoder):
 class LibraryDecoder:
     """Any other form: the library's stream, and what it still held back from a full decode at the end."""
 
-    __slots__ = ("_ids", "_shown", "_skip", "_stream", "_tokenizer")
+    __slots__ = ("_ids", "_joined", "_shown", "_skip", "_stream", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, *, spaces: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._stream = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []
         self._shown: list[str] = []
+        self._joined = not spaces and not skip_special_tokens
 
     def feed(self, token_ids: Sequence[int]) -> str:
         return "".join([self.step(token_id) for token_id in token_ids])
@@ -205,10 +207,15 @@ class LibraryDecoder:
     def step(self, token_id: int) -> str:
         self._ids.append(token_id)
         text = self._stream.step(token_id)
+        special = self._tokenizer.special_token_ids
+        if self._joined and token_id in special and len(self._ids) > 1 and self._ids[-2] in special:
+            text = text.lstrip(" ")
         self._shown.append(text)
         return text
 
     def flush(self) -> str:
+        if self._joined:
+            return ""
         whole, shown = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip), "".join(self._shown)
         return whole[len(shown) :] if whole.startswith(shown) else ""
 

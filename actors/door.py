@@ -38,9 +38,10 @@ class Door(PoolingDoor):
 
     def stream(
         self,
-        prompt: PromptLike,
+        prompt: PromptLike | None = None,
         params: SamplingParams | None = None,
         *,
+        prompt_embeds: Any = None,
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
@@ -54,6 +55,8 @@ class Door(PoolingDoor):
 
         Args:
             params: replaces the model's defaults; `sampling` overrides single fields of either.
+            prompt_embeds: input embeddings instead of a prompt, an array of floats [tokens, hidden]; its tokens show
+                as zeros in the answer.
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
             party: those whose prompts belong to one call; see `party_of`.
@@ -73,7 +76,7 @@ class Door(PoolingDoor):
             )
         submission = Submission(
             request_id=request_id or self._new_request_id(),
-            prompt=as_prompt(prompt),
+            prompt=as_prompt(prompt, prompt_embeds),
             params=params,
             wait=wait,
             tenant=tenant,
@@ -84,7 +87,9 @@ class Door(PoolingDoor):
         )
         return self._open(submission)
 
-    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None, **options: Any) -> Completion:
+    async def generate(
+        self, prompt: PromptLike | None = None, params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
         """The whole answer. `options` are those of `stream`."""
         async with self.stream(prompt, params, **{"streaming": False, **options}) as stream:
             return await stream.collect()
@@ -98,6 +103,8 @@ class Door(PoolingDoor):
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ) -> Stream:
         """A request whose prompt the model's chat template writes. `options` are those of `stream`."""
@@ -107,6 +114,8 @@ class Door(PoolingDoor):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
+            documents=documents,
+            template=chat_template,
         )
         return self.stream(prompt, params, **options)
 

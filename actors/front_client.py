@@ -285,6 +285,8 @@ class RemoteEngine(Door):
                 raise outbox.error
             prompt = await self._prepare(submission)
             request.prompt = tuple(prompt.token_ids)
+            if self._preparer.stream_interval(submission.params) == 1:
+                outbox.keep_apart()
             self._post(
                 Submit(
                     request=number,

@@ -19,6 +19,8 @@ from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
 from troupellm.protocol.worker import WorkerReady
 
 SEED_MASK = 2**64 - 1
+MAX_EMBEDDING_BYTES = 40 * 2**20
+"""Of one prompt: the plan that introduces it is one message to the worker."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -91,7 +93,7 @@ class Preparer:
             prompt_logprobs=params.prompt_logprobs,
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
-            stream_interval=self._stream_interval(params),
+            stream_interval=self.stream_interval(params),
         )
         submitted = SubmitRequest(
             request=message.request,
@@ -148,6 +150,10 @@ class Preparer:
         return max_tokens
 
     def _check_embeddings(self, prompt: EmbedsPrompt, params: SamplingParams) -> None:
+        if len(prompt.embeddings) > MAX_EMBEDDING_BYTES:
+            raise InvalidRequest(
+                f"prompt_embeds must be at most {MAX_EMBEDDING_BYTES} bytes as float32", param="prompt_embeds"
+            )
         size = 4 * prompt.num_tokens * self._hidden_size
         if not size or len(prompt.embeddings) != size:
             raise InvalidRequest(
@@ -165,8 +171,8 @@ class Preparer:
             return max_tokens
         return min(max_tokens, most)
 
-    def _stream_interval(self, params: SamplingParams) -> int | None:
-        """The server's, which a request can only raise."""
+    def stream_interval(self, params: SamplingParams) -> int | None:
+        """Tokens between two wakes of the reader: the server's, which a request can only raise; None is by time."""
         least, wanted = self._limits.stream_interval, params.stream_interval
         return max(least or 1, wanted or 1) if least or wanted else None
 

@@ -8,17 +8,23 @@ from troupellm.protocol.worker import RowLogprobs
 
 
 def token_logprobs(entry: RowLogprobs, tables: TextTables) -> Iterator[TokenLogprob]:
-    """One per token of the entry, in order; the alternatives in falling order, without the token's own column."""
+    """One per token of the entry, in order; the alternatives in falling order (or as the request lists them), without the token's own column."""
     width = entry.width
     ids = memoryview(entry.token_ids).cast("i")
     values = memoryview(entry.logprobs).cast("f")
     ranks = memoryview(entry.ranks).cast("i")
+    others = memoryview(entry.other_ranks).cast("i")
     for index, rank in enumerate(ranks):
         start = index * width
         token_id = ids[start]
         token, raw = _text(token_id, tables)
         top = tuple(
-            TopLogprob(ids[start + column], values[start + column], column, *_text(ids[start + column], tables))
+            TopLogprob(
+                ids[start + column],
+                values[start + column],
+                others[index * (width - 1) + column - 1] if others else column,
+                *_text(ids[start + column], tables),
+            )
             for column in range(1, width)
         )
         yield TokenLogprob(token_id, values[start], rank, token, raw, top)

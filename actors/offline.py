@@ -11,13 +11,14 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tqdm import tqdm
 
+from troupellm.actors.embeds import as_embeds
 from troupellm.actors.engine import Engine
 from troupellm.actors.ports import ExitWatch
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Completion, CompletionChoice, FinishReason, Timing, TokenLogprob
 from troupellm.protocol.sampling import SamplingParams, beam_sampling
 
@@ -106,7 +107,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`; one or many.
+        """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`,
+        `{"prompt_embeds": array}`; one or many.
 
         Raises:
             TroupeError: the first request that failed.
@@ -222,7 +224,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
 def _as_list(prompts: Any) -> Sequence[Any]:
     """One prompt stands for a list of one; a list of integers is one prompt."""
-    single = isinstance(prompts, str | Mapping | TextPrompt | TokensPrompt | ChatPrompt)
+    single = isinstance(prompts, str | Mapping | TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt)
     if single or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)
@@ -232,9 +234,11 @@ def _prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return TokensPrompt(tuple(prompt["prompt_token_ids"]))
+        if "prompt_embeds" in prompt:
+            return as_embeds(prompt["prompt_embeds"])
         if "prompt" in prompt:
             return TextPrompt(prompt["prompt"])
-        raise InvalidRequest("a prompt mapping needs prompt or prompt_token_ids", param="prompts")
+        raise InvalidRequest("a prompt mapping needs prompt, prompt_token_ids or prompt_embeds", param="prompts")
     return as_prompt(prompt)
 
 

@@ -70,11 +70,15 @@ class LocalOutbox:
         self._on_abort = on_abort
         self._on_wake = on_wake
         self._pending: dict[int, list[Delta]] = {}
+        self._apart = False
         self._undelivered = 0
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
 
     # From the output actor.
+
+    def keep_apart(self) -> None:
+        self._apart = True
 
     def opened(self, prompt_token_ids: tuple[int, ...]) -> None:
         self.prompt_token_ids = prompt_token_ids
@@ -134,12 +138,16 @@ class LocalOutbox:
         return bool(self._pending)
 
     def take(self) -> Delta | None:
-        """The next merged piece, if there is one."""
+        """The next piece, if there is one: all that a sequence has, unless pieces are kept apart."""
         if not self._pending:
             return None
         index = next(iter(self._pending))
         pieces = self._pending.pop(index)
-        delta = pieces[0] if len(pieces) == 1 else _merged(index, pieces)
+        if self._apart and len(pieces) > 1:
+            delta = pieces[0]
+            self._pending[index] = pieces[1:]
+        else:
+            delta = pieces[0] if len(pieces) == 1 else _merged(index, pieces)
         self._undelivered -= len(delta.token_ids)
         if self.paused_since is not None and self._undelivered <= self._budget / 2:
             self.paused_since = None

@@ -10,7 +10,7 @@ from typing import assert_never
 from troupellm.actors.detokenizer import SequenceText, TextTables
 from troupellm.actors.logprobs import token_logprobs
 from troupellm.actors.stop_strings import StopStrings
-from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.errors import TroupeError, row_failure
 from troupellm.protocol.output import OpenRequest, Outbox, OutputMessage, RequestClosed, RowFinished, StepOutput
 from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, StopStringMet
@@ -23,7 +23,9 @@ _PORTION = 2048
 class _Request:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
-    __slots__ = ("dirty", "due", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows")
+    __slots__ = (
+        "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows", "unseen",
+    )  # fmt: skip
 
     def __init__(self, message: OpenRequest) -> None:
         self.number = message.request
@@ -35,6 +37,10 @@ class _Request:
         self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
         self.due = 0.0
         self.dirty = False
+        self.interval = message.stream_interval
+        """Tokens of a sequence after which its reader is woken; None: after some time."""
+        self.unseen: dict[int, int] = {}
+        """Only with an interval: tokens since the last wake, by index of the sequence."""
 
 
 class _Row:
@@ -124,7 +130,7 @@ class OutputCore:
             text: SequenceText | None = None
             if message.detokenize:
                 text = SequenceText(
-                    tables.decoder(skip_special_tokens=skip),
+                    tables.decoder(skip_special_tokens=skip, spaces=message.spaces_between_special_tokens),
                     stops,
                     include_stop=message.include_stop_str_in_output,
                     min_tokens=message.min_tokens,
@@ -133,6 +139,8 @@ class OutputCore:
             request.members.append(row)
             row.logprobs = message.logprobs is not None
             row.show_stop_token = message.include_stop_str_in_output
+        if request.interval == 1:
+            request.outbox.keep_apart()
         request.outbox.opened(tuple(memoryview(message.prompt_token_ids).cast("i")))
         self._deliver_prompt_logprobs(request)
         request.outbox.wake()
@@ -146,9 +154,9 @@ class OutputCore:
         for number, count in zip(message.rows, message.token_counts, strict=True):
             kept = keeping.get(number)
             if kept is not None and count == 1:
-                if not kept.request.dirty:
-                    self._mark(kept.request)
                 kept.ids.append(tokens[offset])
+                if not kept.request.dirty:
+                    self._mark(kept.request, kept.index)
                 offset += 1
                 continue
             start, offset = offset, offset + count
@@ -166,7 +174,7 @@ class OutputCore:
             if (row := rows.get(pooled.row)) is not None:
                 row.request.outbox.pooled(pooled.vector)
         for failure in message.failed:
-            self._on_row_failed(failure.row, RequestFailed(failure.message, code=failure.code), message.closed)
+            self._on_row_failed(failure.row, row_failure(failure.message, failure.code), message.closed)
         for closed in message.closed:
             self._on_closed(closed)
 
@@ -205,7 +213,7 @@ class OutputCore:
                 self._to_scheduler(StopStringMet(number))
             self._wake(request, now)
         elif row.started:
-            self._mark(request)
+            self._mark(request, row.index, used)
         else:
             self._start(row, number, now)
 
@@ -223,7 +231,10 @@ class OutputCore:
         """Show the tokens that were kept."""
         ids = row.ids
         if ids:
-            row.request.outbox.push(Delta(index=row.index, text=row.feed(ids), token_ids=tuple(ids)))
+            push = row.request.outbox.push
+            portions = [ids] if row.request.interval != 1 else [[token_id] for token_id in ids]
+            for portion in portions:
+                push(Delta(index=row.index, text=row.feed(portion), token_ids=tuple(portion)))
             ids.clear()
 
     def _look_for_stop(self, row: _Row, number: int, text: SequenceText, token_id: int, now: float) -> None:
@@ -232,7 +243,7 @@ class OutputCore:
         push = row.request.outbox.push
         if stop is None:
             push(Delta(index=row.index, text=shown, token_ids=(token_id,)))
-            self._mark(row.request)
+            self._mark(row.request, row.index)
             return
         push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
@@ -279,7 +290,7 @@ class OutputCore:
             request.outbox.prompt_logprobs(request.prompt_entries)
             request.prompt_entries = None
 
-    def _on_row_failed(self, number: int, error: RequestFailed, closed: Sequence[RequestClosed]) -> None:
+    def _on_row_failed(self, number: int, error: TroupeError, closed: Sequence[RequestClosed]) -> None:
         """One failed sequence fails its request; the scheduler is told unless it has closed it already."""
         row = self._rows.get(number)
         if row is None:
@@ -317,8 +328,12 @@ class OutputCore:
             if row.ids:
                 self._settle(row)
 
-    def _mark(self, request: _Request) -> None:
+    def _mark(self, request: _Request, index: int, tokens: int = 1) -> None:
         """The reader has something to see, at the latest when its interval is over."""
+        if request.interval is not None:
+            unseen = request.unseen[index] = request.unseen.get(index, 0) + tokens
+            if unseen < request.interval:
+                return
         if not request.dirty:
             request.dirty = True
             self._dirty.append(request)
@@ -328,7 +343,10 @@ class OutputCore:
     def _wake(self, request: _Request, now: float) -> None:
         self._settle_all(request)
         request.dirty = False
-        request.due = now + self._flush_interval
+        if request.interval is None:
+            request.due = now + self._flush_interval
+        else:
+            request.unseen.clear()
         request.outbox.wake()
 
 

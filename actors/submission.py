@@ -1,10 +1,11 @@
 """A request as it is asked for, before it has a place."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
+from troupellm.actors.embeds import as_embeds
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PairPrompt, Party, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.pooling import PoolingParams
@@ -32,12 +33,16 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """None generates; otherwise `params` only say that nothing is generated."""
 
 
-def as_prompt(prompt: PromptLike) -> Prompt:
-    """Text, token ids, or a prompt as it is.
+def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:
+    """Text, token ids, input embeddings (see `as_embeds`), or a prompt as it is.
 
     Raises:
-        InvalidRequest: it is none of them.
+        InvalidRequest: it is none of them, or several.
     """
+    if prompt_embeds is not None:
+        if prompt is not None:
+            raise InvalidRequest("give either prompt or prompt_embeds", param="prompt_embeds")
+        return as_embeds(prompt_embeds)
     if isinstance(prompt, str):
         return TextPrompt(prompt)
     if isinstance(prompt, TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt):

@@ -54,6 +54,9 @@ class Decoder:
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self.cos[positions], self.sin[positions]
         update = functional.embedding(token_ids, self.embedding)
+        if batch.inputs is not None:
+            places, values = batch.inputs
+            update[places] = values.to(update.dtype)
         residual = torch.zeros_like(update)
         for layer, cache in zip(self.layers[:-1], caches, strict=False):
             update, residual = layer(update, residual, batch, angles, cache)

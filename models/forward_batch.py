@@ -21,3 +21,5 @@ class ForwardBatch:
     """Per sliding window."""
     logit_tokens: Tensor
     """int64 [logits]: which tokens the head is computed for."""
+    inputs: tuple[Tensor, Tensor] | None = None
+    """Places int64 [n] of the batch whose token embeddings give way to others [n, hidden]; None is nowhere."""

@@ -31,12 +31,14 @@ class RowTable:
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
+        embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
     def __init__(self, *, max_model_len: int, block_size: int) -> None:
         self._max_len, self._block_size = max_model_len, block_size
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
+        self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
         self.blocks: NDArray[np.int32] = np.zeros((0, -(-max_model_len // block_size)), dtype=np.int32)
         self.lengths, self.epochs, self.num_blocks, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
@@ -55,8 +57,8 @@ class RowTable:
         Returns:
             its tokens, int32 [known].
         """
-        if new.embeddings is not None or new.adapter:
-            raise PlanError(f"row {new.row}: embeddings and adapters are not offered by this worker")
+        if new.adapter:
+            raise PlanError(f"row {new.row}: adapters are not offered by this worker")
         known = np.frombuffer(new.token_ids, dtype="<i4")
         if not 0 < known.size <= self._max_len:
             raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self._max_len}")
@@ -69,6 +71,10 @@ class RowTable:
         self.lengths[slot], self.epochs[slot], self.num_blocks[slot] = known.size, new.epoch, 0
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.pooled[slot] = new.pooling is not None
+        self.embeddings.pop(slot, None)
+        if new.embeddings is not None:
+            given = np.frombuffer(new.embeddings, dtype="<f4").reshape(new.num_prompt_tokens, -1)
+            self.embeddings[slot] = torch.from_numpy(given.copy())
         self.set_sampling(new.row, new.sampling)
         self.append_blocks(new.row, new.blocks)
         return known
@@ -77,6 +83,7 @@ class RowTable:
         """Forget a row; one that is not known is fine."""
         slot = self._slots.pop(row, None)
         if slot is not None:
+            self.embeddings.pop(slot, None)
             self._free.append(slot)
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:

@@ -12,15 +12,17 @@ from torch import Tensor
 from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.models.decoder import Decoder
+from troupellm.models.described import prompt_logprobs
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.logits_processors import Processors
 from troupellm.models.poison import Poison
 from troupellm.models.pooler import Pooler
 from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
-from troupellm.models.sampler import Sampled, Sampler, prompt_logprobs
+from troupellm.models.sampler import Sampled, Sampler
 from troupellm.models.spans import Spans
 from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
@@ -32,18 +34,26 @@ class ModelRunner:
     """Executes plans against one decoder and one KV cache. Calls come from one thread."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, *, max_model_len: int, poison: Poison | None = None,
-        activation: Activation = "softmax", guides: GuidedRows | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        max_model_len: int,
+        poison: Poison | None = None,
+        processors: Processors | None = None,
+        activation: Activation = "softmax",
+        guides: GuidedRows | None = None,
+    ) -> None:
         """
         Args:
             poison: for debugging, shows who reads memory that was not written.
+            processors: plug-ins that rows may ask for.
             activation: what a classifier's logits go through.
             guides: for rows with a guide; without it there can be none.
         """
         self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
         self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
-        self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"))
+        self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"), processors)
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
         """Knows rows by their slots."""
         self._windows = set(decoder.config.windows)
@@ -100,7 +110,8 @@ class ModelRunner:
             if new.pooling is not None:
                 self.pooler.add_row(self.rows.slot(new.row), new.pooling)
                 continue
-            self.sampler.add_row(new.row, new.sampling, torch.from_numpy(known.copy()), new.num_prompt_tokens)
+            tokens, named = torch.from_numpy(known.copy()), new.embeddings is None
+            self.sampler.add_row(new.row, new.sampling, tokens, new.num_prompt_tokens, known=named)
             self._guide(new, known)
         if plan.forks:
             self.rows.fork(plan.forks)
@@ -160,8 +171,21 @@ class ModelRunner:
                 for window in self._windows
             },
             logit_tokens=torch.from_numpy(np.concatenate(wanted)),
+            inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
         return batch, int(sampling.sum())
+
+    def _inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
+        """Where input embeddings replace those of tokens [places], and which ones [places, hidden]."""
+        places, values, begin = [], [], 0
+        for slot, start, count in zip(spans.slots.tolist(), spans.starts.tolist(), spans.counts.tolist(), strict=True):
+            given = self.rows.embeddings.get(slot)
+            if given is not None and start < given.shape[0]:
+                part = given[start : start + count]
+                places.append(torch.arange(begin, begin + part.shape[0]))
+                values.append(part)
+            begin += count
+        return (torch.cat(places), torch.cat(values)) if places else None
 
     def _sample(
         self, rows: Sequence[int], slots: NDArray[np.int64], logits: Tensor, masks: TokenMasks | None

@@ -1,7 +1,8 @@
 """The batched sampler: logits in, one token per row out, in vLLM's order of operations.
 
 Raw log-probabilities are taken first. Then, for the rows that ask for it: guides, allowed_token_ids, bad_words,
-min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p, draw. Only rows that use an option pay for it.
+min_tokens, logit_bias, penalties, logits processors, the forced end of thinking, temperature, min_p, top_k, top_p, draw.
+Only rows that use an option pay for it.
 
 A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
 number it has and who had that number before do not matter, down to the bit.
@@ -16,17 +17,20 @@ from torch import Tensor
 
 from troupellm.kernels.sampling import draw, draw_truncated
 from troupellm.kernels.sampling.adjust import add_at, forbid, keep_only, matches, occurrence_penalty, repeat_penalty
-from troupellm.kernels.sampling.logprobs import token_logprobs
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 from troupellm.kernels.sampling.search import row_argmax
+from troupellm.models.described import Described
 from troupellm.models.guides.masks import TokenMasks
-from troupellm.models.sampling_batch import BadWords, Penalties, RandomRows, RowOptions, SamplingBatch
+from troupellm.models.logits_processors import ProcessedRow, Processors, apply_to
+from troupellm.models.row_options import RowOptions
+from troupellm.models.sampling_batch import BadWords, Penalties, RandomRows, SamplingBatch
+from troupellm.protocol.errors import REFUSED
 from troupellm.protocol.worker import RowError, RowLogprobs, SamplingState
 
 _BAD_LOGITS = "the model gave NaN or infinite logits for this sequence"
-_ALL_MASKED = "no token is left to choose from: allowed_token_ids, bad_words, min_tokens and logit_bias mask them all"
-
-_LogprobPart = tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]]
+_ALL_MASKED = (
+    "no token is left to choose from: allowed_token_ids, bad_words, min_tokens, logit_bias or a plug-in masks each"
+)
 
 
 @dataclass
@@ -43,7 +47,9 @@ class Sampled:
     positions: tuple[int, ...]
     peaks: Tensor
     """Largest raw logit per row: NaN or infinite when the model failed."""
-    described: tuple[_LogprobPart, ...]
+    described: tuple[Described, ...]
+    failures: Mapping[int, RowError]
+    """By index: rows that failed before anything was drawn for them."""
     reasons: Mapping[int, str]
     """By row index: why a guided row without a token has none."""
 
@@ -55,37 +61,28 @@ class Sampled:
             return []
         finite = self.peaks[failed].isfinite().tolist()
         return [
-            RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
+            self.failures.get(i)
+            or RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
             for i, good in zip(failed.tolist(), finite, strict=True)
         ]
 
     @cached_property
     def logprobs(self) -> list[RowLogprobs]:
         """One per row that asked for them and did not fail."""
-        failed = {error.row for error in self.errors}
-        found = []
-        for members, tensors in self.described:
-            ids, values, ranks = (tensor.cpu().numpy() for tensor in tensors)
-            for i, member in enumerate(members):
-                if self.rows[member] not in failed:
-                    found.append(
-                        RowLogprobs(
-                            row=self.rows[member],
-                            position=self.positions[member],
-                            width=ids.shape[1],
-                            token_ids=ids[i].tobytes(),
-                            logprobs=values[i].tobytes(),
-                            ranks=ranks[i].tobytes(),
-                        )
-                    )
-        return found
+        failed = {error.row for error in self.errors} if self.described else set()
+        return [entry for part in self.described for entry in part.entries(self.rows, self.positions, failed)]
 
 
 class Sampler:
     """Samples for the rows that it was told about. Calls come from one thread."""
 
-    def __init__(self, vocab_width: int, device: torch.device) -> None:
-        """vocab_width: width of the logits."""
+    def __init__(self, vocab_width: int, device: torch.device, processors: Processors | None = None) -> None:
+        """
+        Args:
+            vocab_width: width of the logits.
+            processors: plug-ins that rows may ask for.
+        """
+        self._processors = processors or {}
         self._vocab = vocab_width
         self._device = device
         self._codes = token_codes(vocab_width, device)
@@ -94,15 +91,22 @@ class Sampler:
         self._batch_rows: tuple[int, ...] = ()
 
     def add_row(
-        self, row: int, state: SamplingState, token_ids: Tensor | Sequence[int], num_prompt_tokens: int
+        self,
+        row: int,
+        state: SamplingState,
+        token_ids: Tensor | Sequence[int],
+        num_prompt_tokens: int,
+        *,
+        known: bool = True,
     ) -> None:
         """Make a row known, or replace it: nothing of an earlier row of that number stays.
 
         Args:
             token_ids: every token known so far, prompt first; only the prompt is read, and copied.
+            known: False where the prompt is embeddings, whose places the tokens only hold.
         """
         prompt = torch.tensor(token_ids[:num_prompt_tokens]) if not isinstance(token_ids, Tensor) else token_ids
-        self._put(row, state, prompt[:num_prompt_tokens].detach().to("cpu", copy=True))
+        self._put(row, state, prompt[:num_prompt_tokens].detach().to("cpu", copy=True), known=known)
 
     def update_row(self, row: int, state: SamplingState) -> None:
         """Change the sampling state of a known row.
@@ -110,15 +114,15 @@ class Sampler:
         Raises:
             KeyError: the row is not known.
         """
-        self._put(row, state, self._rows[row].prompt)
+        self._put(row, state, self._rows[row].prompt, known=self._rows[row].known)
 
     def drop_row(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
         self._rows.pop(row, None)
         self._batch = None
 
-    def _put(self, row: int, state: SamplingState, prompt: Tensor) -> None:
-        self._rows[row] = RowOptions(state, prompt, self._vocab)
+    def _put(self, row: int, state: SamplingState, prompt: Tensor, *, known: bool) -> None:
+        self._rows[row] = RowOptions(state, prompt, self._vocab, known=known, processors=self._processors)
         self._batch = None
 
     def _batch_of(self, rows: tuple[int, ...]) -> SamplingBatch:
@@ -143,7 +147,7 @@ class Sampler:
             rows: known rows, each once.
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
-                position, and only for rows with penalties or bad words.
+                position, and only for rows whose options look at what they have said.
             masks: what rows with a guide may not draw.
 
         Raises:
@@ -152,22 +156,25 @@ class Sampler:
         batch = self._batch_of(tuple(rows))
         logits = logits.float().contiguous()
         peaks = raw_peaks = logits.amax(-1)
+        groups = batch.logprob_groups
         # The processing below works in place.
-        raw = [_rows(logits, index).log_softmax(-1) for index, _, _ in batch.logprob_groups]
+        raw = [group.raw(logits) for group in groups]
         if masks is not None:
             forbid(logits, masks.index, masks.forbidden)
-        if batch.adjusted:
-            self._adjust(batch, logits, positions, histories)
+        failures = self._adjust(batch, logits, positions, histories) if batch.adjusted else {}
         if batch.adjusted or masks is not None:
             peaks = logits.amax(-1)
+        scores = [
+            group.drawn_from(logits) if given is None else given for group, given in zip(groups, raw, strict=True)
+        ]
         tokens = self._choose(batch, logits, peaks, positions)
         usable = raw_peaks.isfinite() & peaks.isfinite()
-        described = tuple(
-            (members, token_logprobs(logprobs, tokens[index], count))
-            for logprobs, (index, members, count) in zip(raw, batch.logprob_groups, strict=True)
-        )
+        if failures:
+            usable[list(failures)] = False
+        described = tuple([group.describe(given, tokens) for group, given in zip(groups, scores, strict=True)])
+        tokens = tokens.masked_fill_(~usable, -1)
         reasons = {} if masks is None else masks.reasons
-        return Sampled(tokens.masked_fill_(~usable, -1), tuple(rows), tuple(positions), raw_peaks, described, reasons)
+        return Sampled(tokens, tuple(rows), tuple(positions), raw_peaks, described, failures, reasons)
 
     def _choose(self, batch: SamplingBatch, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
         """Tokens int64 [rows], any valid id for rows whose peak is not finite."""
@@ -201,8 +208,8 @@ class Sampler:
 
     def _adjust(
         self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
-    ) -> None:
-        """Masks, bias and penalties, in place."""
+    ) -> dict[int, RowError]:
+        """Masks, bias, penalties, plug-ins and what is forced, in place; the rows that cannot go on, by index."""
         if batch.allowed_rows is not None:
             keep_only(logits, batch.allowed_rows, batch.allowed_places)
         if batch.bad_words is not None:
@@ -214,6 +221,41 @@ class Sampler:
             add_at(logits, batch.added_places, batch.added_values)
         if batch.penalties is not None:
             self._penalize(batch, batch.penalties, logits, positions, histories)
+        failures = self._plug_in(batch, logits, positions, histories) if batch.plugged else {}
+        for i in batch.refused:
+            failures[i] = RowError(self._batch_rows[i], batch.rows[i].refusal or "", REFUSED)
+        if batch.thinkers:
+            self._force(batch, logits, positions, histories)
+        return failures
+
+    def _plug_in(
+        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
+    ) -> dict[int, RowError]:
+        failures = {}
+        for name, members, index in batch.plugged:
+            rows = [
+                ProcessedRow(batch.rows[i].plug_in_options(name), histories[i][: positions[i]], batch.prompt_lengths[i])
+                for i in members
+            ]
+            for place, reason in apply_to(self._processors[name], name, logits, index, rows).items():
+                failures[members[place]] = RowError(self._batch_rows[members[place]], reason)
+        return failures
+
+    def _force(
+        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
+    ) -> None:
+        """Rows that have thought enough get one token to choose from."""
+        rows, tokens = [], []
+        for i in batch.thinkers:
+            watch = batch.rows[i].thinking
+            assert watch is not None
+            watch.feed(histories[i][watch.seen : positions[i]].tolist())
+            if watch.forced is not None:
+                rows.append(i)
+                tokens.append(watch.forced)
+        if rows:
+            logits[rows] = -torch.inf
+            logits[rows, tokens] = 0.0
 
     def _mask_bad_words(
         self,
@@ -262,27 +304,3 @@ def _rows(values: Tensor, index: Tensor) -> Tensor:
 
 def _masked_where(masked: Tensor) -> Tensor:
     return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, -torch.inf)
-
-
-@torch.inference_mode()
-def prompt_logprobs(
-    logits: Tensor, row: int, first_position: int, token_ids: Tensor | Sequence[int], count: int
-) -> RowLogprobs:
-    """Log-probabilities of given tokens.
-
-    Args:
-        logits: [tokens, vocab]; those at position p predict the token at p + 1.
-        first_position: position of the first of `token_ids`.
-        token_ids: the tokens that stand where the logits predict, [tokens].
-        count: top alternatives per token.
-    """
-    chosen = torch.as_tensor(token_ids, device=logits.device).long()
-    ids, values, ranks = (part.cpu().numpy() for part in token_logprobs(logits.float().log_softmax(-1), chosen, count))
-    return RowLogprobs(
-        row=row,
-        position=first_position,
-        width=ids.shape[1],
-        token_ids=ids.tobytes(),
-        logprobs=values.tobytes(),
-        ranks=ranks.tobytes(),
-    )

@@ -1,66 +1,22 @@
 """The sampling options of a step's rows as tensors: built when the set of rows changes, reused while it stays.
 
-`RowOptions` is one row, digested once when it joins; `SamplingBatch` lays the rows of a step side by side. Nothing here
-refers to a row number of the worker, so a row that left cannot be seen in a batch.
+`SamplingBatch` lays the `RowOptions` of a step's rows side by side. Nothing here refers to a row number of the worker,
+so a row that left cannot be seen in a batch.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling import WIDEST_PREFIX
-from troupellm.kernels.sampling.noise import stream_key
 from troupellm.kernels.sampling.truncate import Nucleus
-from troupellm.protocol.sampling import GREEDY_EPSILON
-from troupellm.protocol.worker import SamplingState
+from troupellm.models.described import logprob_groups
+from troupellm.models.row_options import RowOptions, valid_ids
 
-_NUCLEUS_PREFIX = 128
-"""Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
-_TOP_K_PREFIXES = (64, 256, WIDEST_PREFIX)
 _SMALLEST_PENALTY = 1.2e-38
 """The least normal float32: a repetition penalty below it would round to 0 and make NaN of a masked logit."""
-
-
-class RowOptions:
-    """What one row asks for; a pure function of its sampling state and prompt."""
-
-    def __init__(self, state: SamplingState, prompt: Tensor, vocab: int) -> None:
-        """prompt: token ids, int32 or int64 [prompt]; kept."""
-        self.state = state
-        self.prompt = prompt
-        self.num_prompt_tokens = prompt.numel()
-        self.greedy = state.temperature < GREEDY_EPSILON
-        self.inverse_temperature = 0.0 if self.greedy else max(1.0 / state.temperature, 1e-30)
-        self.stream = stream_key(state.seed, state.fork)
-        self.top_k = state.top_k if 0 < state.top_k < vocab else vocab
-        self.log_min_p = math.log(state.min_p) if state.min_p > 0 else -math.inf
-        self.prefix = self._prefix(vocab)
-        self.penalized = state.repetition_penalty != 1 or state.presence_penalty != 0 or state.frequency_penalty != 0
-        self.allowed = _ids(state.allowed_token_ids, vocab)
-        self.stops = _ids(state.stop_token_ids if state.min_tokens > 0 else (), vocab)
-        self.min_length = self.num_prompt_tokens + state.min_tokens
-        self.additions = _additions(state, vocab)
-        self.words = tuple(word for word in state.bad_words if len(word) > 1 and 0 <= word[-1] < vocab)
-        self.longest_prefix = max((len(word) - 1 for word in self.words), default=0)
-        self._vocab = vocab
-
-    def _prefix(self, vocab: int) -> int | None:
-        """None when nothing is cut off, else the `prefix` of `draw_truncated`."""
-        if self.top_k >= vocab:
-            return None if self.state.top_p >= 1 else _NUCLEUS_PREFIX
-        return next((width for width in _TOP_K_PREFIXES if self.top_k < width), 0)
-
-    @cached_property
-    def prompt_tokens(self) -> Tensor:
-        """The prompt's distinct token ids, int64; empty unless they are penalised."""
-        if self.state.repetition_penalty == 1:
-            return self.prompt.new_empty(0, dtype=torch.int64)
-        tokens: Tensor = torch.unique(self.prompt.long().clamp(0, self._vocab - 1))
-        return tokens
 
 
 @dataclass(frozen=True)
@@ -122,13 +78,16 @@ class SamplingBatch:
         self.greedy = None if len(greedy) == len(rows) else self._tensor(greedy)
         """Indices of greedy rows; None is all."""
         self.random = self._random_rows() if self.greedy is not None else None
-        self.logprob_groups = self._logprob_groups()
-        """(indices, count) per number of alternatives asked for."""
+        self.logprob_groups = logprob_groups(rows, device)
+        self.thinkers = tuple(i for i, row in enumerate(rows) if row.thinking is not None)
+        self.plugged = self._plugged()
+        """(name, members, their index) per plug-in that somebody asks for."""
+        self.refused = tuple(i for i, row in enumerate(rows) if row.refusal is not None)
         allowed = [i for i, row in enumerate(rows) if row.allowed.numel()]
         self.allowed_rows = self._tensor(allowed) if allowed else None
         self.allowed_places = self._places((i, rows[i].allowed) for i in allowed)
         added = [i for i, row in enumerate(rows) if row.additions]
-        self.added_places = self._places((i, _ids(rows[i].additions.keys(), vocab)) for i in added)
+        self.added_places = self._places((i, valid_ids(rows[i].additions.keys(), vocab)) for i in added)
         self.added_values = self._floats([value for i in added for value in rows[i].additions.values()])
         self.stops = self._stop_mask()
         self.bad_words = self._bad_words()
@@ -143,6 +102,9 @@ class SamplingBatch:
             or self.stops is not None
             or self.bad_words is not None
             or self.penalties is not None
+            or bool(self.thinkers)
+            or bool(self.plugged)
+            or bool(self.refused)
         )
 
     def _random_rows(self) -> RandomRows:
@@ -164,14 +126,6 @@ class SamplingBatch:
             plain=None if len(plain) == len(drawn) else self._tensor(plain),
             groups=tuple(groups),
         )
-
-    def _logprob_groups(self) -> tuple[tuple[Tensor, tuple[int, ...], int], ...]:
-        wanted = [row.state.logprobs for row in self.rows]
-        groups = []
-        for count in sorted({count for count in wanted if count >= 0}):
-            members = tuple(i for i, number in enumerate(wanted) if number == count)
-            groups.append((self._tensor(members), members, count))
-        return tuple(groups)
 
     def _stop_mask(self) -> StopMask | None:
         members = [i for i, row in enumerate(self.rows) if row.stops.numel()]
@@ -215,6 +169,14 @@ class SamplingBatch:
             prompt_penalties=repetition.repeat_interleave(lengths),
         )
 
+    def _plugged(self) -> tuple[tuple[str, tuple[int, ...], Tensor], ...]:
+        members: dict[str, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            if row.processors is not None:
+                for name in row.processors.options:
+                    members.setdefault(name, []).append(i)
+        return tuple((name, tuple(indices), self._tensor(indices)) for name, indices in members.items())
+
     def _places(self, listed: Iterable[tuple[int, Tensor]]) -> Tensor:
         """Row numbers and token ids as flat places, in order."""
         parts = [ids.to(self._device) + row * self._vocab for row, ids in listed]
@@ -225,20 +187,3 @@ class SamplingBatch:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
-
-
-def _ids(values: Iterable[int], vocab: int) -> Tensor:
-    """int64; ids beyond the logits are left out, because as places they would lie in the next row."""
-    return torch.tensor([value for value in values if 0 <= value < vocab], dtype=torch.int64)
-
-
-def _additions(state: SamplingState, vocab: int) -> dict[int, float]:
-    """What to add per token id: the bias, and -inf for bad words of one token."""
-    additions: dict[int, float] = {}
-    for token_id, value in state.logit_bias:
-        if 0 <= token_id < vocab:
-            additions[token_id] = additions.get(token_id, 0.0) + value
-    for word in state.bad_words:
-        if len(word) == 1 and 0 <= word[0] < vocab:
-            additions[word[0]] = -math.inf
-    return additions

@@ -19,6 +19,7 @@ from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader, DecoderConfig
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
@@ -38,6 +39,7 @@ from troupellm.protocol.worker import (
     CacheGroup,
     LoadProgress,
     NewRow,
+    ProcessorInfo,
     ProgressSink,
     SamplingState,
     StepPlan,
@@ -115,6 +117,7 @@ class ModelWorker:
         decoder = parts.read(progress)
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
         cache = parts.reserve()
+        processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
         progress(LoadProgress(phase="warm_up"))
         path = paged_attention.prepare()
         spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
@@ -129,11 +132,11 @@ class ModelWorker:
         guides = self._guides = Guides(partial(_tokenizer, self._folder, config.model), model.vocab_size)
         self._fresh_runner = lambda: ModelRunner(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
-            activation=activation, guides=guides.rows(),
+            processors=processors, activation=activation, guides=guides.rows(),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
-        ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation)
+        ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
         generates = model.head == "lm" and config.model.runner != "pooling"
         self._ready = msgspec.structs.replace(ready, generates=generates, pooling=ability)
         return self._ready
@@ -269,6 +272,7 @@ def _ready(
     dtype: torch.dtype,
     seconds: float,
     saturation: tuple[int, float],
+    processors: tuple[ProcessorInfo, ...],
 ) -> WorkerReady:
     windows = set(model.windows)
     return WorkerReady(
@@ -288,4 +292,6 @@ def _ready(
         load_seconds=seconds,
         saturation_tokens=saturation[0],
         saturation_seconds=saturation[1],
+        hidden_size=model.hidden_size,
+        logits_processors=processors,
     )

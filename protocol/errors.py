@@ -98,6 +98,17 @@ class RequestAborted(TroupeError):
     default_code = "request_aborted"
 
 
+REFUSED = "invalid_parameter"
+"""Code of a row's failure that is its request's own fault."""
+
+
+def row_failure(message: str, code: str) -> TroupeError:
+    """What the owner of a failed row is told. A refusal's text begins with the field that it is about."""
+    if code == REFUSED:
+        return InvalidRequest(message, param=message.partition(":")[0])
+    return RequestFailed(message, code=code)
+
+
 class QueueTimeout(RequestAborted):
     """The request waited longer than it may before it began; nothing was computed for it."""
 

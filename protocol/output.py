@@ -16,6 +16,9 @@ class Outbox(Protocol):
     All calls come from the output actor (or a supervisor) and never block. Pieces merge while they wait for the reader.
     """
 
+    def keep_apart(self) -> None:
+        """Pieces of this request do not merge: the reader wants each token by itself."""
+
     def opened(self, prompt_token_ids: tuple[int, ...]) -> None:
         """The request passed validation and is queued."""
 

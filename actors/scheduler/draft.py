@@ -26,6 +26,10 @@ class Draft:
         self.plain = True
         """One position for every row, and a token from it."""
 
+    @property
+    def has_embeddings(self) -> bool:
+        return any(new.embeddings is not None for new in self.new_rows)
+
     def drop_preempted(self, retired: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""
         kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]

@@ -7,7 +7,7 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
-from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError, row_failure
 from troupellm.protocol.metrics import RequestStats
 from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished, StepOutput
 from troupellm.protocol.outputs import Usage
@@ -101,7 +101,7 @@ class Ledger:
     def fail(self, sequence: Sequence, message: str, code: str) -> None:
         """A sequence cannot go on, and its request with it."""
         self.failed.append(RowFailed(sequence.row, message, code))
-        error = sequence.request.error = sequence.request.error or RequestFailed(message, code=code)
+        error = sequence.request.error = sequence.request.error or row_failure(message, code)
         self.end(sequence, Event.FAIL)
         self.end_request(sequence.request, error)
 

@@ -288,6 +288,8 @@ class Planner:
             sequence = missed or self._next()
             if sequence is None or not self._allowed(sequence.num_wanted, draft):
                 return
+            if sequence.request.embeddings is not None and draft.has_embeddings:
+                return  # they are long, and a plan is one message
             reserve = 0 if missed or not residents.running else -(-tables.num_blocks // _RESERVE_SHARE)
             while not residents.start(sequence, reserve):
                 if not residents.running and residents.trunks.release_youngest():
@@ -320,6 +322,7 @@ class Planner:
                 sampling=sequence.sampling,
                 blocks=tuple(tuple(table) for table in sequence.tables),
                 pooling=sequence.pooling,
+                embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
             )
         )
         sequence.known_to_worker = True

@@ -38,8 +38,8 @@ def align(flight: Flight, result: StepResult) -> Aligned:
 def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = False) -> tuple[int, RowFinished | None]:
     """Append tokens up to the one that ends the sequence; how many were kept, and the end if there is one.
 
-    A stop or end token counts from `min_tokens` generated tokens on; on the last allowed position it wins over the
-    limit, and so does a guide that is complete.
+    A stop or end token counts from `min_tokens` generated tokens on, and so does a repetition; on the last allowed
+    position they win over the limit, and so does a guide that is complete.
 
     Args:
         complete: nothing can follow the last of the tokens, says the sequence's guide.
@@ -52,6 +52,10 @@ def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = Fals
             return index + 1, RowFinished(sequence.row, "stop", None if is_eos else token, True)
         if complete and index + 1 == len(tokens):
             return index + 1, RowFinished(sequence.row, "stop")
+        watch = sequence.repetition
+        repeats = watch is not None and watch.follow(known, sequence.num_prompt_tokens)
+        if repeats and sequence.num_generated >= sequence.min_tokens:
+            return index + 1, RowFinished(sequence.row, "repetition")
         if len(known) >= sequence.limit:
             return index + 1, RowFinished(sequence.row, "length")
     return len(tokens), None
@@ -73,4 +77,5 @@ def trim_logprobs(entry: RowLogprobs, first: int, last: int) -> RowLogprobs | No
         token_ids=entry.token_ids[begin * stride : end * stride],
         logprobs=entry.logprobs[begin * stride : end * stride],
         ranks=entry.ranks[4 * begin : 4 * end],
+        other_ranks=entry.other_ranks[begin * (stride - 4) : end * (stride - 4)],
     )

@@ -18,6 +18,7 @@ from array import array
 from typing import Final
 
 from troupellm.actors.scheduler.beam_search import BeamSearch
+from troupellm.actors.scheduler.repetition import Repetition
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import FinishReason
@@ -89,6 +90,7 @@ class Request:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "embeddings",
         "error",
         "first_token",
         "max_tokens",
@@ -125,6 +127,8 @@ class Request:
         self.max_tokens = message.max_tokens
         self.prompt = message.prompt
         """int32 [prompt_tokens]."""
+        self.embeddings = message.embeddings
+        """What stands for the prompt instead of its tokens; float32 [prompt_tokens, hidden]."""
         self.num_prompt_tokens = len(message.prompt) // 4
         self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
         self.prompt_keys = prompt_keys
@@ -172,6 +176,7 @@ class Sequence:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "pooling",
+        "repetition",
         "request",
         "row",
         "sampling",
@@ -206,6 +211,7 @@ class Sequence:
         self.limit = limit
         """The sequence ends when it has so many tokens, prompt included."""
         self.min_tokens = message.min_tokens
+        self.repetition = None if message.repetition is None else Repetition(message.repetition)
         self.eos_token_ids = message.eos_token_ids
         self.stop_or_eos = request.stop_or_eos
         self.num_computed = 0

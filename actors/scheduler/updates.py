@@ -24,7 +24,7 @@ Gaps = tuple[tuple[float, int], ...]
 class _Crowd:
     """Sequences that decode together step after step: what is looked up once for all of them."""
 
-    __slots__ = ("sequences", "steps_left", "stops", "texts")
+    __slots__ = ("sequences", "steps_left", "stops", "texts", "watched")
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
@@ -33,6 +33,8 @@ class _Crowd:
         """Tokens that may end one of them."""
         self.steps_left = min((sequence.limit - len(sequence.tokens) for sequence in sequences), default=0)
         """After so many one of them is as long as it may get."""
+        self.watched = any(sequence.repetition is not None for sequence in sequences)
+        """One of them ends when it repeats itself."""
 
 
 class Updates:
@@ -164,15 +166,20 @@ class Updates:
         for sequence in samplers:
             sequence.last_token_at = now
         crowd.steps_left -= 1
-        if crowd.steps_left <= 0 or not crowd.stops.isdisjoint(tokens):
-            self._crowd = _Crowd([])
-            for sequence, token in zip(samplers, tokens, strict=True):
-                if token in sequence.stop_or_eos or len(sequence.tokens) >= sequence.limit:
-                    sequence.tokens.pop()
-                    _, finished = accept(sequence, (token,))
-                    if finished is not None:
-                        self._finish(sequence, finished)
+        if crowd.watched or crowd.steps_left <= 0 or not crowd.stops.isdisjoint(tokens):
+            self._end_some(samplers, tokens)
         return rows, (1,) * len(rows), tokens
+
+    def _end_some(self, samplers: list[Sequence], tokens: tuple[int, ...]) -> None:
+        """Each has one more token, which may be the last one of some."""
+        self._crowd = _Crowd([])
+        for sequence, token in zip(samplers, tokens, strict=True):
+            ends = token in sequence.stop_or_eos or len(sequence.tokens) >= sequence.limit
+            if ends or sequence.repetition is not None:
+                sequence.tokens.pop()
+                _, finished = accept(sequence, (token,))
+                if finished is not None:
+                    self._finish(sequence, finished)
 
     def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
         """Row by row: ended and preempted sequences, failures, several tokens for a row."""

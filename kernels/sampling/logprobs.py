@@ -30,3 +30,23 @@ def token_logprobs(logprobs: Tensor, chosen: Tensor, count: int) -> tuple[Tensor
         top, top_ids = top_values(logprobs, count)
         values, ids = torch.cat((values, top), 1), torch.cat((ids, top_ids), 1)
     return ids.to(torch.int32), values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR), ranks
+
+
+def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same for given tokens instead of the likeliest; sorts the rows.
+
+    Args:
+        scores: float32 [rows, vocab].
+        chosen: int64 [rows].
+        listed: int64 [n], valid ids, the same for all rows.
+
+    Returns:
+        token ids int32 [rows, 1 + n] and scores float32 [rows, 1 + n], the chosen one first and the others as listed;
+        ranks of the chosen int32 [rows], and of the others int32 [rows, n].
+    """
+    ids = torch.cat((chosen[:, None], listed.expand(chosen.shape[0], -1)), 1)
+    values = scores.gather(1, ids)
+    rising = scores.sort(-1).values
+    ranks = scores.shape[1] + 1 - torch.searchsorted(rising, values, right=True)
+    floored = values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
+    return ids.to(torch.int32), floored, ranks[:, 0].to(torch.int32), ranks[:, 1:].to(torch.int32).contiguous()

@@ -8,7 +8,8 @@ import torch
 
 from troupellm.kernels.sampling import reference
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
-from troupellm.models.sampler import Sampler, prompt_logprobs
+from troupellm.models.described import prompt_logprobs
+from troupellm.models.sampler import Sampler
 from troupellm.protocol.worker import RowError, SamplingState
 
 CPU = torch.device("cpu")
