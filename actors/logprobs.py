@@ -8,7 +8,8 @@ from troupellm.protocol.worker import RowLogprobs
 
 
 def token_logprobs(entry: RowLogprobs, tables: TextTables) -> Iterator[TokenLogprob]:
-    """One per token of the entry, in order; the alternatives in falling order (or as the request lists them), without the token's own column."""
+    """One per token of the entry, in order. The alternatives come in falling order, or as the request lists them, and
+    without the token's own column."""
     width = entry.width
     ids = memoryview(entry.token_ids).cast("i")
     values = memoryview(entry.logprobs).cast("f")
