@@ -1,8 +1,8 @@
 """The batched sampler: logits in, one token per row out, in vLLM's order of operations.
 
 Raw log-probabilities are taken first. Then, for the rows that ask for it: guides, allowed_token_ids, bad_words,
-min_tokens, logit_bias, penalties, logits processors, the forced end of thinking, temperature, min_p, top_k, top_p, draw.
-Only rows that use an option pay for it.
+min_tokens, logit_bias, penalties, logits processors, the forced end of thinking, temperature, min_p, top_k, top_p,
+draw. Only rows that use an option pay for it.
 
 A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
 number it has and who had that number before do not matter, down to the bit.
@@ -61,8 +61,7 @@ class Sampled:
             return []
         finite = self.peaks[failed].isfinite().tolist()
         return [
-            self.failures.get(i)
-            or RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
+            self.failures.get(i) or RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
             for i, good in zip(failed.tolist(), finite, strict=True)
         ]
 
