@@ -6,6 +6,7 @@ is given. What goes wrong while it renders is the request's fault, since the tem
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from troupellm.models.template_sandbox import Sandbox, TemplateLimit
 from troupellm.models.tokenizer import read_json
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
@@ -53,6 +54,7 @@ class ChatTemplate:
                 self._compiled[name] = environment.from_string(text)
             except jinja2.TemplateError as error:
                 raise ModelLoadError(f"chat template {name}: {error}") from error
+            self._try(name)
 
     @classmethod
     def load(cls, folder: Path, override: str | None) -> "ChatTemplate":
@@ -118,11 +120,25 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = template.render(variables)
+            text = self._environment.bounded(template, variables)
         except Exception as error:  # template code can raise anything over somebody's messages
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
         return _continue(text, messages) if continue_final_message else text
+
+    def _try(self, name: str) -> None:
+        """One rendering of the simplest chat: a template that breaks the limits there breaks them always.
+
+        Raises:
+            ModelLoadError: it does. What else it does not like, messages may still have.
+        """
+        variables = {"messages": [{"role": "user", "content": "hi"}], "tools": None, "add_generation_prompt": True}
+        try:
+            self._environment.bounded(self._compiled[name], self.special_tokens | variables)
+        except TemplateLimit as error:
+            raise ModelLoadError(f"chat template {name}: {error}") from error
+        except Exception:  # template code can raise anything
+            return
 
     def _compile(self, source: str) -> jinja2.Template:
         """A request's own template; parsing is linear, and its length is bounded."""
@@ -160,11 +176,9 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment() -> Sandbox:
+    environment = Sandbox([jinja2.ext.loopcontrols, _Generation])
+    environment.add_filter("tojson", _tojson)
     helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)
     return environment
@@ -186,6 +200,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _LONGEST_REASON or re.search(r"\d{3,}", form):
+        raise jinja2.TemplateError("strftime_now takes a short form")
     return datetime.datetime.now().strftime(form)
 
 
