@@ -326,7 +326,7 @@ class RemoteEngine(Door):
     async def _prepare(self, submission: Submission) -> TokensPrompt:
         """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
         try:
-            if is_short(submission.prompt) and has_short_lists(submission.params):
+            if is_short(submission.prompt, self.chat_template) and has_short_lists(submission.params):
                 return self._checked(submission)
             return await self._threads.run(self._checked, submission)
         except TroupeError:

@@ -79,6 +79,7 @@ class Intake:
         self._threads = threads
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
+        self._template = chat_template
         self._preparer = PoolingPreparer(tokenizer, chat_template, limits, ready, rows, hasher)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -88,7 +89,7 @@ class Intake:
             while await self._inbox.wait():
                 while (message := self._inbox.take()) is not None:
                     seed = self._randomness.seed()  # here, so that seeds follow the order of arrival
-                    if is_short(message.prompt) and has_short_lists(message.params):
+                    if is_short(message.prompt, self._template) and has_short_lists(message.params):
                         await self._pass_on(message, seed, in_thread=False)
                     else:  # at most as many as admission lets in
                         group.start_soon(self._pass_on_from_thread, message, seed)
@@ -140,12 +141,12 @@ async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTempla
     Raises:
         InvalidRequest: the prompt cannot be rendered or tokenized.
     """
-    if is_short(prompt):
+    if is_short(prompt, chat_template):
         return tokenize(prompt, tokenizer, chat_template, None)
     return await threads.run(tokenize, prompt, tokenizer, chat_template, None)
 
 
-def is_short(prompt: Prompt) -> bool:
+def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:
     """Whether preparing it takes about a millisecond at most."""
     match prompt:
         case TokensPrompt(token_ids=token_ids):
@@ -158,7 +159,7 @@ def is_short(prompt: Prompt) -> bool:
             return len(text) + len(second) <= INLINE_CHARACTERS
         case ChatPrompt(messages=messages, tools=tools, documents=documents, template=template):
             few = not (tools or documents or template) and len(messages) <= _INLINE_MESSAGES
-            return few and _letters(messages) <= INLINE_CHARACTERS
+            return few and not chat_template.heavy and _letters(messages) <= INLINE_CHARACTERS
 
 
 def has_short_lists(params: SamplingParams) -> bool:

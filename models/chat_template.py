@@ -28,6 +28,8 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+HEAVY_STEPS = 5_000
+"""Some milliseconds."""
 _LONGEST_REASON = 300
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
@@ -45,6 +47,8 @@ class ChatTemplate:
         Raises:
             ModelLoadError: a template does not parse.
         """
+        self.heavy = False
+        """It once took longer than an event loop may be held up."""
         environment = self._environment = _environment()
         self.sources = dict(templates)
         self.special_tokens = dict(special_tokens)
@@ -124,6 +128,8 @@ class ChatTemplate:
         except Exception as error:  # template code can raise anything over somebody's messages
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
+        finally:
+            self.heavy = self.heavy or self._environment.steps > HEAVY_STEPS
         return _continue(text, messages) if continue_final_message else text
 
     def _try(self, name: str) -> None:

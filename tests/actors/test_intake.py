@@ -9,6 +9,7 @@ from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, render
 from troupellm.actors.prefix_keys import KEY_BYTES, PrefixHasher, namespace
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.intake import ChatPrompt, TextPrompt, TokensPrompt
@@ -301,7 +302,7 @@ async def test_render_gives_the_tokens_alone(bench):
     ],
 )
 async def test_what_is_prepared_on_the_loop(prompt, short):
-    assert is_short(prompt) is short
+    assert is_short(prompt, ChatTemplate({}, {})) is short
 
 
 @pytest.mark.parametrize(
