@@ -2,6 +2,7 @@
 
 ODD_LOAD_UNTIL     file; the weights are not loaded before it exists
 ODD_HANG_WHEN      file; once it exists, the next step never ends
+ODD_FAIL_WHEN      file; once it exists, every step fails
 ODD_STEP_SECONDS   what every step takes at least
 ODD_NO_THREADS     file; once it exists, no more threads can be started
 """
@@ -27,7 +28,11 @@ def main() -> int:
             time.sleep(POLL_SECONDS)
         return load(worker, config, progress)
 
+    fail = os.environ.get("ODD_FAIL_WHEN")
+
     def slow_launch(worker, plan):
+        if fail and Path(fail).exists():
+            raise RuntimeError("odd: every step fails")
         while hang and Path(hang).exists():
             time.sleep(POLL_SECONDS)
         time.sleep(float(seconds or 0.0))
