@@ -110,13 +110,24 @@ class Watch:
 
     def delay(self, box: Mailbox[Any, Any], message: Any, *, control: bool) -> float:
         """Seconds that a message takes. Results of steps are held up by the worker itself."""
+        if isinstance(message, StepPlan) and self.core is not None:  # here it has just been made
+            wrong = self._turns.planned(message, self.row_owner, self.core)
+            if wrong is not None:
+                self.fail(wrong)
+            self._count_starts(message)
         held_up = isinstance(message, _DELAYED_CONTROLS) if control else not isinstance(message, StepFinished)
         fault = self.injector.strike(box.name, "delay") if held_up and box.name in MAILBOXES else None
         return 0.0 if fault is None else fault.seconds * self.random.choice((0.1, 1.0))
 
-    def send_later(self, box: Mailbox[Any, Any], call: Callable[[], object], seconds: float) -> bool:
-        """Deliver after a while, in the order of the sender. False: there is no reason to wait."""
-        sender = (trio.lowlevel.current_task(), box.name)
+    def send_later(
+        self, box: Mailbox[Any, Any], call: Callable[[], object], seconds: float, *, control: bool = False
+    ) -> bool:
+        """Deliver after a while, in the order of the sender. False: there is no reason to wait.
+
+        Control messages keep their order whoever sends them: they are plain calls, so that what an outbox says of its
+        reader in two tasks cannot change places.
+        """
+        sender = ("control" if control else trio.lowlevel.current_task(), box.name)
         lane = self._lanes.get(sender)
         if lane is not None:
             lane.append((call, seconds))
@@ -151,11 +162,6 @@ class Watch:
             mended = self.injector.hits["worker", "lost_wakeup"]  # by a restart, to be on the safe side
             if self._losses > self.injector.losses + mended:
                 self.fail(f"the worker was lost without a reason: {message.reason}")
-        elif isinstance(message, StepPlan) and self.core is not None:
-            wrong = self._turns.planned(message, self.row_owner, self.core)
-            if wrong is not None:
-                self.fail(wrong)
-            self._count_starts(message)
         if self.trace is not None:
             self.note("sent", box.name, _brief(message))
         wrong = check_mailbox(box)
