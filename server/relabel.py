@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from troupellm.protocol.errors import InvalidRequest, TroupeError
+from troupellm.server.exchange import Exchange
 
 Names = Iterable[tuple[str, str]]
 """What the chat API calls a field, and what this one calls it; the first that fits is taken."""
@@ -20,3 +21,9 @@ def relabel(error: TroupeError, names: Names) -> TroupeError:
             error.param = ours + rest
             break
     return error
+
+
+def relabelled(exchange: Exchange, error: TroupeError, names: Names) -> TroupeError:
+    """The same for an error that ends an exchange, which no other names are put into then."""
+    exchange.renames = {}
+    return relabel(error, names)

@@ -15,7 +15,7 @@ from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.pieces import pieces_of
-from troupellm.server.relabel import relabel
+from troupellm.server.relabel import relabelled
 from troupellm.server.sse import open_events
 from troupellm.server.turn import Turn, open_turn
 
@@ -26,14 +26,14 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
         try:
             await _answer(host, exchange, request, translated.chat)
         except ContextLengthExceeded:
-            if exchange.status:
+            if exchange.status:  # an answer has begun
                 raise
             # max_tokens is only an upper bound in this API, which clients set without knowing the context: the answer
             # may fill what the prompt leaves. A prompt that is too long by itself is refused again.
             chat = msgspec.structs.replace(translated.chat, max_completion_tokens=None)
             await _answer(host, exchange, request, chat)
     except TroupeError as error:
-        raise relabel(error, translated.names) from None
+        raise relabelled(exchange, error, translated.names) from None
 
 
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
@@ -44,7 +44,7 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
         refuse_unsupported(translated.chat)
         tokens = await engine.render(chat_prompt(translated.chat, translated.chat.messages))
     except TroupeError as error:
-        raise relabel(error, translated.names) from None
+        raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(len(tokens))))
 
 
@@ -74,10 +74,10 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: Mes
     """What fails from here on is told by the app, as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
-        await events.send(encoded(builder.begin(len(turn.prompt_token_ids))))
-        last = b""
+        last = encoded(builder.begin(len(turn.prompt_token_ids)))
         async for pieces in turn:
-            last = encoded(builder.feed(pieces))
+            last += encoded(builder.feed(pieces))
             if last and not turn.ended:
                 await events.send(last)
+                last = b""
         await events.finish(last + encoded(builder.finish(turn.usage, 0)), b"")

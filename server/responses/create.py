@@ -5,17 +5,18 @@ import msgspec
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.response_objects import InputTokens
 from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
-from troupellm.server.errors import ClientGone, flatten
+from troupellm.server.errors import ClientGone
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.pieces import pieces_of
-from troupellm.server.relabel import relabel
+from troupellm.server.relabel import relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded
 from troupellm.server.responses.follow import follow
 from troupellm.server.responses.generate import failure, keep
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.plan import Plan, make_plan
+from troupellm.server.responses.truncate import truncated
 from troupellm.server.sse import open_events
 from troupellm.server.turn import Turn, open_turn
 
@@ -23,6 +24,10 @@ from troupellm.server.turn import Turn, open_turn
 async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
     plan = await make_plan(host, exchange, request)
     try:
+        if request.truncation == "auto":
+            refuse_unsupported(plan.chat)
+            chat = await truncated(host.require(), plan.chat)
+            plan = msgspec.structs.replace(plan, chat=chat)
         if plan.background:
             response = await jobs.start(exchange, plan)
             if plan.streaming:
@@ -37,7 +42,7 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
             else:
                 await _whole(host, exchange, plan, turn)
     except TroupeError as error:
-        raise relabel(error, plan.names) from None
+        raise relabelled(exchange, error, plan.names) from None
 
 
 async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:
@@ -47,7 +52,7 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
         refuse_unsupported(plan.chat)
         tokens = await host.require().render(chat_prompt(plan.chat, plan.chat.messages))
     except TroupeError as error:
-        raise relabel(error, plan.names) from None
+        raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=len(tokens))))
 
 
@@ -64,18 +69,20 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) 
     await turn.opened()
     builder = ResponseBuilder(plan.frame)
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
-        await events.send(encoded(builder.begin()))
-        last = b""
+        last = encoded(builder.begin())
         try:
             async for pieces in turn:
-                last = encoded(builder.feed(pieces))
+                last += encoded(builder.feed(pieces))
                 if last and not turn.ended:
                     await events.send(last)
+                    last = b""
             told = builder.finish(turn.usage, 0, host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:
-            last, told = b"", failure(builder, plan, flatten(error))
+            if not exchange.status:  # it can still be the answer
+                raise
+            told = failure(builder, plan, error)
         kept = await keep(host.responses, plan, builder.response)
         if not kept.store:
             told[-1] = msgspec.structs.replace(told[-1], response=kept)

@@ -87,6 +87,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         tools=translated.tools.kept,
         top_logprobs=request.top_logprobs or 0,
         top_p=_given_or_default(request.top_p, engine.defaults.get("top_p")),
+        truncation=request.truncation or "disabled",
         user=request.user,
     )
     return Plan(

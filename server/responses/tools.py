@@ -36,6 +36,9 @@ class ChosenTools(msgspec.Struct, frozen=True):
             if not isinstance(kind, str):
                 raise InvalidRequest(f"{here}.type is missing", param=f"{here}.type", code="missing_required_parameter")
             if kind == "function":
+                if not isinstance(tool.get("name"), str):
+                    message = f"{here}.name is missing"
+                    raise InvalidRequest(message, param=f"{here}.name", code="missing_required_parameter")
                 names += [(f"tools[{len(kept)}].function", here), (f"tools[{len(kept)}]", here)]
                 kept.append(dict(tool))
         chosen = _choice(choice, kept)

@@ -97,9 +97,6 @@ def refuse_unsupported(request: ResponsesRequest) -> None:
             raise InvalidRequest(f"{name}: {hint}", param=name, code="unsupported_parameter")
     if request.n not in (None, 1):
         raise InvalidRequest("n: a response has one answer", param="n", code="unsupported_parameter")
-    if request.truncation == "auto":
-        message = "truncation: only disabled is supported; what does not fit is refused, never dropped"
-        raise InvalidRequest(message, param="truncation", code="unsupported_parameter")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     for position, name in enumerate(request.include or []):

@@ -245,3 +245,23 @@ async def test_a_probe_is_answered(tiny_engine, given):
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         response = await client.responses.create(model="tiny", input=given, max_output_tokens=1, store=False)
     assert (response.usage.output_tokens, response.status) == (1, "incomplete")
+
+
+async def test_truncation_drops_the_oldest_turns_only_when_asked(tiny_engine):
+    turns = [{"role": "developer", "content": "Stay."}]
+    for number in range(8):
+        turns += [{"role": "user", "content": f"q{number} " * 5}, {"role": "assistant", "content": f"a{number}"}]
+    turns.append({"role": "user", "content": "last"})
+    async with tiny_engine(max_model_len=256) as engine, sdk(engine) as (client, _):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(input=turns, **GREEDY)
+        cut = await client.responses.create(input=turns, truncation="auto", **GREEDY)
+        kept = [turns[0], *turns[7:]]
+        by_hand = await client.responses.create(input=kept, truncation="auto", **GREEDY)
+        more = await client.responses.input_tokens.count(model="tiny", input=[turns[0], *turns[5:]])
+        alone = [{"role": "user", "content": "x" * 300}]
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(input=alone, truncation="auto", **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    assert (cut.usage.input_tokens, cut.output_text) == (by_hand.usage.input_tokens, by_hand.output_text)
+    assert more.input_tokens > 256 - 8 >= cut.usage.input_tokens
