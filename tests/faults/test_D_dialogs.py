@@ -1,0 +1,146 @@
+"""Rows D1, D3, E3 and I2 of the fault table on the responses and messages APIs."""
+
+import json
+import socket
+
+import anyio
+import pytest
+from canary import under_attack
+from meddler import Seats, changed
+from serving import eventually, http_request, server_config
+
+from troupellm.protocol.worker import RowError, StepResult
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = {"model": "tiny", "temperature": 0, "ignore_eos": True}
+BODIES = {
+    "/v1/responses": ENDLESS | {"input": "Hi", "max_output_tokens": 3000},
+    "/v1/messages": ENDLESS | {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000},
+}
+ROUTES = tuple(BODIES)
+DELTA = {"/v1/responses": b"response.output_text.delta", "/v1/messages": b"text_delta"}
+FIRST_CHAT_TOKEN = 257
+"""Prompts of chats begin with it, and those of the canaries do not."""
+
+
+def events_of(text):
+    """The data of events that all have their type as name."""
+    bodies = []
+    for block in text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        bodies.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {bodies[-1]['type']}"
+    return bodies
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_D3_leaving_ends_the_request(tiny_engine, path):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for stream in (True, False):
+            before = engine.snapshot().scheduler.tokens_generated
+            connection = await attacked.served.raw(http_request(path, BODIES[path] | {"stream": stream}))
+            if stream:
+                await connection.read_until(DELTA[path])
+            else:
+                await eventually(lambda seen=before: engine.snapshot().scheduler.tokens_generated > seen + 150)
+            await connection.close()
+            await eventually(lambda: len(attacked.served.host.in_flight) < 3)
+        stored = (await attacked.client.get("/metrics")).text
+    assert "troupellm_responses_stored 0.0" in stored, "nobody has the whole answer"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_D1_a_stalled_reader_is_paused(tiny_engine, path):
+    config = server_config(sse_send_buffer=4096)
+    async with tiny_engine(stream_budget_tokens=64) as engine, under_attack(engine, config) as attacked:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.setblocking(False)
+        await anyio.to_thread.run_sync(connect, plain, attacked.served.port)
+        await anyio.wait_writable(plain)
+        plain.send(http_request(path, BODIES[path] | {"stream": True}))
+        await eventually(lambda: engine.snapshot().scheduler.paused > 0, 60)
+        plain.close()
+
+
+def connect(plain, port):
+    plain.setblocking(True)
+    plain.connect(("127.0.0.1", port))
+    plain.setblocking(False)
+
+
+async def test_D3_a_background_response_outlives_whoever_asked_for_it(tiny_engine):
+    body = BODIES["/v1/responses"] | {"max_output_tokens": 300, "background": True, "stream": True}
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        connection = await attacked.served.raw(http_request("/v1/responses", body))
+        seen = await connection.read_until(b"response.in_progress")
+        await connection.close()
+        name = "resp_" + seen.partition(b'"id":"resp_')[2][:32].decode()
+        found = {"status": "queued"}
+        with anyio.fail_after(20):
+            while found["status"] in ("queued", "in_progress"):
+                found = (await attacked.client.get(f"/v1/responses/{name}")).json()
+    assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 300)
+
+
+@pytest.mark.parametrize("after", [0, 20])
+async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, after):
+    seats = Seats()
+    async with tiny_engine(worker=seats) as engine, under_attack(engine) as attacked:
+        steps = dict.fromkeys(range(10**4), 0)
+
+        def mark(plan):
+            for new in plan.new_rows:
+                if int.from_bytes(new.token_ids[:4], "little") == FIRST_CHAT_TOKEN:
+                    seats.worker.marked.add(new.row)
+                    steps[new.row] = 0
+
+        def fail_later(result: StepResult) -> StepResult:
+            for row in result.rows:
+                steps[row] = steps.get(row, 0) + 1
+            errors = tuple(
+                RowError(row, "this row cannot go on")
+                for row in result.rows
+                if row in seats.worker.marked and steps[row] > after
+            )
+            return changed(result, errors=errors) if errors else result
+
+        seats.worker.on_launch = mark
+        seats.worker.on_result = fail_later
+        whole, streamed = {}, {}
+        for path in ROUTES:
+            whole[path] = await attacked.client.post(path, json=BODIES[path])
+            streamed[path] = await attacked.client.post(path, json=BODIES[path] | {"stream": True})
+        body = BODIES["/v1/responses"] | {"background": True}
+        queued = (await attacked.client.post("/v1/responses", json=body)).json()
+        found = queued
+        with anyio.fail_after(20):
+            while found["status"] in ("queued", "in_progress"):
+                found = (await attacked.client.get(f"/v1/responses/{queued['id']}")).json()
+    assert [answer.status_code for answer in whole.values()] == [500, 500]
+    assert whole["/v1/responses"].json()["error"]["code"] == "engine_request_failed"
+    assert whole["/v1/messages"].json()["error"]["type"] == "api_error"
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    if after:
+        events = events_of(streamed["/v1/responses"].text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+        assert events[-2]["code"] == "engine_request_failed"
+        assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+        last = events_of(streamed["/v1/messages"].text)[-1]
+        assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert seats.worker.resets == 0
+
+
+async def test_I3_what_runs_when_the_server_is_cut_is_told(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        body = BODIES["/v1/responses"] | {"background": True}
+        queued = (await attacked.client.post("/v1/responses", json=body)).json()
+        mine = [one for one in attacked.served.host.in_flight if one.route == "/v1/responses" and not one.finished]
+        (job,) = mine
+        job.cancel_scope.cancel()
+        await eventually(lambda: job not in attacked.served.host.in_flight)
+        found = (await attacked.client.get(f"/v1/responses/{queued['id']}")).json()
+    assert found["status"] == "failed"
+    assert "shut down" in found["error"]["message"]
