@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct
 
 from troupellm.actors.stream import Stream
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.openai import CompletionRequest, TextChoice, TextLogprobs, UsageBody
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, TokenLogprob, Usage
 from troupellm.protocol.sampling import SamplingParams
@@ -26,20 +26,26 @@ class PromptEcho(Struct, frozen=True):
 
     text: str
     engine: ServedEngine
+    as_ids: bool = False
 
     @classmethod
-    async def of(cls, engine: ServedEngine, request: CompletionRequest, prompt: Prompt) -> "PromptEcho | None":
+    async def of(
+        cls, engine: ServedEngine, request: CompletionRequest, prompt: Prompt, token_ids: Sequence[int]
+    ) -> "PromptEcho | None":
+        """token_ids: of the prompt as the model got it."""
         if not request.echo:
             return None
-        if isinstance(prompt, TextPrompt):
-            return cls(prompt.text, engine)
-        assert isinstance(prompt, TokensPrompt)
-        if len(prompt.token_ids) > LONG_PROMPT:
-            return cls(await offload(engine.tokenizer.decode, prompt.token_ids), engine)
-        return cls(engine.tokenizer.decode(prompt.token_ids), engine)
+        as_ids = bool(request.return_tokens_as_token_ids)
+        if isinstance(prompt, TextPrompt) and prompt.truncation is None:
+            return cls(prompt.text, engine, as_ids)
+        if len(token_ids) > LONG_PROMPT:
+            return cls(await offload(engine.tokenizer.decode, token_ids), engine, as_ids)
+        return cls(engine.tokenizer.decode(token_ids), engine, as_ids)
 
     def logprobs(self, entries: Sequence[TokenLogprob | None] | None, ids: Sequence[int]) -> TextLogprobs | None:
-        return None if entries is None else echo_logprobs(entries, ids, self.text, self.engine.tokenizer)
+        if entries is None:
+            return None
+        return echo_logprobs(entries, ids, self.text, self.engine.tokenizer, as_ids=self.as_ids)
 
 
 class ChoiceWriter:
@@ -65,6 +71,7 @@ class ChoiceWriter:
         self._tokenizer = tokenizer
         self._continuous = continuous_usage(request)
         self._show_ids = bool(request.return_token_ids)
+        self._as_ids = bool(request.return_tokens_as_token_ids)
         self._offsets: dict[int, TextOffsets] = {}
         """Of the choices that have begun."""
         self._generated = 0
@@ -83,7 +90,7 @@ class ChoiceWriter:
     ) -> TextChoice:
         text = "" if self.scoring else choice.text
         entries = () if self.scoring and choice.logprobs is not None else choice.logprobs
-        logprobs = text_logprobs(entries, self._new_offsets(echo))
+        logprobs = text_logprobs(entries, self._new_offsets(echo), as_ids=self._as_ids)
         if echo is not None:
             text = echo.text + text
             if logprobs is not None:
@@ -117,7 +124,7 @@ class ChoiceWriter:
         show_ids = self._show_ids and bool(delta.token_ids)
         if reason is None and not delta.logprobs and not show_ids and usage is None:
             return data + self._encoder.text(index, delta.text) if delta.text else data
-        logprobs = text_logprobs(delta.logprobs, self._offsets[index])
+        logprobs = text_logprobs(delta.logprobs, self._offsets[index], as_ids=self._as_ids)
         choice = TextChoice(
             index=index,
             text=delta.text,

@@ -18,7 +18,7 @@ from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
-from troupellm.server.parameters import completion_prompts, refuse_unsupported, sampling_params
+from troupellm.server.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import EventStream, open_events
 from troupellm.server.streaming import account, final_usage, include_usage, options, pump, usage_body
@@ -27,17 +27,21 @@ from troupellm.server.streaming import account, final_usage, include_usage, opti
 async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
     engine = host.require()
     model = host.check_model(request.model)
+    exchange.renames = renames(request)
     refuse_unsupported(request)
     prompts = completion_prompts(request, host.config.max_prompts)
     params = sampling_params(request, engine)
-    response_id, created = f"cmpl-{secrets.token_hex(16)}", host.now()
+    response_id, created = f"cmpl-{request.request_id or secrets.token_hex(16)}", host.now()
     writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params, engine.tokenizer)
     if request.stream:
         await _stream(host, exchange, engine, prompts, params, writer)
         return
-    completions = await _generate_all(exchange, engine, prompts, params, response_id, options(exchange, request))
+    completions = await _generate_all(exchange, engine, prompts, params, call_name(), options(exchange, request))
     account(exchange, completions)
-    echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
+    echoes = [
+        await PromptEcho.of(engine, request, prompt, completion.prompt_token_ids)
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
     response = TextResponse(
         id=response_id,
         created=created,
@@ -58,15 +62,15 @@ async def _generate_all(
     engine: ServedEngine,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    response_id: str,
+    call: str,
     given: dict[str, Any],
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
-    party = party_of(response_id, prompts, params)
+    party = party_of(call, prompts, params)
 
     async def generate(number: int, prompt: Prompt) -> None:
-        name = f"{response_id}-{number}"
+        name = f"{call}-{number}"
         async with engine.stream(prompt, params, request_id=name, streaming=False, party=party, **given) as stream:
             exchange.quota = stream.quota
             answers[number] = await stream.collect()
@@ -88,16 +92,20 @@ async def _stream(
     request = writer.request
     async with AsyncExitStack() as stack:
         streams: list[Stream] = []
-        party = party_of(writer.response_id, prompts, params)
+        call = call_name()
+        party = party_of(call, prompts, params)
         for number, prompt in enumerate(prompts):
-            name = f"{writer.response_id}-{number}"
+            name = f"{call}-{number}"
             stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
             streams.append(await stack.enter_async_context(stream))
             exchange.quota = stream.quota
         for stream in streams:
             await stream.opened()
         exchange.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)
-        echoes = [await PromptEcho.of(engine, request, prompt) for prompt in prompts]
+        echoes = [
+            await PromptEcho.of(engine, request, prompt, stream.prompt_token_ids)
+            for prompt, stream in zip(prompts, streams, strict=True)
+        ]
         async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
             rest = await _pump_all(streams, events, writer, echoes, params.n)
             usage = usage_body([final_usage(stream.usage) for stream in streams], hide_completion=writer.scoring)
@@ -130,3 +138,8 @@ async def _pump_all(
 
 def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho | None, delta: Delta) -> bytes:
     return writer.chunk(number, stream, delta, echo)
+
+
+def call_name() -> str:
+    """The engine's name for a call: ours alone, whatever the client calls it, since no two may share one."""
+    return f"cmpl-{secrets.token_hex(16)}"

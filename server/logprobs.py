@@ -15,66 +15,81 @@ from troupellm.protocol.outputs import TokenLogprob
 from troupellm.server.text_offsets import TextOffsets, prompt_offsets
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
+def chat_logprobs(entries: Sequence[TokenLogprob] | None, *, as_ids: bool = False) -> ChatLogprobs | None:
+    """`as_ids`: tokens show as token_id:NUMBER."""
     if entries is None:
         return None
     return ChatLogprobs(
         [
             ChatTokenLogprob(
-                entry.token,
+                _as_id(entry.token_id) if as_ids else entry.token,
                 entry.logprob,
                 list(entry.raw),
-                [ChatTopLogprob(top.token, top.logprob, list(top.raw)) for top in entry.top],
+                [
+                    ChatTopLogprob(_as_id(top.token_id) if as_ids else top.token, top.logprob, list(top.raw))
+                    for top in entry.top
+                ],
             )
             for entry in entries
         ]
     )
 
 
-def text_logprobs(entries: Sequence[TokenLogprob] | None, offsets: TextOffsets) -> TextLogprobs | None:
+def text_logprobs(
+    entries: Sequence[TokenLogprob] | None, offsets: TextOffsets, *, as_ids: bool = False
+) -> TextLogprobs | None:
     """The legacy form, for tokens that continue the text that `offsets` has followed so far."""
     if entries is None:
         return None
     return TextLogprobs(
-        tokens=[token_name(entry.token_id, entry.raw) for entry in entries],
+        tokens=[token_name(entry.token_id, entry.raw, as_ids=as_ids) for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_alternatives(entry) for entry in entries],
+        top_logprobs=[_alternatives(entry, as_ids=as_ids) for entry in entries],
         text_offset=[offsets.next(entry.token_id, entry.raw) for entry in entries],
     )
 
 
 def echo_logprobs(
-    entries: Sequence[TokenLogprob | None], token_ids: Sequence[int], text: str, tokenizer: Tokenizer
+    entries: Sequence[TokenLogprob | None],
+    token_ids: Sequence[int],
+    text: str,
+    tokenizer: Tokenizer,
+    *,
+    as_ids: bool = False,
 ) -> TextLogprobs:
     """The legacy form for a prompt and its text; the very first token has no probability."""
     ids = list(token_ids[: len(entries)])
     return TextLogprobs(
-        tokens=[token_name(token_id, tokenizer.token_bytes(token_id)) for token_id in ids],
+        tokens=[token_name(token_id, tokenizer.token_bytes(token_id), as_ids=as_ids) for token_id in ids],
         token_logprobs=[None if entry is None else entry.logprob for entry in entries],
-        top_logprobs=[None if entry is None else _alternatives(entry) for entry in entries],
+        top_logprobs=[None if entry is None else _alternatives(entry, as_ids=as_ids) for entry in entries],
         text_offset=prompt_offsets(tokenizer, ids, text),
     )
 
 
-def token_name(token_id: int, raw: bytes) -> str:
+def token_name(token_id: int, raw: bytes, *, as_ids: bool = False) -> str:
     """A token's text; what has none is named by its bytes, or else its number, so that no two share a name."""
-    if not raw:
-        return f"token_id:{token_id}"
+    if as_ids or not raw:
+        return _as_id(token_id)
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _alternatives(entry: TokenLogprob) -> dict[str, float]:
+def _as_id(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+def _alternatives(entry: TokenLogprob, *, as_ids: bool) -> dict[str, float]:
     """The top tokens by name, best first, and the token itself even when it is not among them.
 
     Where two tokens have one text all the same, the better one stays, but the token's own value always does.
     """
     table: dict[str, float] = {}
     for top in entry.top:
-        table.setdefault(token_name(top.token_id, top.raw), top.logprob)
-    table[token_name(entry.token_id, entry.raw)] = entry.logprob
+        table.setdefault(token_name(top.token_id, top.raw, as_ids=as_ids), top.logprob)
+    table[token_name(entry.token_id, entry.raw, as_ids=as_ids)] = entry.logprob
     return table
 
 

@@ -26,7 +26,12 @@ def event(body: object) -> bytes:
 
 
 class EventStream:
-    """Serialises the senders of one response. Made by `open_events`."""
+    """Serialises the senders of one response. Made by `open_events`.
+
+    The status line waits for the first piece of the body, so that what goes wrong before the first token is a real
+    status and not an event in a success. A request that has to wait for longer than the keep-alive interval gets its
+    200 with the first comment: then proxies must see something, and clients that have left must be noticed.
+    """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -39,13 +44,19 @@ class EventStream:
     async def send(self, data: bytes) -> None:
         """Send whole events. Returns when the transport has room again."""
         async with self._lock:
+            await self._begin()
             await self._exchange.write(data)
             self._last = time.monotonic()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""
         async with self._lock:
+            await self._begin()
             await self._exchange.write(data + end, last=True)
+
+    async def _begin(self) -> None:
+        if not self._exchange.status:
+            await self._exchange.start(200, EVENTS, HEADERS)
 
     async def keep_alive(self, interval: float, sign: bytes) -> None:
         """Send a sign of life whenever nothing was sent for `interval` seconds."""
@@ -61,8 +72,8 @@ class EventStream:
 async def open_events(
     exchange: Exchange, keep_alive_interval: float, keep_alive: bytes = KEEP_ALIVE
 ) -> AsyncIterator[EventStream]:
-    """Start the response: from here on errors are events. Ends the keep-alive, not the response."""
-    await exchange.start(200, EVENTS, HEADERS)
+    """A response that begins with the first thing sent: from then on errors are events. Ends the keep-alive, not the
+    response."""
     events = EventStream(exchange)
     async with anyio.create_task_group() as group:
         if keep_alive_interval > 0:
