@@ -129,7 +129,8 @@ class ChatTemplate:
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
         finally:
-            self.heavy = self.heavy or self._environment.steps > HEAVY_STEPS
+            if source is None:
+                self.heavy = self.heavy or self._environment.steps > HEAVY_STEPS
         return _continue(text, messages) if continue_final_message else text
 
     def _try(self, name: str) -> None:

@@ -29,10 +29,11 @@ from troupellm.server.turn import Turn, TurnAnswer, open_turn
 
 
 async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> None:
-    answer_id = f"chatcmpl-{secrets.token_hex(16)}"
+    name = f"chatcmpl-{secrets.token_hex(16)}"
     streaming = bool(request.stream)
-    async with open_turn(host, exchange, request, streaming=streaming, request_id=answer_id) as turn:
-        answer = _Answer(host, request, turn.model, answer_id)
+    async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
+        shown = name if request.request_id is None else f"chatcmpl-{request.request_id}"
+        answer = _Answer(host, request, turn.model, shown)
         if streaming:
             await _stream(host, exchange, turn, answer)
         else:
@@ -61,6 +62,9 @@ class _Answer:
         self.created = host.now()
         self.fingerprint = host.fingerprint()
         self.show_ids = bool(request.return_token_ids)
+        self.tokens_as_ids = bool(request.return_tokens_as_token_ids)
+        self.echo = _echoed(request)
+        """What stands before every choice's content."""
 
     def whole(self, answer: TurnAnswer) -> ChatResponse:
         completion = answer.completion
@@ -82,12 +86,12 @@ class _Answer:
         return ChatChoice(
             index=choice.index,
             message=AnswerMessage(
-                content=choice.content,
+                content=self.echo + (choice.content or "") if self.echo else choice.content,
                 reasoning=reasoning,
                 reasoning_content=reasoning,
                 tool_calls=calls or UNSET,
             ),
-            logprobs=chat_logprobs(choice.logprobs),
+            logprobs=chat_logprobs(choice.logprobs, as_ids=self.tokens_as_ids),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self.show_ids else UNSET,
@@ -102,6 +106,8 @@ class _Chunks:
         self._include_usage = include_usage(answer.request)
         self._continuous = continuous_usage(answer.request)
         self._show_ids = answer.show_ids
+        self._tokens_as_ids = answer.tokens_as_ids
+        self._echo = answer.echo
         self._turn = turn
         self._generated = 0
         self._introduced: set[int] = set()
@@ -123,6 +129,9 @@ class _Chunks:
             self._introduced.add(event.index)
             role = ChatChunkChoice(index=event.index, delta=ChatDelta(role="assistant", content=""))
             data = self._encoder.choice(role, usage=usage)
+            if self._echo:
+                echo = ChatChunkChoice(index=event.index, delta=ChatDelta(content=self._echo))
+                data += self._encoder.choice(echo, usage=usage)
         described = bool(event.logprobs) or (self._show_ids and bool(event.token_ids))
         piece = event.piece
         if isinstance(piece, Content) and not described and usage is None:
@@ -137,7 +146,7 @@ class _Chunks:
         chunk = ChatChunkChoice(
             index=event.index,
             delta=_delta(piece),
-            logprobs=chat_logprobs(event.logprobs) if event.logprobs else None,
+            logprobs=chat_logprobs(event.logprobs, as_ids=self._tokens_as_ids) if event.logprobs else None,
             token_ids=event.token_ids if self._show_ids and event.token_ids else UNSET,
         )
         return data + self._encoder.choice(chunk, usage=usage)
@@ -162,3 +171,13 @@ def _delta(piece: Content | Reasoning | CallStart | CallArguments) -> ChatDelta:
             return ChatDelta(tool_calls=[DeltaCall(call, DeltaFunction(name=name, arguments=""), call_id, "function")])
         case CallArguments(call=call, text=text):
             return ChatDelta(tool_calls=[DeltaCall(call, DeltaFunction(arguments=text))])
+
+
+def _echoed(request: ChatRequest) -> str:
+    """The last message, where it is the assistant's and is asked for."""
+    last = request.messages[-1]
+    if not request.echo or last.role != "assistant" or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "\n".join([part.text or "" for part in last.content])

@@ -3,6 +3,7 @@ import json
 import anyio
 import pytest
 
+from troupellm.protocol.errors import RequestFailed
 from troupellm.server.errors import ClientGone, answer, not_ready
 from troupellm.server.sse import DONE, KEEP_ALIVE, ChunkEncoder, event, open_events
 
@@ -83,13 +84,41 @@ async def test_silence_is_filled_with_comments_of_one_line(make_wire, make_excha
 async def test_error_after_the_start_is_an_event_and_done(make_wire, make_exchange):
     wire = make_wire()
     exchange = make_exchange(wire)
-    async with open_events(exchange, 0):
-        pass
+    async with open_events(exchange, 0) as events:
+        await events.send(b"")
     refusal = answer(not_ready("gone", code="draining"))
     await exchange.respond_error(refusal)
     assert wire.body == b"data: " + refusal.body + b"\n\n" + DONE
     assert wire.sent[-1]["more_body"] is False
     assert wire.sent[0]["status"] == 200
+
+
+async def test_nothing_is_said_before_the_first_piece_so_that_an_error_has_its_own_status(make_wire, make_exchange):
+    wire = make_wire()
+    exchange = make_exchange(wire)
+
+    async def fail() -> None:
+        async with open_events(exchange, 60):
+            await anyio.lowlevel.checkpoint()
+            assert wire.sent == []
+            raise RequestFailed("the row failed")
+
+    with pytest.raises(ExceptionGroup):
+        await fail()
+    await exchange.respond_error(answer(RequestFailed("the row failed")))
+    assert wire.sent[0]["status"] == 500
+    assert b"application/json" in wire.headers()[b"content-type"]
+
+
+async def test_a_long_wait_starts_the_response_with_a_comment(make_wire, make_exchange):
+    wire = make_wire()
+    exchange = make_exchange(wire)
+    async with open_events(exchange, 0.01):
+        with anyio.fail_after(5):
+            while not wire.body:
+                await anyio.lowlevel.checkpoint()
+    assert wire.sent[0]["status"] == 200
+    assert wire.body.startswith(KEEP_ALIVE)
 
 
 async def test_error_before_the_start_has_its_own_status(make_wire, make_exchange):
