@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from troupellm.protocol.openai_extras import ExtraFields
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.worker import LoadProgress
+from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolFields
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -75,26 +76,23 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
 
 
-class ChatRequest(GenerationFields, kw_only=True):
+class ChatRequest(GenerationFields, ToolFields, kw_only=True):
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     """Only for servers that trust requests so far."""
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
     documents: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
     audio: Any = None
     modalities: Any = None
     web_search_options: Any = None
@@ -122,7 +120,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
+    tools: list[ToolBody] | None = None
     documents: list[dict[str, Any]] | None = None
 
 

@@ -19,4 +19,5 @@ GRANITE_THINK: Final = Thinking(
     closes=("Here is my response:", "Here's my response:", "</think>"),
     drops=("<response>", "</response>"),
     switches=("thinking",),
+    default_on=False,
 )

@@ -23,6 +23,13 @@ class ChannelMarks:
         self.header = Marks(self.all)
 
 
+def opened_channel(ending: str, channels: Channels) -> str:
+    """The channel of the message whose header a prompt ends with; empty where there is none."""
+    if not ending.endswith(channels.message):
+        return ""
+    return _address(ending[: -len(channels.message)].rpartition(channels.start)[2], channels)[0]
+
+
 def read_channels(source: Source, marks: ChannelMarks, *, with_calls: bool, region: str = "") -> Reading[None]:
     """Read messages until the end of the text.
 

@@ -92,6 +92,8 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     """Thoughts may also come between other text."""
     ends_at_calls: bool = False
     """A call ends them without a closing mark."""
+    default_on: bool = True
+    """The model thinks unless it is told not to."""
     drops: tuple[str, ...] = ()
     """Marks around the answer that are not shown."""
     switches: tuple[str, ...] = ("enable_thinking", "thinking")
@@ -144,3 +146,14 @@ def elements(template: str) -> tuple[Element, ...]:
 
 def _add_words(parts: list[Element], text: str) -> None:
     parts.extend(Word(word) for word in text.split())
+
+
+def words(parts: tuple[Element, ...]) -> list[str]:
+    """All words of a template."""
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, Word):
+            found.append(part.text)
+        elif isinstance(part, Maybe):
+            found += words(part.parts)
+    return found

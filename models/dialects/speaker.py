@@ -1,0 +1,236 @@
+"""What a served model speaks: its dialect, and what one request makes of it."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start, plan_of
+from troupellm.models.dialects.forced import calls_guide
+from troupellm.models.dialects.harmony import opened_channel
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.syntax import CallSyntax, Dialect, Thinking, elements, words
+from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.sampling_extras import ThinkingMarks
+from troupellm.protocol.tools import NO_TOOLS, ToolUse
+
+_MOST_OPENINGS: Final = 64
+"""Ways to begin an answer that are remembered."""
+_DIGITS: Final = re.compile(r"[^0-9a-zA-Z]")
+
+Token = Callable[[int], str]
+"""A fresh name of twice so many hexadecimal digits."""
+
+
+class Voice:
+    """How one request's answers are read."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        special: Mapping[str, int],
+        marks: ThoughtMarks | None,
+        use: ToolUse,
+        token: Token,
+        *,
+        start: Start,
+        channel: str,
+        guide: GuideSpec | None,
+        after: str,
+        show_thoughts: bool,
+    ) -> None:
+        self.kept_token_ids = tuple(sorted(special.values()))
+        """Special tokens that must be in the text, since they are marks."""
+        self.guide = guide
+        """What makes the answer call tools."""
+        self.after = after
+        """The text that ends thinking, where the answer may begin with it."""
+        self.show_thoughts = show_thoughts
+        self._marks = marks
+        self._start = start
+        self._channel = channel
+        self._use = use
+        self._token = token
+        self._style = dialect.calls.ids if dialect.calls else "hex"
+        self._plan = plan_of(dialect, frozenset(special))
+        self._offer = Offer(use.tools)
+
+    @property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks by which a budget for thinking is kept."""
+        marks = self._marks
+        if marks is None:
+            return None
+        inside = {"thinking": True, "answer": False, "free": None}[self._start]
+        return ThinkingMarks(start=marks.opens, end=marks.closes, open=True if marks.always else inside)
+
+    def new_parser(self) -> Parser:
+        """For one choice."""
+        return Parser(
+            self._plan,
+            offer=self._offer,
+            new_id=self._new_id,
+            start=self._start,
+            channel=self._channel,
+            with_calls=bool(self._use.tools),
+            most_calls=NO_LIMIT if self._use.parallel else 1,
+        )
+
+    def new_count(self) -> ThoughtCount | None:
+        """Counts the tokens of one choice's thoughts; None where the model does not think."""
+        if self._marks is None:
+            return None
+        return self._marks.count(inside=self._start == "thinking" or (self._marks.always and self._start != "answer"))
+
+    def _new_id(self, number: int, name: str) -> str:
+        if self._style == "alphanumeric":
+            return self._token(5)[:9]
+        if self._style == "numbered":
+            return f"functions.{name}:{number}"
+        return f"call_{self._token(12)}"
+
+
+class Speaker:
+    """A dialect together with the tokenizer and the template of the model that speaks it."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.dialect = dialect
+        self._template = template
+        self._openings: dict[Any, str] = {}
+        special = {
+            text: token_id
+            for token_id in tokenizer.special_token_ids
+            if (text := tokenizer.token_bytes(token_id).decode("utf-8", "replace"))
+        }
+        self._thinking_only = Dialect(thinking=dialect.thinking, channels=dialect.channels)
+        self._special = _marks_among(special, dialect)
+        self._special_of_thoughts = _marks_among(special, self._thinking_only)
+        self._marks = ThoughtMarks.of(dialect, tokenizer)
+
+    def voice(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_thoughts: bool = True
+    ) -> Voice | None:
+        """How to read the answers to a prompt; None where they are plain text.
+
+        Raises:
+            InvalidRequest: calls must be made, and the model has no syntax for them.
+        """
+        dialect = self.dialect if use.tools else self._thinking_only
+        start, channel = self._start(prompt)
+        after = self._after(prompt, start)
+        guide = calls_guide(self.dialect, use, after=self._before_calls(after))
+        if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
+            return None
+        return Voice(
+            dialect,
+            self._special if use.tools else self._special_of_thoughts,
+            self._marks,
+            use,
+            token,
+            start=start,
+            channel=channel,
+            guide=guide,
+            after=after,
+            show_thoughts=show_thoughts,
+        )
+
+    def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
+        """Variables of the template for how hard the model is to think; what is given already stays."""
+        if effort is None:
+            return None if kwargs is None else dict(kwargs)
+        thinking = self.dialect.thinking
+        switches = thinking.switches if thinking else ()
+        wanted: dict[str, Any] = {switch: effort != "none" for switch in switches}
+        return wanted | {"reasoning_effort": effort} | dict(kwargs or {})
+
+    def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
+        """Where the prompt leaves off, and the channel of the message that it ends with."""
+        thinking, channels = self.dialect.thinking, self.dialect.channels
+        if thinking is None and channels is None:
+            return "free", ""
+        if prompt.continue_final_message:
+            content = prompt.messages[-1].get("content") if prompt.messages else ""
+            ending = content if isinstance(content, str) else ""
+            if thinking is not None:
+                opened = max(ending.rfind(mark) for mark in thinking.opens)
+                closed = max(ending.rfind(mark) for mark in thinking.closes)
+                return ("thinking" if opened > closed else "answer"), ""
+            return "free", "final"
+        ending = self._opening(prompt).rstrip() if prompt.add_generation_prompt else ""
+        if channels is not None:
+            return "free", opened_channel(ending, channels)
+        assert thinking is not None, "one of both"
+        if ending.endswith(thinking.opens):
+            return "thinking", ""
+        return ("answer" if ending.endswith(thinking.closes) else "free"), ""
+
+    def _opening(self, prompt: ChatPrompt) -> str:
+        """The end of what the template writes before an answer, seen on a chat of one message."""
+        kwargs = prompt.template_kwargs or {}
+        key = (tuple(sorted(kwargs.items(), key=lambda item: item[0])), prompt.template)
+        try:
+            known = self._openings.get(key)
+        except TypeError:  # a value that cannot be a key
+            known, key = None, None
+        if known is None:
+            try:
+                text = self._template.render(
+                    [{"role": "user", "content": "."}], add_generation_prompt=True, source=prompt.template, **kwargs
+                )
+            except InvalidRequest:  # what the request itself will be told
+                text = ""
+            known = text[-256:]
+            if key is not None:
+                if len(self._openings) >= _MOST_OPENINGS:
+                    self._openings.clear()
+                self._openings[key] = known
+        return known
+
+    def _after(self, prompt: ChatPrompt, start: Start) -> str:
+        """The text that ends thinking; empty where the answer begins at once."""
+        if self.dialect.channels is not None:
+            channels = self.dialect.channels
+            return f"{channels.channel}final{channels.message}"
+        thinking = self.dialect.thinking
+        if thinking is None or start == "answer":
+            return ""
+        if start == "thinking" or thinking.begins == "always" or _switched_on(thinking, prompt.template_kwargs or {}):
+            return thinking.closes[0]
+        return ""
+
+    def _before_calls(self, after: str) -> str:
+        """The text behind which calls may come."""
+        channels = self.dialect.channels
+        return channels.ends[0] if channels is not None else after
+
+
+def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:
+    given = [bool(kwargs[switch]) for switch in thinking.switches if switch in kwargs]
+    return given[0] if given else thinking.default_on
+
+
+def _marks_among(special: Mapping[str, int], dialect: Dialect) -> dict[str, int]:
+    """The special tokens that are marks of a dialect, or part of one."""
+    marks = _all_marks(dialect)
+    return {text: token_id for text, token_id in special.items() if any(text in mark for mark in marks)}
+
+
+def _all_marks(dialect: Dialect) -> list[str]:
+    found: list[str] = []
+    calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
+    if calls is not None:
+        found += _words_of(calls)
+    if thinking is not None:
+        found += [*thinking.opens, *thinking.closes, *thinking.drops]
+    if channels is not None:
+        found += [channels.start, channels.channel, channels.constrain, channels.message, *channels.ends]
+    return found
+
+
+def _words_of(calls: CallSyntax) -> list[str]:
+    templates = [*calls.forms, calls.bare, calls.parameter]
+    return [*(calls.section or ()), *(word for template in templates for word in words(elements(template)))]

@@ -1,0 +1,72 @@
+"""Bodies of tools and their calls as the chat completions API has them. What they may hold is checked elsewhere."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from troupellm.protocol.tools import Effort
+
+
+class FunctionBody(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of an object."""
+    strict: bool | None = None
+    """Calls always have arguments that fit the schema."""
+
+
+class ToolBody(msgspec.Struct, kw_only=True):
+    type: str = "function"
+    function: FunctionBody | None = None
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class ChosenTool(msgspec.Struct, kw_only=True):
+    type: str = "function"
+    function: ChosenFunction | None = None
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool]
+
+
+class ToolChoiceBody(msgspec.Struct, kw_only=True):
+    """One function that must be called, or the tools of which some may or must be."""
+
+    type: str = "function"
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """Text of a JSON object; an object is taken too."""
+
+
+class PastCall(msgspec.Struct, kw_only=True):
+    """A tool call in the history of a conversation."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str = "function"
+    index: int | None = None
+
+
+class ToolFields(msgspec.Struct, kw_only=True):
+    """What a chat request says about tools and thinking."""
+
+    tools: list[ToolBody] | None = None
+    tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    """Handed to the chat template; none also turns thinking off where the template can."""
+    include_reasoning: bool | None = None
+    """False: thoughts are counted and not shown."""
+    functions: Any = None
+    function_call: Any = None
