@@ -13,6 +13,8 @@ from troupellm.models.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _SAMPLE_TOKENS = 4096
+_MOST_VARIANTS = 8
+"""Tables with some special tokens kept; a model needs one or two."""
 
 
 class Decoder(Protocol):
@@ -45,23 +47,41 @@ class TextTables:
         self.skipping: list[str | None] = [
             "" if token_id in tokenizer.special_token_ids else piece for token_id, piece in enumerate(self.shown)
         ]
+        self._keeping: dict[tuple[int, ...], list[str | None]] = {}
         self.trusted = tokenizer.form != "other" and self._agrees_with_library()
         """Whether the tables give what the library gives; otherwise the library decodes."""
 
-    def decoder(self, *, skip_special_tokens: bool, spaces: bool = True) -> Decoder:
-        """spaces: False leaves out what some tokenizers put between two special tokens in a row; tables never do."""
+    def decoder(self, *, skip_special_tokens: bool, spaces: bool = True, kept: tuple[int, ...] = ()) -> Decoder:
+        """
+        Args:
+            spaces: False leaves out what some tokenizers put between two special tokens in a row; tables never do.
+            kept: special tokens that are text although others are skipped.
+        """
         if not self.trusted:
-            return LibraryDecoder(self.tokenizer, skip_special_tokens, spaces=spaces)
-        pieces = self.pieces(skip_special_tokens=skip_special_tokens)
+            return LibraryDecoder(self.tokenizer, skip_special_tokens, spaces=spaces, kept=kept)
+        pieces = self.pieces(skip_special_tokens=skip_special_tokens, kept=kept)
         if self.tokenizer.form == "byte_fallback":
             return ByteFallbackDecoder(pieces, self.raw)
         return ByteLevelDecoder(pieces, self.raw)
 
-    def pieces(self, *, skip_special_tokens: bool) -> list[str | None]:
+    def pieces(self, *, skip_special_tokens: bool, kept: tuple[int, ...] = ()) -> list[str | None]:
         """Text by token id; for the fast path of sequences whose decoder is clean."""
         if not self.trusted:
             return []
-        return self.skipping if skip_special_tokens else self.shown
+        if not skip_special_tokens:
+            return self.shown
+        return self._skipping_but(kept) if kept else self.skipping
+
+    def _skipping_but(self, kept: tuple[int, ...]) -> list[str | None]:
+        table = self._keeping.get(kept)
+        if table is None:
+            if len(self._keeping) >= _MOST_VARIANTS:
+                self._keeping.clear()
+            table = self._keeping[kept] = self.skipping.copy()
+            for token_id in kept:
+                if token_id < len(table):
+                    table[token_id] = self.shown[token_id]
+        return table
 
     def _agrees_with_library(self) -> bool:
         """Compare on a sample over the whole vocabulary: partial characters included, single bytes of fallback not.
@@ -191,12 +211,15 @@ class ByteFallbackDecoder(_TableDecoder):
 class LibraryDecoder:
     """Any other form: the library's stream, and what it still held back from a full decode at the end."""
 
-    __slots__ = ("_ids", "_joined", "_shown", "_skip", "_stream", "_tokenizer")
+    __slots__ = ("_dropped", "_ids", "_joined", "_shown", "_skip", "_stream", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, *, spaces: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, *, spaces: bool = True, kept: tuple[int, ...] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._stream = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
+        self._dropped = tokenizer.special_token_ids.difference(kept) if skip_special_tokens and kept else frozenset()
+        self._skip = skip_special_tokens and not kept
+        self._stream = tokenizer.decode_stream(skip_special_tokens=self._skip)
         self._ids: list[int] = []
         self._shown: list[str] = []
         self._joined = not spaces and not skip_special_tokens
@@ -205,6 +228,8 @@ class LibraryDecoder:
         return "".join([self.step(token_id) for token_id in token_ids])
 
     def step(self, token_id: int) -> str:
+        if token_id in self._dropped:
+            return ""
         self._ids.append(token_id)
         text = self._stream.step(token_id)
         special = self._tokenizer.special_token_ids

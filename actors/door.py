@@ -11,11 +11,13 @@ from troupellm.actors.mapping import map_streams
 from troupellm.actors.pooling_door import PoolingDoor
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.protocol.beam_search import beam_defaults
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Party
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
 
 
 class Door(PoolingDoor):
@@ -25,6 +27,23 @@ class Door(PoolingDoor):
     @abstractmethod
     def defaults(self) -> Mapping[str, Any]:
         """Sampling parameters that the model itself asks for."""
+
+    @property
+    @abstractmethod
+    def speaker(self) -> Speaker:
+        """How the model writes tool calls and thoughts."""
+
+    @abstractmethod
+    def _fresh_name(self, nbytes: int) -> str:
+        """Twice so many hexadecimal digits."""
+
+    def voice(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_thoughts: bool = True) -> Voice | None:
+        """How the answers to a prompt are to be read; None where they are plain text.
+
+        Raises:
+            InvalidRequest: tools must be called, and it is not known how this model writes calls.
+        """
+        return self.speaker.voice(prompt, use, token=self._fresh_name, show_thoughts=show_thoughts)
 
     def sampling(self, **overrides: Any) -> SamplingParams:
         """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
@@ -100,6 +119,9 @@ class Door(PoolingDoor):
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -107,17 +129,31 @@ class Door(PoolingDoor):
         chat_template: str | None = None,
         **options: Any,
     ) -> Stream:
-        """A request whose prompt the model's chat template writes. `options` are those of `stream`."""
+        """A request whose prompt the model's chat template writes. `options` are those of `stream`.
+
+        Its deltas have the text as the model wrote it. `Stream.turn` iterates over content, thoughts and tool calls
+        instead, and the choices that `Stream.collect` gives have each a `message`.
+
+        Args:
+            tools: in OpenAI's form.
+            tool_choice: none, auto (the default), required, or `{"type": "function", "function": {"name": ...}}`.
+        """
+        use = tool_use(tools, tool_choice, parallel_tool_calls)
         prompt = ChatPrompt(
             messages=messages,
-            tools=tools,
+            tools=use.tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
+            template_kwargs=self.speaker.with_effort(template_kwargs, reasoning_effort),
             documents=documents,
             template=chat_template,
         )
-        return self.stream(prompt, params, **options)
+        voice = self.voice(prompt, use)
+        own = {name: options.pop(name) for name in list(options) if name in SamplingParams.__struct_fields__}
+        params = self.sampling(**own) if params is None else msgspec.structs.replace(params, **own)
+        stream = self.stream(prompt, params if voice is None else voice.applied(params), **options)
+        stream.is_chat, stream.voice = True, voice
+        return stream
 
     def map(
         self,

@@ -25,6 +25,7 @@ from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
 from troupellm.actors.submit import submit
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
@@ -57,6 +58,14 @@ class Engine(EngineAdmin, Door):
     @property
     def chat_template(self) -> ChatTemplate:
         return self._require().loaded.chat_template
+
+    @property
+    def speaker(self) -> Speaker:
+        """How its answers are read: tool calls and thoughts."""
+        return self._require().loaded.speaker
+
+    def _fresh_name(self, nbytes: int) -> str:
+        return self._randomness.token(nbytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from troupellm.actors.processes import Processes
 from troupellm.actors.system import Company, System
 from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.preload import preload_torch
 from troupellm.models.source import resolve_model, served_names
@@ -50,6 +51,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
+    speaker: Speaker
     defaults: dict[str, Any]
     seat: WorkerSeat
     ready: WorkerReady
@@ -79,7 +81,7 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            folder, tokenizer_folder, tokenizer, template, defaults = await self.pool.run(_read, config, sink)
+            folder, tokenizer_folder, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
         except TroupeError:
@@ -92,7 +94,8 @@ class Machinery:
             tokenizer_folder=tokenizer_folder,
             tokenizer=tokenizer,
             tables=tables,
-            chat_template=template,
+            chat_template=speaker.template,
+            speaker=speaker,
             defaults=defaults,
             seat=seat,
             ready=ready,
@@ -260,7 +263,7 @@ def _cache_config(config: EngineConfig, ready: WorkerReady) -> dict[str, str]:
     }
 
 
-def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tokenizer, ChatTemplate, dict[str, Any]]:
+def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
     """What the front half needs from the model's folder."""
     model = config.model
     folder = resolve_model(model, progress)
@@ -270,8 +273,9 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tok
         tokenizer_folder = resolve_model(elsewhere, progress)
     tokenizer = Tokenizer.load(tokenizer_folder)
     template = ChatTemplate.load(tokenizer_folder, model.chat_template)
+    speaker = speaker_of(model, tokenizer, template, tokenizer_folder)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
-    return folder, tokenizer_folder, tokenizer, template, defaults
+    return folder, tokenizer_folder, tokenizer, speaker, defaults
 
 
 def _model_worker(folder: Path) -> Worker:

@@ -24,6 +24,7 @@ from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
@@ -86,6 +87,7 @@ class RemoteEngine(Door):
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
+        speaker: Speaker,
         post: Callable[[FromFront], None],
         on_loop: Callable[[Callable[[], None]], None],
         threads: Threads,
@@ -99,6 +101,7 @@ class RemoteEngine(Door):
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self._speaker = speaker
         self._serving = serving
         self._status = status
         self._heard = clock.now()
@@ -126,6 +129,13 @@ class RemoteEngine(Door):
     @property
     def limits(self) -> Limits:
         return self._serving.limits
+
+    @property
+    def speaker(self) -> Speaker:
+        return self._speaker
+
+    def _fresh_name(self, nbytes: int) -> str:
+        return self._randomness.token(nbytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

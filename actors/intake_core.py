@@ -94,6 +94,7 @@ class Preparer:
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             stream_interval=self.stream_interval(params),
+            kept_token_ids=tuple(params.kept_token_ids or ()),
         )
         submitted = SubmitRequest(
             request=message.request,

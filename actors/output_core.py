@@ -130,7 +130,11 @@ class OutputCore:
             text: SequenceText | None = None
             if message.detokenize:
                 text = SequenceText(
-                    tables.decoder(skip_special_tokens=skip, spaces=message.spaces_between_special_tokens),
+                    tables.decoder(
+                        skip_special_tokens=skip,
+                        spaces=message.spaces_between_special_tokens,
+                        kept=message.kept_token_ids,
+                    ),
                     stops,
                     include_stop=message.include_stop_str_in_output,
                     min_tokens=message.min_tokens,

@@ -7,12 +7,14 @@ ended by its finaliser, with a ResourceWarning.
 import warnings
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from troupellm.actors.choices import gather_choices
 from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.reading import read_completion
+from troupellm.models.dialects.speaker import Voice
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.outputs import (
     Completion,
@@ -25,6 +27,9 @@ from troupellm.protocol.outputs import (
 )
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from troupellm.actors.turn import Turn
 
 ABORT_DEADLINE_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
@@ -48,6 +53,9 @@ class Stream:
         self.request_id = request_id
         self.prompt = prompt
         self._params = params
+        self.is_chat = False
+        """Its choices get messages, which `voice` tells apart from the text."""
+        self.voice: Voice | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
         self._start = start
         self._post = post
@@ -135,6 +143,12 @@ class Stream:
             ready.append(delta)
         return ready
 
+    def turn(self) -> "Turn":
+        """The same answers as parsed pieces: content, thoughts, tool calls. Instead of iterating over deltas."""
+        from troupellm.actors.turn import Turn
+
+        return Turn(self, 1 if self._params is None else self._params.n, self.voice)
+
     async def opened(self) -> None:
         """Return once the request is validated and queued.
 
@@ -188,7 +202,7 @@ class Stream:
             texts.setdefault(delta.index, []).append(delta)
         if self.usage is None:
             raise RequestAborted("the request was ended before its answer was complete")
-        return Completion(
+        completion = Completion(
             request_id=self.request_id,
             choices=gather_choices(texts, self._params),
             usage=self.usage,
@@ -197,6 +211,7 @@ class Stream:
             prompt=self.prompt,
             prompt_logprobs=self.prompt_logprobs,
         )
+        return await read_completion(completion, self.voice) if self.is_chat else completion
 
     async def collect_pooled(self) -> Pooled:
         """Wait for the vector of a request that is pooled.

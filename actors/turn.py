@@ -3,50 +3,34 @@
 Without a dialect a delta's text is content as it is, at the cost of two small objects.
 """
 
-from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
+import msgspec
+
+from troupellm.actors.reading import read_completion
 from troupellm.actors.stream import Stream
-from troupellm.protocol.dialect import (
-    Content,
-    Finished,
-    ParsedPiece,
-    ToolCall,
-    TurnChoice,
-    TurnEvent,
-    TurnReason,
-    assemble,
-)
+from troupellm.models.dialects.engine import Parser
+from troupellm.models.dialects.speaker import Voice
+from troupellm.models.dialects.thoughts import ThoughtCount
+from troupellm.protocol.dialect import Content, Finished, ParsedPiece, Reasoning, TurnChoice, TurnEvent, TurnReason
 from troupellm.protocol.errors import RequestAborted
-from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, FinishReason, Timing, Usage
+from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, FinishReason, Message, Timing, Usage
 from troupellm.protocol.quota import Quota
-
-
-class ChoiceParser(Protocol):
-    """Follows the text of one choice. No text makes it raise."""
-
-    @property
-    def has_calls(self) -> bool: ...
-
-    def feed(self, text: str) -> list[ParsedPiece]: ...
-
-    def finish(self) -> list[ParsedPiece]:
-        """What was held back; the text has ended."""
 
 
 class Turn:
     """Iterates over lists of events, one list per wake of the stream."""
 
-    def __init__(self, stream: Stream, sequences: int, new_parser: Callable[[], ChoiceParser] | None = None) -> None:
+    def __init__(self, stream: Stream, sequences: int, voice: Voice | None = None) -> None:
         """
         Args:
             sequences: how many choices there will be.
-            new_parser: makes the parser of each choice; None shows the text as it is.
+            voice: how to read them; None shows the text as it is.
         """
         self._stream = stream
         self._left = sequences
-        self._new_parser = new_parser
-        self._parsers: dict[int, ChoiceParser] = {}
+        self._voice = voice
+        self._readers: dict[int, tuple[Parser, ThoughtCount | None]] = {}
         self.ended = False
         """Every choice has finished, and `usage` is known: nothing follows the events that were last given."""
 
@@ -60,7 +44,14 @@ class Turn:
         """Known once `ended`, or after `collect`."""
         usage = self._stream.usage
         assert usage is not None, "a turn that ended without an error has usage"
-        return usage
+        if not self._readers:
+            return usage
+        return msgspec.structs.replace(usage, reasoning_tokens=self.reasoning_tokens)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the tokens so far, those that were thoughts."""
+        return sum([count.tokens for _, count in self._readers.values() if count is not None])
 
     @property
     def timing(self) -> Timing:
@@ -108,57 +99,62 @@ class Turn:
             TroupeError: the request failed.
         """
         completion = await self._stream.collect()
+        if not self._stream.is_chat:
+            completion = await read_completion(completion, self._voice)
         self.ended = True
-        return TurnAnswer(completion, tuple([self._whole(choice) for choice in completion.choices]))
+        return TurnAnswer(completion, tuple([_turn_choice(choice) for choice in completion.choices]))
 
     def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
         events: list[TurnEvent] = []
         for delta in deltas:
-            if self._new_parser is None:
-                if delta.text or delta.token_ids:
-                    events.append(TurnEvent(delta.index, Content(delta.text), delta.token_ids, delta.logprobs))
-                called = False
-            else:
-                called = self._parse(delta, self._new_parser, events)
+            called = False
+            if self._voice is not None:
+                called = self._parse(delta, self._voice, events)
+            elif delta.text or delta.token_ids:
+                events.append(TurnEvent(delta.index, Content(delta.text), delta.token_ids, delta.logprobs))
             if delta.finish_reason is not None:
                 self._left -= 1
                 reason = turn_reason(delta.finish_reason, called=called)
                 events.append(TurnEvent(delta.index, Finished(reason, delta.stop_reason)))
         return events
 
-    def _parse(self, delta: Delta, new_parser: Callable[[], ChoiceParser], events: list[TurnEvent]) -> bool:
+    def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
         """Add what a delta says; tells whether its choice has called a tool."""
-        parser = self._parsers.get(delta.index)
-        if parser is None:
-            parser = self._parsers[delta.index] = new_parser()
+        reader = self._readers.get(delta.index)
+        if reader is None:
+            reader = self._readers[delta.index] = voice.new_parser(), voice.new_count()
+        parser, count = reader
         pieces = parser.feed(delta.text)
         if delta.finish_reason is not None:
             pieces += parser.finish()
-        if not pieces and delta.token_ids:
-            pieces.append(Content(""))
+        if count is not None:
+            count.add(delta.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
+        shown = pieces if voice.show_thoughts else _without_thoughts(pieces)
         ids, logprobs = delta.token_ids, delta.logprobs
-        for piece in pieces:
+        if not shown and ids:
+            events.append(TurnEvent(delta.index, Content(""), ids, logprobs))
+        for piece in shown:
             events.append(TurnEvent(delta.index, piece, ids, logprobs))
             ids, logprobs = (), None
         return parser.has_calls
 
-    def _whole(self, choice: CompletionChoice) -> TurnChoice:
-        content: str | None = choice.text
-        reasoning: str | None = None
-        calls: tuple[ToolCall, ...] = ()
-        if self._new_parser is not None:
-            parser = self._new_parser()
-            content, reasoning, calls = assemble(parser.feed(choice.text) + parser.finish())
-        return TurnChoice(
-            index=choice.index,
-            content=content,
-            reasoning=reasoning,
-            tool_calls=calls,
-            finish_reason=turn_reason(choice.finish_reason, called=bool(calls)),
-            stop_reason=choice.stop_reason,
-            token_ids=choice.token_ids,
-            logprobs=choice.logprobs,
-        )
+
+def _without_thoughts(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
+    return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+
+def _turn_choice(choice: CompletionChoice) -> TurnChoice:
+    message = choice.message or Message(content=choice.text)
+    return TurnChoice(
+        index=choice.index,
+        content=message.content,
+        reasoning=message.reasoning,
+        tool_calls=message.tool_calls,
+        finish_reason=turn_reason(choice.finish_reason, called=bool(message.tool_calls)),
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+    )
 
 
 class TurnAnswer:

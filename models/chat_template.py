@@ -16,6 +16,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
+from troupellm.models.call_arguments import with_text_arguments
 from troupellm.models.template_sandbox import Sandbox, TemplateLimit
 from troupellm.models.tokenizer import read_json
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
@@ -124,7 +125,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._environment.bounded(template, variables)
+            text = self._rendered(template, variables)
         except Exception as error:  # template code can raise anything over somebody's messages
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
@@ -132,6 +133,15 @@ class ChatTemplate:
             if source is None:
                 self.heavy = self.heavy or self._environment.steps > HEAVY_STEPS
         return _continue(text, messages) if continue_final_message else text
+
+    def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        try:
+            return self._environment.bounded(template, variables)
+        except TypeError:  # it adds the arguments of a past call to a text
+            messages = with_text_arguments(variables["messages"])
+            if messages is None:
+                raise
+        return self._environment.bounded(template, variables | {"messages": messages})
 
     def _try(self, name: str) -> None:
         """One rendering of the simplest chat: a template that breaks the limits there breaks them always.

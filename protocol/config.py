@@ -60,6 +60,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _help("JSON: pooling_type CLS, LAST or MEAN, use_activation, matryoshka_dimensions")
     ] = None
     chat_template: Annotated[str | None, _help("file or text of a Jinja chat template")] = None
+    tool_call_parser: Annotated[
+        str, _help("how the model writes tool calls; auto: as its chat template shows; none: it makes none")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, _help("how the model marks its thoughts; auto: as its chat template shows; none: it has none")
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool, _help("tools may be called where a request does not say so; off: only its tool_choice decides")
+    ] = True
     seed: Annotated[Count, _help("seed of everything that was not given one; 0 draws one at start")] = 0
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from troupellm.protocol.outputs import TokenLogprob
+from troupellm.protocol.outputs import Message, TokenLogprob, ToolCall
 
 TurnReason = Literal["stop", "length", "tool_calls", "repetition"]
 
@@ -62,13 +62,6 @@ class TurnEvent(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    id: str
-    name: str
-    arguments: str
-    """Text of a JSON object, unless the model wrote something else."""
-
-
 class TurnChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer, parsed."""
 
@@ -83,8 +76,8 @@ class TurnChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tuple[ToolCall, ...]]:
-    """Content, reasoning and tool calls of the pieces of one choice."""
+def assemble(pieces: Sequence[ParsedPiece]) -> Message:
+    """What the pieces of one choice make together."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[CallStart, list[str]]] = []
@@ -100,5 +93,6 @@ def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tup
                 calls[call][1].append(text)
     thought = "".join(reasoning) or None
     text = "".join(content)
-    tool_calls = tuple(ToolCall(start.id, start.name, "".join(arguments)) for start, arguments in calls)
-    return (None if not text and (tool_calls or thought) else text), thought, tool_calls
+    tool_calls = tuple([ToolCall(start.id, start.name, "".join(arguments)) for start, arguments in calls])
+    plain = None if not text and (tool_calls or thought) else text
+    return Message(content=plain, reasoning=thought, tool_calls=tool_calls)

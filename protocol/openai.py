@@ -11,9 +11,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.openai_extras import ExtraFields
+from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolChoiceBody
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
+from troupellm.protocol.tools import Effort
 from troupellm.protocol.worker import LoadProgress
-from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolFields
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -82,7 +83,21 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class ChatRequest(GenerationFields, ToolFields, kw_only=True):
+class ToolFields(GenerationFields, kw_only=True):
+    """What a chat request says about tools and thinking."""
+
+    tools: list[ToolBody] | None = None
+    tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    """Handed to the chat template; none also turns thinking off where the template can."""
+    include_reasoning: bool | None = None
+    """False: thoughts are counted and not shown."""
+    functions: Any = None
+    function_call: Any = None
+
+
+class ChatRequest(ToolFields, kw_only=True):
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

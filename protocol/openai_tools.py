@@ -4,8 +4,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from troupellm.protocol.tools import Effort
-
 
 class FunctionBody(msgspec.Struct, kw_only=True):
     name: str
@@ -56,17 +54,3 @@ class PastCall(msgspec.Struct, kw_only=True):
     id: str | None = None
     type: str = "function"
     index: int | None = None
-
-
-class ToolFields(msgspec.Struct, kw_only=True):
-    """What a chat request says about tools and thinking."""
-
-    tools: list[ToolBody] | None = None
-    tool_choice: str | ToolChoiceBody | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
-    """Handed to the chat template; none also turns thinking off where the template can."""
-    include_reasoning: bool | None = None
-    """False: thoughts are counted and not shown."""
-    functions: Any = None
-    function_call: Any = None

@@ -36,6 +36,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    reasoning_tokens: int = 0
+    """Of the completion's tokens, those that were thoughts; counted where answers are parsed."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,22 @@ class Delta(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The stop string or stop token id that ended the sequence."""
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    arguments: str
+    """Text of a JSON object, unless the model wrote something else."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer in a chat, parsed."""
+
+    content: str | None
+    """None where there are tool calls, or only thoughts, and no content."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
@@ -67,6 +85,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     cumulative_logprob: float | None = None
     """Of all its tokens; known where log-probabilities were asked for or decided over the answer."""
+    message: Message | None = None
+    """In a chat: `text` with its tool calls and thoughts told apart."""
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,6 +126,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprob_token_ids: Sequence[int] | None = None
     """Report exactly these per generated token, in this order, instead of the top alternatives."""
     skip_special_tokens: bool = True
+    kept_token_ids: Sequence[int] | None = None
+    """Special tokens that are text although others are skipped: the marks of tool calls and thoughts."""
     spaces_between_special_tokens: bool = True
     """False leaves out the space that some tokenizers put between two special tokens in a row."""
     detokenize: bool = True
@@ -165,6 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"best_of must be at least n ({self.n}), got {self.best_of}", param="best_of")
         self._check_stops()
         self._check_logit_bias()
+        check_id_list("kept_token_ids", self.kept_token_ids, allow_empty=True)
         check_id_list("stop_token_ids", self.stop_token_ids, allow_empty=True)
         check_id_list("allowed_token_ids", self.allowed_token_ids, allow_empty=False)
         check_id_list("logprob_token_ids", self.logprob_token_ids, allow_empty=False, most=MAX_LOGPROB_IDS)

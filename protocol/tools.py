@@ -127,7 +127,9 @@ def _checked(tool: Any, here: str) -> dict[str, Any]:
     kind = tool.get("type", "function")
     if kind != "function":
         raise InvalidRequest(
-            f"{here}.type: only tools of type function are supported", param=f"{here}.type", code="unsupported_parameter"
+            f"{here}.type: only tools of type function are supported",
+            param=f"{here}.type",
+            code="unsupported_parameter",
         )
     function, field = tool.get("function"), f"{here}.function"
     if not isinstance(function, Mapping):

@@ -158,7 +158,15 @@ class _Chunks:
 
     def _running_usage(self) -> UsageBody:
         prompt_tokens = len(self._turn.prompt_token_ids)
-        return usage_body([Usage(prompt_tokens=prompt_tokens, completion_tokens=self._generated)])
+        return usage_body(
+            [
+                Usage(
+                    prompt_tokens=prompt_tokens,
+                    completion_tokens=self._generated,
+                    reasoning_tokens=self._turn.reasoning_tokens,
+                )
+            ]
+        )
 
 
 def _delta(piece: Content | Reasoning | CallStart | CallArguments) -> ChatDelta:

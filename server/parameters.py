@@ -10,14 +10,14 @@ from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.tools import Tool
 from troupellm.server.extras import check_documents, extra_values, refuse_extras, truncation_of, unsupported
 from troupellm.server.guides import guide_of
+from troupellm.server.history import plain_messages
 from troupellm.server.served import ServedEngine
 
-MAX_MESSAGES = 10_000
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_TEXT = 1_000
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _ELSEWHERE = frozenset({"logprobs", "repetition_detection", "logits_processors"})
 """Fields of both whose meaning or form differs."""
@@ -31,7 +31,7 @@ _RESERVED_KWARGS = frozenset(
     | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
 )
-_HANDLED = frozenset({"tools", "tool_choice", "modalities"})
+_HANDLED = frozenset({"modalities"})
 
 
 def sampling_params(
@@ -101,11 +101,6 @@ def refuse_unsupported(request: msgspec.Struct, *, trust_chat_template: bool = F
         raise unsupported("modalities", "only ['text'] is supported")
     if isinstance(request, GenerationFields):
         refuse_extras(request)
-    choice = getattr(request, "tool_choice", None)
-    if getattr(request, "tools", None) and choice != "none":
-        raise unsupported("tools", "tools are not supported yet")
-    if choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tools are not supported yet")
 
 
 def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
@@ -132,16 +127,18 @@ def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
     return [_tokens_prompt(ids, truncation) for ids in cast(list[list[int]], prompt)]
 
 
-def chat_prompt(request: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage]) -> ChatPrompt:
+def chat_prompt(
+    request: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+) -> ChatPrompt:
     """Messages and template options, checked.
+
+    Args:
+        tools: those that are shown to the model, checked already.
 
     Raises:
         InvalidRequest: names `messages[i]` or the option.
     """
-    if not messages:
-        raise InvalidRequest("messages must not be empty", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages must have at most {MAX_MESSAGES} entries", param="messages")
+    plain = plain_messages(messages)
     going_on = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
     if going_on and generation_prompt:
@@ -152,9 +149,9 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, messages: Sequence[ChatM
         raise InvalidRequest(
             "continue_final_message needs an assistant message at the end", param=f"messages[{len(messages) - 1}].role"
         )
-    open_calls: set[str] = set()
     return ChatPrompt(
-        messages=[_plain_message(index, message, open_calls) for index, message in enumerate(messages)],
+        messages=plain,
+        tools=tools or None,
         add_generation_prompt=not going_on if generation_prompt is None else generation_prompt,
         continue_final_message=going_on,
         template_kwargs=_template_kwargs(request.chat_template_kwargs),
@@ -193,41 +190,6 @@ def _tokens_prompt(ids: list[int], truncation: Truncation | None) -> TokensPromp
     if not ids:
         raise InvalidRequest("prompt must not be an empty list of token ids", param="prompt")
     return TokensPrompt(ids, truncation)
-
-
-def _plain_message(index: int, message: ChatMessage, open_calls: set[str]) -> dict[str, Any]:
-    """A message as templates read it. Remembers tool calls in `open_calls`, to refuse answers to none."""
-    here = f"messages[{index}]"
-    if message.role not in ROLES:
-        raise InvalidRequest(f"{here}.role must be one of {', '.join(ROLES)}", param=f"{here}.role")
-    if message.content is None and message.role != "assistant":
-        raise InvalidRequest(f"{here}.content is missing", param=f"{here}.content")
-    if message.role == "tool":
-        if message.tool_call_id not in open_calls:
-            raise InvalidRequest(f"{here} answers no tool call before it", param=here)
-    elif message.tool_calls:
-        open_calls.update(str(call.get("id")) for call in message.tool_calls)
-    plain: dict[str, Any] = {
-        # Few templates know the developer role, which took the system role's place.
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _content_text(here, message),
-    }
-    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            plain[name] = getattr(message, name)
-    return plain
-
-
-def _content_text(here: str, message: ChatMessage) -> str | None:
-    if not isinstance(message.content, list):
-        return message.content
-    texts = []
-    for position, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            param = f"{here}.content[{position}]"
-            raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
-        texts.append(part.text)
-    return "\n".join(texts)
 
 
 def _template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -6,13 +6,15 @@ from typing import Any, Protocol
 from troupellm.actors.pooling_door import Scored
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike
+from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.intake import Party, Prompt, Truncation
+from troupellm.protocol.intake import ChatPrompt, Party, Prompt, Truncation
 from troupellm.protocol.outputs import Completion, Pooled
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
+from troupellm.protocol.tools import NO_TOOLS, ToolUse
 from troupellm.protocol.worker import WorkerReady
 
 
@@ -36,6 +38,9 @@ class ServedEngine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
+    def speaker(self) -> Speaker: ...
+
+    @property
     def model_names(self) -> tuple[str, ...]: ...
 
     @property
@@ -45,6 +50,8 @@ class ServedEngine(Protocol):
         """Published state; never waits for anybody."""
 
     def sampling(self, **overrides: Any) -> SamplingParams: ...
+
+    def voice(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_thoughts: bool = True) -> Voice | None: ...
 
     def stream(
         self,

@@ -5,7 +5,7 @@ from typing import Any
 
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
-from troupellm.protocol.openai import GenerationFields, PromptTokensDetails, UsageBody
+from troupellm.protocol.openai import CompletionTokensDetails, GenerationFields, PromptTokensDetails, UsageBody
 from troupellm.protocol.outputs import Completion, Delta, FinishReason, Usage
 from troupellm.server.exchange import Exchange
 from troupellm.server.sse import EventStream
@@ -55,7 +55,9 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = 0 if hide_completion else sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    thoughts = sum(usage.reasoning_tokens for usage in usages)
+    details = PromptTokensDetails(cached), CompletionTokensDetails(thoughts)
+    return UsageBody(prompt, completion, prompt + completion, *details)
 
 
 def final_usage(usage: Usage | None) -> Usage:

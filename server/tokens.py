@@ -5,7 +5,9 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from troupellm.protocol.tools import check_tools
 from troupellm.server.exchange import Exchange
+from troupellm.server.history import plain_tools
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported
@@ -48,7 +50,7 @@ def _prompt(request: TokenizeRequest) -> Prompt:
     if request.messages is not None:
         if request.prompt is not None:
             raise InvalidRequest("give either prompt or messages, not both", param="prompt")
-        return chat_prompt(request, request.messages)
+        return chat_prompt(request, request.messages, check_tools(plain_tools(request.tools)))
     if request.prompt is None:
         raise InvalidRequest("prompt is missing", param="prompt", code="missing_required_parameter")
     return TextPrompt(request.prompt, request.add_special_tokens is not False)

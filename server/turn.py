@@ -2,16 +2,24 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Self
+
+import msgspec
 
 from troupellm.actors.stream import Stream
 from troupellm.actors.turn import Turn as ParsedTurn, TurnAnswer
+from troupellm.models.dialects.speaker import Voice
 from troupellm.protocol.dialect import TurnEvent
+from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.exchange import Exchange
+from troupellm.server.history import has_long_tools, tool_use_of
 from troupellm.server.host import EngineHost
+from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
+from troupellm.server.served import ServedEngine
 from troupellm.server.streaming import account, options
 
 __all__ = ["Turn", "TurnAnswer", "open_turn"]
@@ -20,8 +28,10 @@ __all__ = ["Turn", "TurnAnswer", "open_turn"]
 class Turn(ParsedTurn):
     """A turn that keeps the books of its exchange: tokens and times for the access line, what is left of a quota."""
 
-    def __init__(self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str) -> None:
-        super().__init__(stream, params.n)
+    def __init__(
+        self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str, voice: Voice | None = None
+    ) -> None:
+        super().__init__(stream, params.n, voice)
         self._exchange = exchange
         self.params = params
         self.model = model
@@ -62,9 +72,22 @@ async def open_turn(
     model = host.check_model(request.model)
     exchange.renames = renames(request)
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
-    prompt = chat_prompt(request, request.messages)
-    params = sampling_params(request, engine)
+    if has_long_tools(request, request.messages):
+        prompt, params, voice = await offload(partial(_prepare, engine, request))
+    else:
+        prompt, params, voice = _prepare(engine, request)
     given = options(exchange, request)
     async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota
-        yield Turn(exchange, stream, params, model)
+        yield Turn(exchange, stream, params, model, voice)
+
+
+def _prepare(engine: ServedEngine, request: ChatRequest) -> tuple[ChatPrompt, SamplingParams, Voice | None]:
+    """Everything that is checked and made before the engine hears of the request."""
+    use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
+    prompt = chat_prompt(request, request.messages, use.tools)
+    kwargs = engine.speaker.with_effort(prompt.template_kwargs, request.reasoning_effort)
+    prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
+    voice = engine.voice(prompt, use, show_thoughts=request.include_reasoning is not False)
+    params = sampling_params(request, engine)
+    return prompt, params if voice is None else voice.applied(params), voice

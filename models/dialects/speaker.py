@@ -1,27 +1,30 @@
 """What a served model speaks: its dialect, and what one request makes of it."""
 
-import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start, plan_of
 from troupellm.models.dialects.forced import calls_guide
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.syntax import CallSyntax, Dialect, Thinking, elements, words
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.tokenizer import Tokenizer, read_json
+from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 _MOST_OPENINGS: Final = 64
 """Ways to begin an answer that are remembered."""
-_DIGITS: Final = re.compile(r"[^0-9a-zA-Z]")
-
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 
@@ -68,6 +71,26 @@ class Voice:
         inside = {"thinking": True, "answer": False, "free": None}[self._start]
         return ThinkingMarks(start=marks.opens, end=marks.closes, open=True if marks.always else inside)
 
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with what reading the answers needs.
+
+        Raises:
+            InvalidRequest: the answer shall call tools and look otherwise, too.
+        """
+        guide = params.guide
+        if guide is not None and self.guide is not None:
+            raise InvalidRequest(f"{guide.field} and {self.guide.field} exclude each other", param=guide.field)
+        if guide is None:
+            guide = self.guide
+        elif self.after and not guide.after:
+            guide = msgspec.structs.replace(guide, after=self.after)
+        return msgspec.structs.replace(
+            params,
+            guide=guide,
+            kept_token_ids=self.kept_token_ids or None,
+            thinking=self.thinking if params.thinking is None else params.thinking,
+        )
+
     def new_parser(self) -> Parser:
         """For one choice."""
         return Parser(
@@ -99,7 +122,7 @@ class Speaker:
 
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.dialect = dialect
-        self._template = template
+        self.template = template
         self._openings: dict[Any, str] = {}
         special = {
             text: token_id
@@ -144,7 +167,7 @@ class Speaker:
             return None if kwargs is None else dict(kwargs)
         thinking = self.dialect.thinking
         switches = thinking.switches if thinking else ()
-        wanted: dict[str, Any] = {switch: effort != "none" for switch in switches}
+        wanted: dict[str, Any] = dict.fromkeys(switches, effort != "none")
         return wanted | {"reasoning_effort": effort} | dict(kwargs or {})
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
@@ -170,24 +193,24 @@ class Speaker:
 
     def _opening(self, prompt: ChatPrompt) -> str:
         """The end of what the template writes before an answer, seen on a chat of one message."""
-        kwargs = prompt.template_kwargs or {}
-        key = (tuple(sorted(kwargs.items(), key=lambda item: item[0])), prompt.template)
+        if prompt.template is not None:
+            return ""
+        known_names = {"reasoning_effort", *(self.dialect.thinking.switches if self.dialect.thinking else ())}
+        kwargs = {name: value for name, value in (prompt.template_kwargs or {}).items() if name in known_names}
+        key = tuple(sorted(kwargs.items(), key=lambda item: item[0]))
         try:
             known = self._openings.get(key)
         except TypeError:  # a value that cannot be a key
-            known, key = None, None
+            return ""
         if known is None:
             try:
-                text = self._template.render(
-                    [{"role": "user", "content": "."}], add_generation_prompt=True, source=prompt.template, **kwargs
-                )
+                text = self.template.render([{"role": "user", "content": "."}], add_generation_prompt=True, **kwargs)
             except InvalidRequest:  # what the request itself will be told
                 text = ""
             known = text[-256:]
-            if key is not None:
-                if len(self._openings) >= _MOST_OPENINGS:
-                    self._openings.clear()
-                self._openings[key] = known
+            if len(self._openings) >= _MOST_OPENINGS:
+                self._openings.clear()
+            self._openings[key] = known
         return known
 
     def _after(self, prompt: ChatPrompt, start: Start) -> str:
@@ -206,6 +229,21 @@ class Speaker:
         """The text behind which calls may come."""
         channels = self.dialect.channels
         return channels.ends[0] if channels is not None else after
+
+
+def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> Speaker:
+    """The speaker of a model, as its configuration names it, or as its chat template shows.
+
+    Args:
+        folder: of the tokenizer, where mostly there is a config.json too.
+
+    Raises:
+        ConfigError: a name that nobody has.
+    """
+    kind = read_json(folder / "config.json").get("model_type")
+    texts = "\n".join(template.sources.values())
+    names = choose(model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts)
+    return Speaker(dialect_named(*names), tokenizer, template)
 
 
 def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from troupellm.actors.front_client import SILENT_SECONDS, RemoteEngine
 from troupellm.actors.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import (
     AdminAnswer,
@@ -144,12 +145,13 @@ class Front:
         serving, status = self._serving, self._status
         assert serving is not None
         assert status is not None, "the state comes before the engine"
-        tokenizer, template = await self._pool.run(_read, serving)
+        tokenizer, speaker = await self._pool.run(_read, serving)
         self._remote = RemoteEngine(
             serving,
             self._status or status,
             tokenizer=tokenizer,
-            chat_template=template,
+            chat_template=speaker.template,
+            speaker=speaker,
             post=self._link.post,
             on_loop=LoopPort().post,
             threads=self._pool,
@@ -202,9 +204,10 @@ class Front:
         )
 
 
-def _read(serving: Serving) -> tuple[Tokenizer, ChatTemplate]:
-    folder = Path(serving.tokenizer_folder)
-    return Tokenizer.load(folder), ChatTemplate.load(folder, serving.config.model.chat_template)
+def _read(serving: Serving) -> tuple[Tokenizer, Speaker]:
+    folder, model = Path(serving.tokenizer_folder), serving.config.model
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template), folder)
 
 
 async def serve(engine: socket.socket, listener: socket.socket) -> int:

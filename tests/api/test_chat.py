@@ -115,7 +115,8 @@ async def test_max_completion_tokens_is_the_same_limit(tiny_engine):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, None),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": "text"}, "response_format"),
         ({"guided_json": {}}, None),
@@ -125,7 +126,7 @@ async def test_max_completion_tokens_is_the_same_limit(tiny_engine):
         ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"tools": [{"type": "function"}], "tool_choice": "none"}, None),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0].function"),
         ({"tools": []}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"best_of": 2}, "best_of"),

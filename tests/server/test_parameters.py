@@ -157,7 +157,7 @@ def test_prompts_of_every_form():
 
 
 def test_tool_results_need_a_call_before_them():
-    call = ChatMessage(role="assistant", tool_calls=[{"id": "c1", "type": "function", "function": {"name": "f"}}])
+    call = ChatMessage(role="assistant", tool_calls=[PastCall(id="c1", function=CalledFunction(name="f"))])
     result = ChatMessage(role="tool", content="5", tool_call_id="c1")
     prompt = chat_prompt(ChatRequest(messages=[]), [USER, call, result])
     assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]

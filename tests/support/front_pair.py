@@ -63,6 +63,7 @@ class FrontPair:
             self.status(),
             tokenizer=engine.tokenizer,
             chat_template=engine.chat_template,
+            speaker=engine.speaker,
             post=self.from_front.post,
             on_loop=LoopPort().post,
             threads=threads,

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.dialect import ToolCall
+from troupellm.protocol.outputs import ToolCall
 
 TOOLS: list[dict[str, Any]] = [
     {

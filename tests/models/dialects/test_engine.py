@@ -12,9 +12,17 @@ from troupellm.models.dialects.engine import Parser, plan_of
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import MOST_HELD
 from troupellm.models.dialects.syntax import Dialect
-from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble
+from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble as join
+from troupellm.protocol.outputs import ToolCall
 
 OFFER = Offer(TOOLS)
+
+
+def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tuple[ToolCall, ...]]:
+    message = join(pieces)
+    return message.content, message.reasoning, message.tool_calls
+
+
 PAIRS = sorted({(case.tool_parser, case.reasoning_parser) for case in CASES} | {(n, "qwen3") for n in TOOL_PARSERS})
 MARKS = sorted({mark for case in CASES for mark in case.text.replace("\n", " ").split() if len(mark) < 40})
 

@@ -1,0 +1,46 @@
+"""A whole answer in a chat, told apart into content, thoughts and tool calls."""
+
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from troupellm.models.dialects.speaker import Voice
+from troupellm.protocol.dialect import ParsedPiece, Reasoning, assemble
+from troupellm.protocol.outputs import Completion, CompletionChoice, Message
+
+_SLICE = 8192
+"""Characters that are parsed without a pause: a few milliseconds at worst."""
+
+
+async def read_choice(choice: CompletionChoice, voice: Voice | None) -> tuple[Message, int]:
+    """The message, and how many of its tokens were thoughts.
+
+    Args:
+        voice: how to read it; None where all of it is content.
+    """
+    if voice is None:
+        return Message(content=choice.text), 0
+    parser, count = voice.new_parser(), voice.new_count()
+    pieces: list[ParsedPiece] = []
+    for start in range(0, len(choice.text), _SLICE):
+        pieces += parser.feed(choice.text[start : start + _SLICE])
+        if start:
+            await checkpoint()
+    pieces += parser.finish()
+    if count is not None:
+        count.add(choice.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
+    message = assemble(pieces)
+    if not voice.show_thoughts:
+        message = msgspec.structs.replace(message, reasoning=None)
+    return message, 0 if count is None else count.tokens
+
+
+async def read_completion(completion: Completion, voice: Voice | None) -> Completion:
+    """The same answer with each choice's message."""
+    choices: list[CompletionChoice] = []
+    thoughts = 0
+    for choice in completion.choices:
+        message, tokens = await read_choice(choice, voice)
+        choices.append(msgspec.structs.replace(choice, message=message))
+        thoughts += tokens
+    usage = msgspec.structs.replace(completion.usage, reasoning_tokens=thoughts)
+    return msgspec.structs.replace(completion, choices=tuple(choices), usage=usage)
