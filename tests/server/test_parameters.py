@@ -4,6 +4,7 @@ import pytest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import TextPrompt, TokensPrompt
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest
+from troupellm.protocol.openai_tools import CalledFunction, PastCall
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.server.parameters import chat_prompt, completion_prompts, refuse_unsupported, renames, sampling_params
 

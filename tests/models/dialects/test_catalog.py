@@ -47,7 +47,9 @@ def test_a_name_given_wins_over_the_template():
     assert choose("mistral", "none", "qwen3", "<tool_call></think>") == ("mistral", "none")
 
 
-@pytest.mark.parametrize(("tools", "reasoning", "field"), [("nope", "none", "tool_call_parser"), ("none", "nope", "reasoning_parser")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "field"), [("nope", "none", "tool_call_parser"), ("none", "nope", "reasoning_parser")]
+)
 def test_a_name_that_nobody_has_is_refused_with_those_there_are(tools: str, reasoning: str, field: str):
     with pytest.raises(ConfigError, match="must be one of auto, none, ") as caught:
         dialect_named(tools, reasoning)
