@@ -97,10 +97,14 @@ async def _stream(
         for number, prompt in enumerate(prompts):
             name = f"{call}-{number}"
             stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
-            streams.append(await stack.enter_async_context(stream))
-            exchange.quota = stream.quota
-        for stream in streams:
-            await stream.opened()
+            stack.push_async_callback(stream.cancel)
+            streams.append(stream)
+        # All at once: the room of a call is given back when those of it who are in have left, and over a front the
+        # first could have its whole answer before the second had asked.
+        async with anyio.create_task_group() as group:
+            for stream in streams:
+                group.start_soon(stream.opened)
+        exchange.quota = streams[-1].quota
         exchange.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)
         echoes = [
             await PromptEcho.of(engine, request, prompt, stream.prompt_token_ids)

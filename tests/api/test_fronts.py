@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import psutil
 import pytest
+from front_pair import front_pair
 from fronts import Fronts, fronts_process, until
 from openai import AsyncOpenAI
 from processes import alive, serving_process
-from serving import events_of, http_request
+from serving import events_of, eventually, http_request
 from sockets import RawSocket, raw_socket
+
+from troupellm.protocol.fronts import Apply, Submit
+from troupellm.server.app import asgi
 
 pytestmark = pytest.mark.anyio
 
@@ -341,3 +346,24 @@ async def test_limits_per_key_hold_for_both_fronts_together(checkpoint, tmp_path
             assert (await ask(pid, "secret-of-otto")).startswith(b"http/1.1 200 ")
             assert (await ask(pid, "secret-of-nobody")).startswith(b"http/1.1 401 ")
         assert await fronts.metric(second, "troupellm_rejected_total", 'reason="rate_limit"') == 2
+
+
+async def test_the_prompts_of_a_streamed_call_come_in_together(tiny_engine):
+    """Before the first has heard anything: else its end could give back the room that was taken for all of them."""
+    async with tiny_engine() as engine, front_pair(engine) as pair:
+        app = asgi(pair.remote)
+        pair.to_front.set_open(False)
+        body = {"model": "tiny", "prompt": [[5], [6], [7]], "max_tokens": 1, "stream": True, "ignore_eos": True}
+        transport, answers = httpx.ASGITransport(app), []
+        async with app.host.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+            async def ask() -> None:
+                answers.append(await client.post("/v1/completions", json=body))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                await eventually(lambda: sum(isinstance(frame, Apply) for frame in pair.from_front.frames) == 3)
+                assert not [frame for frame in pair.from_front.frames if isinstance(frame, Submit)]
+                pair.to_front.set_open(True)
+        assert answers[0].status_code == 200, answers[0].text
+        assert answers[0].text.count('"finish_reason":"length"') == 3
