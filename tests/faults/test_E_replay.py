@@ -7,6 +7,7 @@ from serving import eventually
 
 from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
@@ -19,6 +20,14 @@ ASKS = {
     "penalties": {
         "seed": 9, "temperature": 0.9, "repetition_penalty": 1.4, "presence_penalty": 0.7, "frequency_penalty": 0.6,
     },
+    "a thinking budget": {
+        "seed": 10, "n": 2, "thinking_token_budget": 4, "thinking": ThinkingMarks(start="", end="</t>", open=True),
+    },
+    "repetition": {
+        "seed": 11, "allowed_token_ids": [65, 66],
+        "repetition_detection": RepetitionDetection(max_pattern_size=3, min_count=4),
+    },
+    "listed log-probabilities": {"temperature": 0.0, "logprob_token_ids": [9, 200]},
     "bias and a floor": {"temperature": 0.0, "logit_bias": {20: 4.0, 21: 3.5}, "min_tokens": 10},
 }  # fmt: skip
 
