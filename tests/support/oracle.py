@@ -16,12 +16,14 @@ from reader import Reader
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.output import StepOutput
+from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
 from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
     RowError,
     RowLogprobs,
+    RowPooled,
     SamplingState,
     StepPlan,
     StepResult,
@@ -35,6 +37,11 @@ SECRET = b"a secret of the tests"
 
 def next_token(tokens: list[int], fork: int) -> int:
     return zlib.crc32(struct.pack(f"<{len(tokens)}i", *tokens), fork) % VOCAB
+
+
+def vector_of(tokens: list[int]) -> bytes:
+    """What pooling gives: one number."""
+    return struct.pack("<f", next_token(tokens, 0) / VOCAB)
 
 
 def candidates(tokens: list[int]) -> list[tuple[float, int]]:
@@ -157,6 +164,7 @@ class _Row:
     tokens: list[int]
     num_computed: int
     tables: list[list[int]]
+    pooling: PoolingState | None
 
 
 @dataclass
@@ -193,12 +201,15 @@ class Oracle:
         tokens: list[int] = []
         errors: list[RowError] = []
         logprobs: list[RowLogprobs] = []
+        pooled: list[RowPooled] = []
         for row, epoch, start, count in zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True):
             sampled = self._compute(row, epoch, start, count)
             if row in self.broken_rows:
                 self.broken_rows.remove(row)
                 errors.append(RowError(row, "logits are NaN"))
                 sampled = []
+            elif (state := self.rows[row]).pooling is not None and state.num_computed == len(state.tokens):
+                pooled.append(RowPooled(row, vector_of(state.tokens)))
             elif sampled and self.rows[row].sampling.logprobs >= 0:
                 logprobs.append(self._describe(row))
             counts.append(len(sampled))
@@ -213,6 +224,7 @@ class Oracle:
                 tokens=tuple(tokens),
                 errors=tuple(errors),
                 logprobs=tuple(logprobs),
+                pooled=tuple(pooled),
             )
         )
 
@@ -230,7 +242,7 @@ class Oracle:
         assert known is None or known.epoch < new.epoch, "a row that is known comes again"
         tokens = list(struct.unpack(f"<{len(new.token_ids) // 4}i", new.token_ids))
         tables = [list(blocks) for blocks in new.blocks]
-        self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables)
+        self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables, new.pooling)
         assert start < len(tokens), "nothing is left to compute"
         for group, table in enumerate(tables):
             for position in range(start):
@@ -293,7 +305,7 @@ class Oracle:
             for position in range(start):
                 held = self.content[group, self._slot(table, position)]
                 assert held == tuple(state.tokens[: position + 1]), "somebody wrote into this row's blocks"
-        if state.num_computed < len(state.tokens):
+        if state.num_computed < len(state.tokens) or state.pooling is not None:
             return []
         if state.sampling.logprobs >= 0:
             state.tokens.append(candidates(state.tokens)[0][1])
