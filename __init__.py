@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         CompletionChoice as CompletionChoice,
         Delta as Delta,
     )
+    from troupellm.protocol.pooling import PoolingParams as PoolingParams
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
     from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
     from troupellm.server.app import asgi as asgi
@@ -59,6 +60,7 @@ _HOMES = {
     "ChatPrompt": "protocol.intake",
     "EngineSnapshot": "protocol.snapshot",
     "SamplingParams": "protocol.sampling",
+    "PoolingParams": "protocol.pooling",
     "BeamSearchParams": "protocol.beam_search",
     "BeamSearchOutput": "protocol.beam_search",
     "BeamSearchSequence": "protocol.beam_search",

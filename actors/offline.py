@@ -2,18 +2,19 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from tqdm import tqdm
 
 from troupellm.actors.embeds import as_embeds
 from troupellm.actors.engine import Engine
+from troupellm.actors.offline_pooling import AnswerT, OfflinePooling
 from troupellm.actors.ports import ExitWatch
+from troupellm.actors.progress_bar import Bar
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -86,7 +87,7 @@ class _Home:
             self._portal_scope.__exit__(None, None, None)
 
 
-class LLM:
+class LLM(OfflinePooling):
     """Blocking, and usable where an event loop already runs. Use it as a context manager, or call `close`; dropping
     the last reference and the end of the program close it too.
 
@@ -194,14 +195,19 @@ class LLM:
             )
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
-            with _Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
+            with Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
                 outputs = self._await(work, bar.update)
         else:
             outputs = self._await(work, lambda: None)
         return [outputs[index] for index in range(len(prompts))]
 
     def _await(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
-        future = self._home.portal.start_task_soon(self._collect, work, on_done)
+        return self._wait_for(self._collect, work, on_done)
+
+    def _wait_for(self, work: Callable[..., Awaitable[AnswerT]], *args: Any) -> AnswerT:
+        if not self._finalizer.alive:
+            raise EngineStopped("the LLM was closed", code="stopped")
+        future = self._home.portal.start_task_soon(work, *args)
         try:
             return future.result()
         except BaseException:  # an interrupt, too, ends the work
@@ -214,12 +220,6 @@ class LLM:
             outputs[index] = _request_output(completion)
             on_done()
         return outputs
-
-
-class _Bar(tqdm):  # type: ignore[type-arg]
-    """Without the thread that tqdm would leave running."""
-
-    monitor_interval = 0
 
 
 def _as_list(prompts: Any) -> Sequence[Any]:

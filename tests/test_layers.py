@@ -16,7 +16,7 @@ TORCH_FREE_MODELS = ("source", "tokenizer", "chat_template", "generation_config"
 TORCH_INSIDE_A_FUNCTION = {"server/cli/collect_env.py", "load_tests/throughput/contestants.py"}
 TORCH_INSIDE_A_FUNCTION |= {"load_tests/scheduler/vllm_side.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
-ASSEMBLY = ("engine", "system", "offline")
+ASSEMBLY = ("engine", "system", "offline", "offline_pooling")
 """The files of actors/ that know which actors exist, and may import them."""
 
 FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
