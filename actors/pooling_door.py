@@ -13,6 +13,7 @@ import msgspec
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
@@ -21,8 +22,10 @@ from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.worker import WorkerReady
 
-POOLING_WINDOW = 256
+MOST_AT_ONCE = 256
 """Prompts of one call inside the engine at once: as many as a step takes by default."""
+ROOM_SHARE = 4
+"""And no more than one in so many of the engine's places, so that others find some."""
 _NOTHING_GENERATED = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -35,6 +38,10 @@ class Scored(msgspec.Struct, frozen=True):
 
 class PoolingDoor(ABC):
     """Requests that end with their prompt. Who inherits says where they go."""
+
+    @property
+    @abstractmethod
+    def _scheduling(self) -> SchedulerConfig: ...
 
     @property
     @abstractmethod
@@ -58,7 +65,7 @@ class PoolingDoor(ABC):
         tenant: str = "",
         cache_salt: bytes = b"",
         deadline: float | None = None,
-        concurrency: int = POOLING_WINDOW,
+        concurrency: int | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
 
@@ -66,6 +73,7 @@ class PoolingDoor(ABC):
         them at once nor keeps others out.
 
         Args:
+            concurrency: None is a part of the engine's room.
             wait: wait for the first prompt's place instead of raising EngineOverloaded; the others always wait.
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
@@ -89,6 +97,9 @@ class PoolingDoor(ABC):
             )
 
         makers = (partial(submission, index, prompt) for index, prompt in zip(count(), prompts, strict=False))
+        if concurrency is None:
+            room = self._scheduling.max_num_seqs + self._scheduling.max_num_queued_reqs
+            concurrency = min(MOST_AT_ONCE, room // ROOM_SHARE)
         return map_streams(makers, concurrency, Stream.collect_pooled)
 
     async def pool_all(
