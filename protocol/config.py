@@ -299,6 +299,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None
+    files_dir: Annotated[
+        str | None,
+        _help("folder for uploaded files and batches, which outlive a restart; without it there are none"),
+    ] = None
+    max_file_bytes: Annotated[PositiveInt, _help("largest uploaded file")] = 200 * 2**20
+    max_files: Annotated[PositiveInt, _help("files that each API key may have")] = 10_000
+    max_stored_bytes: Annotated[PositiveInt, _help("bytes of files that each API key may have")] = 10 * 2**30
+    max_batch_lines: Annotated[PositiveInt, _help("requests in one batch")] = 50_000
+    max_batches: Annotated[PositiveInt, _help("unfinished batches that each API key may have")] = 100
+    batch_concurrency: Annotated[
+        PositiveInt | None,
+        _help("requests of batches at once, while nobody waits (default: half of max_num_seqs)"),
+    ] = None
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0

@@ -33,11 +33,13 @@ from troupellm.protocol.openai import (
 from troupellm.server import chat, completions, models, probes, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
+from troupellm.server.batches import routes as batch_routes
 from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.inside import is_plain
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
@@ -142,6 +144,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
+        *batch_routes.routes(host, prefix),
         *admin_routes.routes(host, prefix),
     ]  # fmt: skip
 
@@ -172,6 +175,7 @@ class App:
         table = [route for route in routes(host, prefix) if route.scope in scopes]
         self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
+        host.batches.endpoints = frozenset(route.path for route in table if is_plain(route))
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
         self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
@@ -181,7 +185,7 @@ class App:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await run_lifespan(self.host, self._owned, receive, send)
+            await run_lifespan(self.host, self._owned, self.routes, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000, "reason": "no websockets here"})

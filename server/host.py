@@ -16,6 +16,7 @@ from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
+from troupellm.server.batches.service import Batches
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
@@ -62,6 +63,7 @@ class EngineHost:
         """More reasons not to be ready."""
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)
+        self.batches = Batches(config)
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()
@@ -76,6 +78,7 @@ class EngineHost:
                 yield
         finally:
             await self.responses.close()
+            await self.batches.close()
 
     def enter(self, exchange: Exchange) -> None:
         self.in_flight.add(exchange)
@@ -99,7 +102,7 @@ class EngineHost:
             HttpError: 503 with the reason.
         """
         text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
-        text += await self.responses.metrics()
+        text += await self.responses.metrics() + await self.batches.metrics()
         if self.told_elsewhere:
             return text
         return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")

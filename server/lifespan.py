@@ -1,6 +1,6 @@
 """Engines that live as long as an application: for host frameworks, and for apps that own their engine."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from troupellm.server.errors import flatten
 if TYPE_CHECKING:
     from troupellm.server.exchange import Receive, Send
     from troupellm.server.host import EngineHost
+    from troupellm.server.router import Route
+    from troupellm.server.served import ServedEngine
 
 
 def lifespan(
@@ -31,19 +33,35 @@ def lifespan(
     return run
 
 
-async def run_lifespan(host: "EngineHost", owned: Engine | None, receive: "Receive", send: "Send") -> None:
+@asynccontextmanager
+async def _engine(host: "EngineHost", owned: Engine | None) -> AsyncIterator["ServedEngine"]:
+    """The app's own engine, which it opens, or the one that it was lent."""
+    if owned is None:
+        assert host.engine is not None
+        yield host.engine
+        return
+    async with owned as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _batches(host: "EngineHost", engine: "ServedEngine", routes: Sequence["Route"]) -> AsyncIterator[None]:
+    from troupellm.server.batches.runner import held_folder, running_batches
+
+    with held_folder(host.config):
+        async with running_batches(engine, host.config, routes, host):
+            yield
+
+
+async def run_lifespan(
+    host: "EngineHost", owned: Engine | None, routes: Sequence["Route"], receive: "Receive", send: "Send"
+) -> None:
     """Answer the server's lifespan messages; between startup and shutdown an owned engine is open."""
     await receive()
-    if owned is None:
-        async with host.running():
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-        return
-    host.loading = True
+    host.loading = host.engine is None
     started = False
     try:
-        async with owned as engine, host.running():
+        async with _engine(host, owned) as engine, host.running(), _batches(host, engine, routes):
             host.engine = engine
             started = True
             await send({"type": "lifespan.startup.complete"})

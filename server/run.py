@@ -5,7 +5,8 @@ How it stops is in `shutdown`, what the exit codes mean in `exit_codes`.
 
 import gc
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -15,12 +16,14 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
+from troupellm.server.app import routes
+from troupellm.server.batches.runner import held_folder, running_batches
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS, tls_context
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.guard import guard_of
-from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS
+from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS, EngineHost
 from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
@@ -54,7 +57,7 @@ async def serve(
         The exit code: 0, or 128 + the signal that cut the drain short.
 
     Raises:
-        ConfigError: an empty API key, a wrong key file, or a file for responses that cannot serve.
+        ConfigError: an empty API key, a wrong key file, or a file or folder that cannot serve.
         ModelLoadError: the model cannot be served.
         EngineFailed: the engine failed for good.
         OSError: the address cannot be bound.
@@ -66,6 +69,12 @@ async def serve(
     guard_of(config)
     tls_context(config)
     check_database(config.responses_store)
+    with held_folder(config):
+        return await _serve(config, engine_config, on_ready)
+
+
+async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: OnReady | None) -> int:
+    """With settings that were checked."""
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config, side)
@@ -129,7 +138,8 @@ async def _run_engine(
                     group.start_soon(log_stats, engine, config.log_stats_interval)
                 if on_ready is not None:  # cancelled last: where a step hangs it ends with the drain, not before
                     group.start_soon(on_ready, engine, url)
-                failure = await _until_over(engine, side, shutdown)
+                async with _batches(side, engine, config):
+                    failure = await _until_over(engine, side, shutdown)
                 await _wind_up(side, engine, shutdown)
                 group.cancel_scope.cancel()
             await side.stop(shutdown.closing_seconds())
@@ -137,6 +147,21 @@ async def _run_engine(
                 raise failure
             if engine.failure is not None:
                 raise EngineFailed(f"the engine has failed: {engine.failure}") from engine.failure
+
+
+@asynccontextmanager
+async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> AsyncIterator[None]:
+    """Batches are worked on inside the block, with routes of this process, wherever HTTP is spoken."""
+    if config.files_dir is None:
+        yield
+        return
+    host = side.host if isinstance(side, LocalSide) else EngineHost(config, engine)
+    try:
+        async with running_batches(engine, config, routes(host, "/v1"), host):
+            yield
+    finally:
+        if not isinstance(side, LocalSide):
+            await host.responses.close()
 
 
 async def _until_over(engine: Engine, side: HttpSide, shutdown: Shutdown) -> Exception | None:

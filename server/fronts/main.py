@@ -69,6 +69,7 @@ class Front:
         self._host = host = EngineHost(config)
         host.loading = True
         host.told_elsewhere = True
+        host.batches.runs = True  # in the engine's process
         host.created = configure.created
         host.on_change = self._report_soon
         host.further_reasons = self._reasons

@@ -1,0 +1,69 @@
+"""/v1/batches."""
+
+import secrets
+import time
+from typing import cast
+
+import msgspec
+
+from troupellm.protocol.batch import Batch, BatchesQuery, BatchList, BatchRequest
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.batches.files import ends
+from troupellm.server.errors import HttpError
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+
+LONGEST_SECONDS = 7 * 24 * 3600
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+async def create(host: EngineHost, exchange: Exchange, request: BatchRequest) -> None:
+    """POST /v1/batches."""
+    batches = host.batches
+    batches.require_runner()
+    if request.endpoint not in batches.endpoints:
+        known = ", ".join(sorted(batches.endpoints))
+        raise InvalidRequest(f"endpoint must be one of {known}", param="endpoint")
+    window = request.completion_window
+    seconds = int(window[:-1]) * _UNITS[window[-1]]
+    if seconds > LONGEST_SECONDS:
+        raise InvalidRequest("completion_window may be 7d at most", param="completion_window")
+    created = int(time.time())
+    batch = Batch(
+        id=f"batch_{secrets.token_hex(12)}",
+        endpoint=request.endpoint,
+        input_file_id=request.input_file_id,
+        completion_window=window,
+        status="validating",
+        created_at=created,
+        expires_at=created + seconds,
+        metadata=request.metadata,
+    )
+    life = None if request.output_expires_after is None else request.output_expires_after.seconds
+    await batches.store.add_batch(exchange.key, batch, life)
+    await exchange.respond(200, msgspec.json.encode(batch))
+
+
+async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """GET /v1/batches."""
+    query: BatchesQuery = exchange.query
+    page = await host.batches.store.batches(exchange.key, after=query.after, limit=query.limit)
+    found = cast(list[Batch], page.entries)
+    await exchange.respond(200, msgspec.json.encode(BatchList(data=found, **ends(page))))
+
+
+async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """GET /v1/batches/{batch_id}."""
+    await _answer(exchange, await host.batches.store.batch(exchange.key, exchange.path_values["batch_id"]))
+
+
+async def cancel(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """POST /v1/batches/{batch_id}/cancel."""
+    batch = await host.batches.store.cancel_batch(exchange.key, exchange.path_values["batch_id"])
+    await _answer(exchange, batch)
+
+
+async def _answer(exchange: Exchange, batch: Batch | None) -> None:
+    if batch is None:
+        raise HttpError(404, "there is no such batch", code="batch_not_found")
+    await exchange.respond(200, msgspec.json.encode(batch))

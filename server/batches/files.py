@@ -1,0 +1,161 @@
+"""/v1/files."""
+
+import secrets
+import time
+from typing import Any, cast
+
+import anyio
+import msgspec
+
+from troupellm.protocol.batch import ExpiresAfter, FileDeleted, FileList, FileObject, FilesQuery
+from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
+from troupellm.server.batches.store import Page, Store
+from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
+from troupellm.server.body import BodyReader
+from troupellm.server.errors import HttpError
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+
+MAX_UPLOADS = 8
+"""At once, in one process."""
+SLOWEST_BYTES = 65_536
+"""Per second: how fast an upload must be on average, after the time that every body has."""
+PIECE_BYTES = 65_536
+
+
+async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """POST /v1/files."""
+    store = host.batches.store
+    await store.check_room(exchange.key)
+    if host.batches.uploads >= MAX_UPLOADS:
+        raise EngineOverloaded(f"{MAX_UPLOADS} files are being uploaded already, which is the most")
+    most = store.config.max_file_bytes + OVERHEAD_BYTES
+    timeout = host.config.body_timeout and host.config.body_timeout + most / SLOWEST_BYTES
+    reader = BodyReader(exchange, limit=most, timeout=timeout, media=(MEDIA,))
+    upload = Upload(exchange.header(b"content-type") or "", store.incoming(new_name()), store.config.max_file_bytes)
+    host.enter(exchange)
+    host.batches.uploads += 1
+    try:
+        with exchange.reading:
+            file, path = await _take(store, upload, reader), upload.path
+            try:
+                await store.add_file(exchange.key, file, path)
+            finally:
+                path.unlink(missing_ok=True)
+            await exchange.respond(200, msgspec.json.encode(file))
+    finally:
+        host.batches.uploads -= 1
+    if exchange.reading.cancelled_caught:
+        host.require()
+
+
+async def _take(store: Store, upload: Upload, reader: BodyReader) -> FileObject:
+    try:
+        form = await upload.take(reader)
+    except OSError as error:
+        raise store.refused(error) from error
+    try:
+        return _file(form)
+    except BaseException:
+        upload.path.unlink(missing_ok=True)
+        raise
+
+
+def _file(form: Form) -> FileObject:
+    """
+    Raises:
+        InvalidRequest: a field is wrong or missing.
+    """
+    purpose = form.fields.get("purpose")
+    if purpose is None:
+        raise InvalidRequest("purpose is missing", param="purpose", code="missing_required_parameter")
+    if purpose != "batch":
+        raise InvalidRequest("purpose must be batch", param="purpose")
+    created = int(time.time())
+    given = {name: form.fields[f"expires_after[{name}]"] for name in ("anchor", "seconds")
+             if f"expires_after[{name}]" in form.fields}  # fmt: skip
+    expires = None
+    if given:
+        try:
+            expires = created + msgspec.convert(given, ExpiresAfter, strict=False).seconds
+        except msgspec.ValidationError as error:
+            text = str(error).partition(" - at")[0]
+            raise InvalidRequest(f"expires_after: {text}", param="expires_after") from None
+    return FileObject(
+        id=f"file-{secrets.token_hex(12)}",
+        bytes=form.size,
+        created_at=created,
+        expires_at=expires,
+        filename=form.filename,
+        purpose="batch",
+    )
+
+
+async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """GET /v1/files."""
+    query: FilesQuery = exchange.query
+    page = await host.batches.store.files(
+        exchange.key, after=query.after, limit=query.limit, newest=query.order == "desc", purpose=query.purpose
+    )
+    files = cast(list[FileObject], page.entries)
+    await exchange.respond(200, msgspec.json.encode(FileList(data=files, **ends(page))))
+
+
+async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """GET /v1/files/{file_id}."""
+    await exchange.respond(200, msgspec.json.encode(await _find(host, exchange)))
+
+
+async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """DELETE /v1/files/{file_id}."""
+    file_id = exchange.path_values["file_id"]
+    if not await host.batches.store.delete_file(exchange.key, file_id):
+        raise no_file()
+    await exchange.respond(200, msgspec.json.encode(FileDeleted(id=file_id)))
+
+
+async def content(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """GET /v1/files/{file_id}/content, piece by piece."""
+    file, store = await _find(host, exchange), host.batches.store
+    try:
+        opened = await anyio.open_file(store.content(file.id), "rb")
+    except FileNotFoundError:
+        raise no_file() from None  # deleted meanwhile
+    except OSError as error:
+        raise store.refused(error) from error
+    async with opened:
+        headers = (
+            (b"content-length", str(file.bytes).encode()),
+            (b"content-disposition", b"attachment"),
+            (b"x-content-type-options", b"nosniff"),
+        )
+        await exchange.start(200, b"application/octet-stream", headers)
+        left = 0 if exchange.method == "HEAD" else file.bytes
+        while left > 0:
+            piece = await opened.read(min(PIECE_BYTES, left))
+            if not piece:
+                raise store.refused(OSError("a file is shorter than it was"))
+            left -= len(piece)
+            await exchange.write(piece)
+        await exchange.write(b"", last=True)
+
+
+def ends(page: Page) -> dict[str, Any]:
+    """What every list says beside its entries."""
+    names = [entry.id for entry in page.entries]
+    return {
+        "first_id": names[0] if names else None,
+        "last_id": names[-1] if names else None,
+        "has_more": page.more,
+    }
+
+
+def no_file() -> HttpError:
+    return HttpError(404, "there is no such file", code="file_not_found")
+
+
+async def _find(host: EngineHost, exchange: Exchange) -> FileObject:
+    file = await host.batches.store.file(exchange.key, exchange.path_values["file_id"])
+    if file is None:
+        raise no_file()
+    return file

@@ -1,0 +1,160 @@
+"""One batch, from its input file to its output files. What was answered once is not asked again, whatever happens."""
+
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import BinaryIO
+
+import anyio
+
+from troupellm.protocol.batch import BatchError, BatchErrors, BatchResult
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.batches.governor import Governor
+from troupellm.server.batches.lines import Bad, Checker, Good, Lines, answered, count_lines, failed
+from troupellm.server.batches.progress import Entry, Progress
+from troupellm.server.batches.store import Store
+from troupellm.server.inside import Inside
+from troupellm.server.offload import offload
+
+MOST_ATTEMPTS = 5
+"""Of a line that the server could not answer; being told to come later is no attempt."""
+LONGEST_PAUSE = 5.0
+
+
+class Job:
+    """`run` ends when the batch is over. `cancel` and `expire` end the asking, and it goes on to its output files."""
+
+    def __init__(self, entry: Entry, store: Store, inside: Inside, governor: Governor, config: ServerConfig) -> None:
+        self.entry = entry
+        self._store = store
+        self._inside = inside
+        self._governor = governor
+        self._longest = config.max_body_bytes
+        self._most = config.max_batch_lines
+        self._progress = Progress(store, entry)
+        self._asking = anyio.CancelScope()
+        self._total = 0
+
+    def cancel(self) -> None:
+        """Nothing more is asked for it."""
+        self._asking.cancel()
+
+    @property
+    def expired(self) -> bool:
+        expires = self.entry.batch.expires_at
+        return expires is not None and time.time() >= expires
+
+    async def run(self) -> None:
+        """
+        Raises:
+            HttpError: the disk refuses; what is written down is whole, and another run goes on from there.
+        """
+        batch = self.entry.batch
+        if batch.status == "validating":
+            errors = await self._validate()
+            if errors is not None:
+                await self._progress.set_status("failed", errors=errors)
+                return
+            batch = await self._progress.set_status("in_progress", total=self._total)
+        if batch.status == "in_progress":
+            if not self.expired:
+                with self._asking:
+                    await self._ask()
+            if self.expired:
+                await self._give_up()
+            batch = await self._progress.set_status("finalizing")
+        if batch.status == "cancelling":
+            await self._progress.finish("cancelled")
+            return
+        late = (batch.finalizing_at or 0) >= (batch.expires_at or math.inf)
+        await self._progress.finish("expired" if late else "completed")
+
+    async def _validate(self) -> BatchErrors | None:
+        """Count the lines; why there is nothing to do, if so."""
+        try:
+            with await offload(self._open) as source:
+                self._total = await offload(count_lines, source, self._most)
+        except FileNotFoundError:
+            return _errors("invalid_file", "the input file is not there any more")
+        except OSError as error:
+            raise self._store.refused(error) from error
+        if not self._total:
+            return _errors("empty_file", "the input file has no requests")
+        if self._total > self._most:
+            return _errors("too_many_requests", f"a batch may have at most {self._most} requests")
+        return None
+
+    async def _ask(self) -> None:
+        """Have every line answered that is not yet."""
+        done = await self._progress.answered()
+        async with anyio.create_task_group() as group:
+
+            async def take(line: Good | Bad) -> None:
+                if line.number in done:
+                    return
+                if isinstance(line, Bad):
+                    await self._progress.put(line.number, line.result)
+                else:
+                    await self._governor.enter()
+                    group.start_soon(self._one, line)
+
+            await self._for_each(take)
+
+    async def _one(self, line: Good) -> None:
+        """Has room; gives it back."""
+        has_room, attempts = True, 0
+        try:
+            while True:
+                answer = await self._inside.post(line.url, line.body, key=self.entry.owner)
+                attempts += answer.status != 429
+                if answer.retry_after is None or attempts >= MOST_ATTEMPTS:
+                    break
+                self._governor.leave()
+                has_room = False
+                await anyio.sleep(min(answer.retry_after, LONGEST_PAUSE) * (0.5 + secrets.randbelow(100) / 200))
+                await self._governor.enter()
+                has_room = True
+            await self._progress.put(line.number, answered(line, answer))
+        finally:
+            if has_room:
+                self._governor.leave()
+
+    async def _give_up(self) -> None:
+        """What is not answered in time is said so, line by line."""
+        done = await self._progress.answered()
+
+        async def take(line: Good | Bad) -> None:
+            if line.number not in done:
+                results.append((line.number, line.result if isinstance(line, Bad) else _too_late(line.custom_id)))
+
+        results: list[tuple[int, BatchResult]] = []
+        await self._for_each(take)
+        await self._progress.put_all(results)
+
+    async def _for_each(self, take: Callable[[Good | Bad], Awaitable[None]]) -> None:
+        """Every line of the input, in order; read and checked off the event loop."""
+        checker = Checker(self._inside.urls, endpoint=self.entry.batch.endpoint, longest=self._longest)
+        try:
+            with await offload(self._open) as source:
+                lines = Lines(source, self._longest)
+                while group := await offload(_check, lines, checker):
+                    for line in group:
+                        await take(line)
+        except OSError as error:
+            raise self._store.refused(error) from error
+
+    def _open(self) -> BinaryIO:
+        return self._store.content(self.entry.batch.input_file_id).open("rb")
+
+
+def _check(lines: Lines, checker: Checker) -> list[Good | Bad]:
+    return [checker.check(line) for line in lines.read()]
+
+
+def _too_late(custom_id: str) -> BatchResult:
+    return failed(custom_id, "batch_expired", "this request was not answered before the completion window was over")
+
+
+def _errors(code: str, message: str) -> BatchErrors:
+    return BatchErrors(data=[BatchError(code=code, message=message)])

@@ -1,0 +1,159 @@
+"""The lines of a batch's files: read with a cap, checked, answered, and what a bad one gets instead of an answer."""
+
+import hashlib
+import io
+import secrets
+from collections.abc import Callable, Container, Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from troupellm.protocol.batch import BatchLine, BatchResult, LineError, LineResponse
+from troupellm.server.inside import Answered
+
+GROUP_BYTES = 2**20
+GROUP_LINES = 256
+"""Lines are read in groups of at most so many, and so many bytes (and one line more)."""
+_BLANK = b" \t\r\n"
+
+
+class RawLine(msgspec.Struct, frozen=True):
+    number: int
+    """From 1, blank lines counted too."""
+    text: bytes
+    """b"" for a line that is too long."""
+
+
+class Good(msgspec.Struct, frozen=True):
+    """A line that can be answered."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class Bad(msgspec.Struct, frozen=True):
+    """A line that cannot."""
+
+    number: int
+    result: BatchResult
+
+
+class Lines:
+    """Reads groups of lines; blank ones are passed over. Blocks: call it on a thread."""
+
+    def __init__(self, source: BinaryIO, longest: int) -> None:
+        """longest: bytes of a line."""
+        self._source = source
+        self._longest = longest
+        self._number = 0
+
+    def read(self) -> list[RawLine]:
+        """The next lines; none at the end."""
+        group: list[RawLine] = []
+        size = 0
+        while len(group) < GROUP_LINES and size < GROUP_BYTES:
+            line = self._source.readline(self._longest + 1)
+            if not line:
+                break
+            self._number += 1
+            if len(line) > self._longest and not line.endswith(b"\n"):
+                self._skip_rest()
+                group.append(RawLine(self._number, b""))
+                continue
+            if line.strip(_BLANK):
+                group.append(RawLine(self._number, line))
+                size += len(line)
+        return group
+
+    def _skip_rest(self) -> None:
+        while (rest := self._source.readline(io.DEFAULT_BUFFER_SIZE)) and not rest.endswith(b"\n"):
+            pass
+
+
+class Checker:
+    """Checks lines in their order; it remembers their names."""
+
+    def __init__(self, urls: Container[str], *, endpoint: str | None, longest: int) -> None:
+        """
+        Args:
+            urls: what lines may ask for.
+            endpoint: what all of them must ask for; None leaves it to each.
+            longest: bytes of a line, for the message.
+        """
+        self._urls = urls
+        self._endpoint = endpoint
+        self._longest = longest
+        self._seen: set[bytes] = set()
+
+    def check(self, line: RawLine) -> Good | Bad:
+        if not line.text:
+            return self._bad(line, None, "line_too_long", f"a line may have at most {self._longest} bytes")
+        try:
+            parsed = msgspec.json.decode(line.text, type=BatchLine)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            invalid = isinstance(error, msgspec.ValidationError)
+            text = str(error) if isinstance(error, msgspec.DecodeError) else "it is nested too deeply, or no UTF-8"
+            code = "invalid_request" if invalid else "invalid_json_line"
+            return self._bad(line, _custom_id(line.text) if invalid else None, code, f"line {line.number}: {text}")
+        name = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if name in self._seen:
+            return self._bad(line, parsed.custom_id, "duplicate_custom_id", "another line has this custom_id already")
+        self._seen.add(name)
+        if self._endpoint is not None and parsed.url != self._endpoint:
+            return self._bad(line, parsed.custom_id, "mismatched_url", f"url must be {self._endpoint} in this batch")
+        if parsed.url not in self._urls:
+            return self._bad(line, parsed.custom_id, "invalid_url", "url is none that a line may ask for")
+        return Good(line.number, parsed.custom_id, parsed.url, bytes(parsed.body))
+
+    def _bad(self, line: RawLine, custom_id: str | None, code: str, message: str) -> Bad:
+        return Bad(line.number, failed(custom_id, code, message, line.number))
+
+
+def answered(line: Good, answer: Answered) -> BatchResult:
+    """What a line's file says of an answer, good or bad."""
+    response = LineResponse(
+        status_code=answer.status, request_id=answer.request_id, body=msgspec.Raw(answer.body or b"null")
+    )
+    return BatchResult(id=_new_id(), custom_id=line.custom_id, response=response)
+
+
+def failed(custom_id: str | None, code: str, message: str, number: int | None = None) -> BatchResult:
+    """What it says of a line that was not asked."""
+    error = LineError(code=code, message=message[:512], line=number)
+    return BatchResult(id=_new_id(), custom_id=custom_id, error=error)
+
+
+def is_good(result: BatchResult) -> bool:
+    return result.response is not None and result.response.status_code == 200
+
+
+def count_lines(source: BinaryIO, most: int) -> int:
+    """How many lines are not blank; it stops counting behind `most`. Blocks."""
+    number, blank = 0, True
+    while number <= most and (piece := source.readline(io.DEFAULT_BUFFER_SIZE)):
+        blank = blank and not piece.strip(_BLANK)
+        if piece.endswith(b"\n"):
+            number, blank = number + (not blank), True
+    return number + (not blank)
+
+
+def groups(read: Callable[[], list[RawLine]]) -> Iterator[list[RawLine]]:
+    """Until the end. Blocks."""
+    while group := read():
+        yield group
+
+
+def _custom_id(text: bytes) -> str | None:
+    """Of a line that is wrong elsewhere, so that its error finds its owner."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    name = found.get("custom_id") if isinstance(found, dict) else None
+    return name if isinstance(name, str) and len(name) <= 512 else None
+
+
+def _new_id() -> str:
+    return f"batch_req_{secrets.token_hex(12)}"

@@ -1,0 +1,194 @@
+"""What a batch has so far, as its runner writes it down."""
+
+import os
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import msgspec
+
+from troupellm.protocol.batch import Batch, BatchResult, BatchStatus, FileObject
+from troupellm.server.batches.lines import failed, is_good
+from troupellm.server.batches.store import BATCH, Store, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.batches.upload import new_name
+from troupellm.server.offload import offload
+
+_CHUNK = 256
+"""Results that are copied into a file at once."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A batch that is not over."""
+
+    number: int
+    owner: str
+    life: int | None
+    batch: Batch
+
+
+async def unfinished(store: Store) -> list[Entry]:
+    """Oldest first."""
+
+    def read(database: sqlite3.Connection) -> list[Entry]:
+        rows = database.execute(
+            f"SELECT number, owner, life, {BATCH} FROM batches "
+            "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY number"
+        ).fetchall()
+        return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
+
+    return await store.do(read)
+
+
+class Progress:
+    """Of one batch. Results that come together are written together."""
+
+    def __init__(self, store: Store, entry: Entry) -> None:
+        self.store = store
+        self.entry = entry
+        self._pending: list[tuple[int, BatchResult]] = []
+        self._writing = anyio.Lock()
+
+    async def set_status(self, status: BatchStatus, *, total: int | None = None, **fields: object) -> Batch:
+        """Change a batch, unless it is being cancelled, which only `cancelled` follows."""
+
+        def write(database: sqlite3.Connection) -> Batch:
+            batch = self._read(database)
+            if batch.status == "cancelling" and status != "cancelled":
+                return batch
+            changed = msgspec.structs.replace(batch, status=status, **{f"{status}_at": int(time.time())}, **fields)
+            save_batch(database, changed)
+            if total is not None:
+                database.execute("UPDATE batches SET total = ? WHERE number = ?", (total, self.entry.number))
+            return changed
+
+        return await self.store.do(write)
+
+    async def answered(self) -> set[int]:
+        """Lines that have a result."""
+
+        def read(database: sqlite3.Connection) -> set[int]:
+            rows = database.execute("SELECT line FROM results WHERE batch = ?", (self.entry.number,)).fetchall()
+            return {line for (line,) in rows}
+
+        return await self.store.do(read)
+
+    async def put(self, line: int, result: BatchResult) -> None:
+        """Keep a result; it is on the disk when this returns."""
+        self._pending.append((line, result))
+        async with self._writing:
+            if self._pending:  # whoever wrote before has not taken ours along
+                taken, self._pending = self._pending, []
+                await self.store.do(partial(self._write, results=taken))
+
+    async def put_all(self, results: list[tuple[int, BatchResult]]) -> None:
+        """Many at once."""
+        for first in range(0, len(results), _CHUNK):
+            part = results[first : first + _CHUNK]
+            await self.store.do(partial(self._write, results=part))
+
+    def _write(self, database: sqlite3.Connection, results: list[tuple[int, BatchResult]]) -> None:
+        number, owner = self.entry.number, self.entry.owner
+        room = self.store.config.max_stored_bytes - usage(database, owner)
+        written = good = 0
+        size = 0
+        for line, given in results:
+            data, result = msgspec.json.encode(given), given
+            if size + len(data) > room:
+                result = failed(given.custom_id, "storage_full", "the answer does not fit: the key's files are full")
+                data = msgspec.json.encode(result)
+            fresh = database.execute(
+                "INSERT OR IGNORE INTO results (batch, line, good, data) VALUES (?, ?, ?, ?)",
+                (number, line, is_good(result), data),
+            ).rowcount
+            written += fresh
+            good += fresh * is_good(result)
+            size += fresh * len(data)
+        add_usage(database, owner, size)
+        count(database, "completed", good)
+        count(database, "failed", written - good)
+        database.execute(
+            "UPDATE batches SET completed = completed + ?, failed = failed + ? WHERE number = ?",
+            (good, written - good, number),
+        )
+
+    async def finish(self, status: BatchStatus) -> None:
+        """Make the output files, in the order of the input, and end the batch. May be called again after a crash."""
+        files: dict[bool, tuple[FileObject, Path]] = {}
+        try:
+            for good in (True, False):
+                path = self.store.incoming(new_name())
+                size = await self._copy(good, path)
+                if size:
+                    files[good] = self._file(good, size), path
+                else:
+                    path.unlink()
+            await self.store.do(lambda database: self._close(database, status, files))
+        finally:
+            for _, path in files.values():
+                path.unlink(missing_ok=True)
+
+    async def _copy(self, good: bool, path: Path) -> int:
+        """Bytes that were written."""
+        size, last = 0, 0
+        with await offload(open, path, "xb") as output:
+            while rows := await self._results(good, last):
+                last = rows[-1][0]
+                data = b"".join([row[1] + b"\n" for row in rows])
+                size += len(data)
+                await offload(output.write, data)
+            await offload(_sync, output)
+        return size
+
+    async def _results(self, good: bool, after: int) -> list[tuple[int, bytes]]:
+        def read(database: sqlite3.Connection) -> list[tuple[int, bytes]]:
+            return database.execute(
+                "SELECT line, data FROM results WHERE batch = ? AND good = ? AND line > ? ORDER BY line LIMIT ?",
+                (self.entry.number, good, after, _CHUNK),
+            ).fetchall()
+
+        return await self.store.do(read)
+
+    def _file(self, good: bool, size: int) -> FileObject:
+        created = int(time.time())
+        kind = "output" if good else "error"
+        return FileObject(
+            id=f"file-{new_name()[:24]}",
+            bytes=size,
+            created_at=created,
+            expires_at=None if self.entry.life is None else created + self.entry.life,
+            filename=f"{self.entry.batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+        )
+
+    def _close(
+        self, database: sqlite3.Connection, status: BatchStatus, files: dict[bool, tuple[FileObject, Path]]
+    ) -> None:
+        (held,) = database.execute(
+            "SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", (self.entry.number,)
+        ).fetchone()
+        add_usage(database, self.entry.owner, -held)
+        database.execute("DELETE FROM results WHERE batch = ?", (self.entry.number,))
+        for file, path in files.values():
+            self.store.insert_file(database, self.entry.owner, file, path)
+        ids = {good: file.id for good, (file, _) in files.items()}
+        ended = msgspec.structs.replace(
+            self._read(database),
+            status=status,
+            output_file_id=ids.get(True),
+            error_file_id=ids.get(False),
+            **{f"{status}_at": int(time.time())},
+        )
+        save_batch(database, ended)
+
+    def _read(self, database: sqlite3.Connection) -> Batch:
+        row = database.execute(f"SELECT {BATCH} FROM batches WHERE number = ?", (self.entry.number,)).fetchone()
+        return as_batch(row)
+
+
+def _sync(output: BinaryIO) -> None:
+
+    output.flush()
+    os.fsync(output.fileno())

@@ -1,0 +1,173 @@
+"""The runner: works on the batches of one folder, beside an engine in this process.
+
+Owns:      the folder, which no second runner may have.
+Receives:  nothing; it looks into the folder, where HTTP fronts in other processes write too.
+Sends:     requests to the engine, through the routes, as many as its governor lets in.
+On crash:  a batch that cannot go on for want of a disk is tried again; a bug fails its batch and is logged.
+"""
+
+import fcntl
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from troupellm.protocol.batch import BatchError, BatchErrors
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.batches.governor import Governor
+from troupellm.server.batches.job import Job
+from troupellm.server.batches.progress import Entry, Progress, unfinished
+from troupellm.server.batches.schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
+from troupellm.server.batches.store import Store
+from troupellm.server.errors import HttpError
+from troupellm.server.host import EngineHost
+from troupellm.server.inside import Inside
+from troupellm.server.router import Route
+from troupellm.server.served import ServedEngine
+
+logger = logging.getLogger("troupellm.server")
+
+LOOK_SECONDS = 0.5
+RETRY_SECONDS = 5.0
+"""Before a batch that the disk has stopped is tried again."""
+PURGE_LOOKS = 120
+"""Expired files are removed once in so many looks."""
+MOST_ACTIVE = 8
+"""Batches at once; their lines take turns."""
+
+
+class Runner:
+    """Works until it is cancelled; what it was at is taken up again by the next one."""
+
+    def __init__(self, store: Store, inside: Inside, engine: ServedEngine, config: ServerConfig) -> None:
+        self._store = store
+        self._inside = inside
+        self._config = config
+        self._governor = Governor(engine, config.batch_concurrency)
+        self._active: dict[int, Job] = {}
+
+    async def run(self) -> None:
+        looks = 0
+        async with anyio.create_task_group() as group:
+            while True:
+                try:
+                    self._follow(await unfinished(self._store), group)
+                    if looks % PURGE_LOOKS == 0:
+                        await self._store.purge()
+                except HttpError:  # the disk; told already
+                    await anyio.sleep(RETRY_SECONDS)
+                looks += 1
+                await anyio.sleep(LOOK_SECONDS)
+
+    def _follow(self, entries: list[Entry], group: TaskGroup) -> None:
+        """Start what there is room for, whoever has least at work first; stop what is not wanted any more."""
+        for entry in entries:
+            job = self._active.get(entry.number)
+            if job is not None and (entry.batch.status == "cancelling" or job.expired):
+                job.cancel()
+        waiting = [entry for entry in entries if entry.number not in self._active]
+        while waiting and len(self._active) < MOST_ACTIVE:
+            at_work = Counter(job.entry.owner for job in self._active.values())
+            entry = min(waiting, key=lambda entry: (at_work[entry.owner], entry.number))
+            waiting.remove(entry)
+            job = Job(entry, self._store, self._inside, self._governor, self._config)
+            self._active[entry.number] = job
+            group.start_soon(self._work, job)
+
+    async def _work(self, job: Job) -> None:
+        batch = job.entry.batch
+        try:
+            await job.run()
+            logger.info("batch %s is over", batch.id)
+        except HttpError:  # the disk; told already
+            await anyio.sleep(RETRY_SECONDS)
+        except (Exception, BaseExceptionGroup) as error:
+            await self._fail(job, error)
+        finally:
+            self._active.pop(job.entry.number, None)
+
+    async def _fail(self, job: Job, error: BaseException) -> None:
+        only = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(only, HttpError):
+            await anyio.sleep(RETRY_SECONDS)
+            return
+        logger.error("batch %s has failed", job.entry.batch.id, exc_info=error)
+        errors = BatchErrors(data=[BatchError(code="internal_error", message="internal error")])
+        try:
+            await Progress(self._store, job.entry).set_status("failed", errors=errors)
+        except HttpError:
+            await anyio.sleep(RETRY_SECONDS)
+
+
+@contextmanager
+def held_folder(config: ServerConfig) -> Iterator[None]:
+    """Have the folder for this process alone, and without what an earlier one left half done.
+
+    Raises:
+        ConfigError: it cannot be used, or another server uses it.
+    """
+    if config.files_dir is None:
+        yield
+        return
+    folder = Path(config.files_dir)
+    try:
+        prepare(folder)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{PARAM}: {folder.name} cannot be used: {error.strerror}", param=PARAM) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{PARAM}: another server uses {folder.name}", param=PARAM) from None
+        _tidy(folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what was being written, and files that never became known."""
+    for path in (folder / INCOMING).iterdir():
+        path.unlink(missing_ok=True)
+    database = open_database(folder)
+    try:
+        known = {name for (name,) in database.execute("SELECT id FROM files")}
+    finally:
+        database.close()
+    for path in (folder / CONTENT).iterdir():
+        if path.name not in known:
+            path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def running_batches(
+    engine: ServedEngine, config: ServerConfig, routes: Iterable[Route], host: EngineHost
+) -> AsyncIterator[None]:
+    """Inside the block the folder's batches are worked on; leaving it drops the lines in flight, to be asked again.
+
+    Args:
+        routes: what lines may ask for, bound to `host`.
+    """
+    if config.files_dir is None:
+        yield
+        return
+    store = Store(config)
+    runner = Runner(store, Inside(host, routes), engine, config)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(runner.run)
+            host.batches.runs = True
+            try:
+                yield
+            finally:
+                host.batches.runs = False
+                group.cancel_scope.cancel()
+    finally:
+        await store.close()

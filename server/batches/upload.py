@@ -1,0 +1,196 @@
+"""A multipart body on its way to the disk: parsed piece by piece, so that memory does not grow with the file."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.body import BodyReader
+from troupellm.server.errors import too_large
+from troupellm.server.offload import offload
+
+MEDIA = "multipart/form-data"
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 1024
+MAX_BOUNDARY = 70
+MAX_FILENAME = 255
+BUFFER_BYTES = 2**20
+"""What is gathered before it is written."""
+OVERHEAD_BYTES = 65_536
+"""What a body may have beside its file."""
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What came."""
+
+    fields: dict[str, str]
+    filename: str
+    size: int
+    """Bytes of the file."""
+
+
+class _Part:
+    def __init__(self) -> None:
+        self.header = b""
+        self.value = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.name = ""
+        self.filename: str | None = None
+        self.data = bytearray()
+
+
+class Upload:
+    """Takes one file and some short fields. `path` is where the file is written, and is there after a success only."""
+
+    def __init__(self, content_type: str, path: Path, most: int) -> None:
+        """
+        Args:
+            most: bytes that the file may have.
+
+        Raises:
+            InvalidRequest: the content type has no boundary.
+        """
+        _, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary", b"")
+        if not 0 < len(boundary) <= MAX_BOUNDARY:
+            raise InvalidRequest("the Content-Type needs a boundary", code="invalid_form")
+        self.path = path
+        self._most = most
+        self._part = _Part()
+        self._fields: dict[str, str] = {}
+        self._filename: str | None = None
+        self._size = 0
+        self._buffer = bytearray()
+        self._output: BinaryIO | None = None
+        self._ended = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_part_data": self._data,
+                "on_part_end": self._end_part,
+                "on_header_field": self._header_field,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_headers_finished": self._headers_finished,
+                "on_end": self._end,
+            },
+        )
+
+    async def take(self, body: BodyReader) -> Form:
+        """Read it to its end.
+
+        Raises:
+            InvalidRequest: it is no form, or has no file.
+            HttpError: 413 too large, and those of the body.
+            ClientGone: the client left first.
+            OSError: the disk refuses.
+        """
+        try:
+            self._output = await offload(_create, self.path)
+            while (piece := await body.read()) is not None:
+                try:
+                    self._parser.write(piece)
+                except FormParserError:
+                    raise _invalid("the body is no multipart form") from None
+                if len(self._buffer) >= BUFFER_BYTES:
+                    await self._flush()
+            await self._flush()
+            form = self._form()
+            await offload(_finish, self._output)
+        except BaseException:
+            if self._output is not None:
+                self._output.close()
+            self.path.unlink(missing_ok=True)
+            raise
+        return form
+
+    def _form(self) -> Form:
+        if not self._ended:
+            raise _invalid("the multipart form ends too early")
+        if self._filename is None:
+            raise InvalidRequest("file is missing", param="file", code="missing_required_parameter")
+        return Form(self._fields, self._filename, self._size)
+
+    async def _flush(self) -> None:
+        written, self._buffer = self._buffer, bytearray()
+        if written and self._output is not None:
+            await offload(self._output.write, written)
+
+    def _begin(self) -> None:
+        self._part = _Part()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._part.header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._part.value += data[start:end]
+
+    def _header_end(self) -> None:
+        part = self._part
+        part.headers[part.header.lower()] = part.value
+        part.header = part.value = b""
+
+    def _headers_finished(self) -> None:
+        part = self._part
+        _, options = parse_options_header(part.headers.get(b"content-disposition", b""))
+        part.name = options.get(b"name", b"").decode("utf-8", "replace")
+        filename = options.get(b"filename")
+        if filename is None:
+            if part.name in self._fields or len(self._fields) >= MAX_FIELDS:
+                raise _invalid("the form has a field twice, or too many fields")
+            return
+        if part.name != "file" or self._filename is not None:
+            raise InvalidRequest("the form must have one file, called file", param="file", code="invalid_form")
+        self._filename = part.filename = plain_name(filename.decode("utf-8", "replace"))
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        part = self._part
+        if part.filename is not None:
+            self._size += end - start
+            if self._size > self._most:
+                raise too_large(self._most)
+            self._buffer += data[start:end]
+            return
+        part.data += data[start:end]
+        if len(part.data) > MAX_FIELD_BYTES:
+            raise InvalidRequest("a field of the form is too long", param=part.name[:64], code="invalid_form")
+
+    def _end_part(self) -> None:
+        part = self._part
+        if part.filename is None:
+            self._fields[part.name] = part.data.decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def plain_name(given: str) -> str:
+    """A file's name as it is told of later; it is never a path."""
+    last = given.replace("\\", "/").rpartition("/")[2]
+    plain = "".join(letter if letter.isprintable() else "?" for letter in last)[:MAX_FILENAME]
+    return plain or "file"
+
+
+def new_name() -> str:
+    """For what is being written."""
+    return secrets.token_hex(16)
+
+
+def _create(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _finish(output: BinaryIO) -> None:
+    output.flush()
+    os.fsync(output.fileno())
+    output.close()
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_form")
