@@ -85,7 +85,7 @@ async def test_a_batch_is_answered_in_the_order_of_its_lines(serving: Any) -> No
         done = await over(client, batch.id)
         assert done.status == "completed"
         assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (47, 40, 7)
-        assert done.in_progress_at and done.finalizing_at and done.completed_at
+        assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
         output = await lines_of(client, done.output_file_id)
         assert [entry["custom_id"] for entry in output] == [f"c{number}" for number in range(40)]
         for number, entry in enumerate(output):
