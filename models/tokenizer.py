@@ -50,6 +50,10 @@ class Tokenizer:
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self.added_tokens: dict[str, int] = {
+            token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()
+        }
+        """Special or not, by text."""
         self.byte_token_ids: frozenset[int] = frozenset()
         if self.form == "byte_fallback":
             self.byte_token_ids = frozenset(i for text, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(text))

@@ -4,7 +4,7 @@ A matcher is one row's place in its grammar. Whoever drives it gives it every to
 and may take tokens back. Nothing here raises for a grammar or a token: a matcher that cannot go on says so in `error`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +50,8 @@ class Backend(Protocol):
     """Makes matchers for one vocabulary. Safe in several threads, as long as a matcher is used by one at a time."""
 
     name: str
+    special_tokens: Mapping[str, int]
+    """Tokens that no text stands for, by what they look like: grammars must name them."""
 
     def compile(self, text: str) -> Matcher:
         """A matcher at the start of a grammar. Slow for large grammars.

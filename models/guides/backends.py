@@ -1,5 +1,6 @@
 """The backends by name, and the check that a grammar can begin."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -23,21 +24,25 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
     """
     if name == "xgrammar":
         raise GuideError("the backend xgrammar is not installed")
-    from troupellm.models.guides.llguidance_backend import LLGuidance, vocabulary
+    from troupellm.models.guides.llguidance_backend import LLGuidance, vocabulary, vocabulary_marks
 
     try:
-        return LLGuidance(vocabulary(tokenizer, masked_tokens(tokenizer, vocab_width)), num_threads)
+        tokens = vocabulary(tokenizer, masked_tokens(tokenizer, vocab_width))
+        return LLGuidance(tokens, num_threads, vocabulary_marks(tokenizer, tokens))
     except ValueError as error:
         raise GuideError(f"this model's tokenizer cannot be guided: {error}") from None
 
 
-def program_text(spec: GuideSpec, backend: str, depth: int) -> str:
+def program_text(spec: GuideSpec, backend: str, depth: int, special: Mapping[str, int]) -> str:
     """The grammar of a guide in a backend's form.
+
+    Args:
+        special: `Backend.special_tokens`.
 
     Raises:
         GuideError: it has none.
     """
-    return translate(spec, depth)
+    return translate(spec, depth, special)
 
 
 def masked_tokens(tokenizer: Tokenizer, vocab_width: int) -> int:

@@ -79,8 +79,8 @@ class _Server:
     def _compile(self, message: Compile) -> Compiled | Refused:
         """Compile, and look at the first token: what cannot even begin is refused here."""
         try:
-            text = program_text(message.spec, message.backend, message.depth)
             backend = self._backend(message.backend)
+            text = program_text(message.spec, message.backend, message.depth, backend.special_tokens)
             check_start(backend, backend.compile(text), self._words)
         except GuideError as error:
             return Refused(str(error))

@@ -1,6 +1,6 @@
 """llguidance: compiles lazily, so that a grammar is ready in a millisecond, and computes masks in microseconds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -29,6 +29,12 @@ def vocabulary(tokenizer: Tokenizer, num_tokens: int) -> LLTokenizer:
     """
     ends = sorted(tokenizer.eos_token_ids) or [num_tokens - 1]
     return LLTokenizer(tokenizer.definition(), n_vocab=num_tokens, eos_token=ends)
+
+
+def vocabulary_marks(tokenizer: Tokenizer, tokens: LLTokenizer) -> dict[str, int]:
+    """The tokens that llguidance takes for no text, whatever they look like: added ones such as <tool_call>."""
+    added = tokenizer.added_tokens.items()
+    return {text: token_id for text, token_id in added if text and tokens.is_special_token(token_id)}
 
 
 class LLGuidanceMatcher:
@@ -70,9 +76,16 @@ class LLGuidance:
 
     name = "llguidance"
 
-    def __init__(self, tokens: LLTokenizer, num_threads: int = 1) -> None:
-        """num_threads: for filling masks."""
+    def __init__(
+        self, tokens: LLTokenizer, num_threads: int = 1, special_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """
+        Args:
+            num_threads: for filling masks.
+            special_tokens: see `vocabulary_marks`.
+        """
         self._tokens = tokens
+        self.special_tokens = special_tokens or {}
         self._limits = limits()
         self._executor = LLExecutor(num_threads) if num_threads > 1 else None
 

@@ -5,11 +5,12 @@ formats of xgrammar. A rule for free text ends at what follows it, so each forma
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from troupellm.models.guides.backend import GuideError
-from troupellm.models.guides.lark import lark_of, literal
+from troupellm.models.guides.lark import lark_of, literal_with_tokens
 
 MOST_TAGS = 1024
 _TEXT = "/(?s:.*)/"
@@ -17,19 +18,22 @@ _TEXT = "/(?s:.*)/"
 Schema = Any
 
 
-def tag_grammar(tag: Any, json_options: Mapping[str, Any], prepare: Callable[[Schema], Schema]) -> str:
+def tag_grammar(
+    tag: Any, json_options: Mapping[str, Any], prepare: Callable[[Schema], Schema], special: Mapping[str, int]
+) -> str:
     """A structural tag's grammar.
 
     Args:
         json_options: for every schema in it.
         prepare: what is done with every schema first.
+        special: tokens that no text stands for, by what they look like.
 
     Raises:
         GuideError: it is none, or has a format that is not supported.
     """
     if not isinstance(tag, dict):
         raise GuideError("a structural tag is an object")
-    return _Writer(json_options, prepare).grammar(_format_of(tag))
+    return _Writer(json_options, prepare, special).grammar(_format_of(tag))
 
 
 def _format_of(tag: Mapping[str, Any]) -> Any:
@@ -55,7 +59,10 @@ class _Writer:
     `end` is the text that comes directly behind, and is part of the expression.
     """
 
-    def __init__(self, json_options: Mapping[str, Any], prepare: Callable[[Schema], Schema]) -> None:
+    def __init__(
+        self, json_options: Mapping[str, Any], prepare: Callable[[Schema], Schema], special: Mapping[str, int]
+    ) -> None:
+        self._special = special
         self._options = dict(json_options)
         self._prepare = prepare
         self._rules: list[str] = []
@@ -78,19 +85,19 @@ class _Writer:
         return write(self, wanted, end, last)
 
     def _const(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
-        return literal(_string(wanted, "value") + end)
+        return self._literal(_string(wanted, "value") + end)
 
     def _json(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         if wanted.get("style", "json") != "json":
             raise GuideError(f"the style {str(wanted['style'])[:64]} of a json_schema format is not supported")
-        return f"{self._rule(self._schema(wanted.get('json_schema')))} {literal(end)}"
+        return f"{self._rule(self._schema(wanted.get('json_schema')))} {self._literal(end)}"
 
     def _regex(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
-        return f"{self._terminal(_string(wanted, 'pattern'))} {literal(end)}"
+        return f"{self._terminal(_string(wanted, 'pattern'))} {self._literal(end)}"
 
     def _grammar(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         text = lark_of(_string(wanted, "grammar"))
-        return f"{self._rule('%lark {' + chr(10) + text + chr(10) + '}')} {literal(end)}"
+        return f"{self._rule('%lark {' + chr(10) + text + chr(10) + '}')} {self._literal(end)}"
 
     def _free_text(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         if wanted.get("excludes"):
@@ -118,7 +125,7 @@ class _Writer:
             else:
                 parts.append(self._any(element, "", last=False))
             index += 1
-        return " ".join(parts) or literal(end)
+        return " ".join(parts) or self._literal(end)
 
     def _or(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         elements = _objects(wanted.get("elements"), "elements")
@@ -136,7 +143,7 @@ class _Writer:
         if not ends or not all(isinstance(text, str) for text in ends):
             raise GuideError("end of a tag must be text, or a list of texts")
         bodies = [self._any(wanted.get("content"), text + end, last=last) for text in ends]
-        return f"{literal(begin)} {self._rule(' | '.join(bodies))}"
+        return f"{self._literal(begin)} {self._rule(' | '.join(bodies))}"
 
     def _triggered(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         triggers = wanted.get("triggers")
@@ -159,16 +166,16 @@ class _Writer:
         rest = self._until(end) if end else self._rule(_TEXT, "TEXT")
         if wanted.get("stop_after_first"):
             if wanted.get("at_least_one"):
-                return f"{first} {literal(end)}"
-            return self._rule(f"{tagged} {literal(end)} | {rest}")
+                return f"{first} {self._literal(end)}"
+            return self._rule(f"{tagged} {self._literal(end)} | {rest}")
         return f"{first} {tagged}* {rest}" if wanted.get("at_least_one") else f"{tagged}* {rest}"
 
     def _separated(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         tags = _objects(wanted.get("tags"), "tags")
-        separator = literal(_string(wanted, "separator", empty=True))
+        separator = self._literal(_string(wanted, "separator", empty=True))
         tag = self._rule(" | ".join(self._tag(tag, "", False) for tag in tags))
         some = tag if wanted.get("stop_after_first") else f"{tag} ({separator} {tag})*"
-        return f"{some} {literal(end)}" if wanted.get("at_least_one") else f"({some})? {literal(end)}"
+        return f"{some} {self._literal(end)}" if wanted.get("at_least_one") else f"({some})? {self._literal(end)}"
 
     def _qwen_xml(self, wanted: Mapping[str, Any], end: str, last: bool) -> str:
         """`<parameter=name>value</parameter>` for the properties in their order; texts stand as they are."""
@@ -178,18 +185,20 @@ class _Writer:
         required = schema.get("required", [])
         parts = []
         for name, value in schema.get("properties", {}).items():
-            head, tail = literal(f"<parameter={name}>"), "</parameter>"
+            head, tail = self._literal(f"<parameter={name}>"), "</parameter>"
             if isinstance(value, dict) and value.get("type") == "string" and not value.get("enum"):
                 body = f"{head} {self._until(tail)}"
             elif isinstance(value, dict) and isinstance(value.get("enum"), list) and value.get("type") == "string":
-                options = " | ".join(literal(f"\n{text}\n") for text in value["enum"])
-                body = f"{head} ({options}) {literal(tail)}"
+                options = " | ".join(self._literal(f"\n{text}\n") for text in value["enum"])
+                body = f"{head} ({options}) {self._literal(tail)}"
             else:
-                body = (
-                    f"{head} /\\n?/ {self._rule(self._schema(_with_definitions(value, schema)))} /\\n?/ {literal(tail)}"
-                )
+                content = self._rule(self._schema(_with_definitions(value, schema)))
+                body = f"{head} /\\n?/ {content} /\\n?/ {self._literal(tail)}"
             parts.append(f"({body} /\\n?/)" + ("" if name in required else "?"))
-        return f"/\\n?/ {' '.join(parts)} {literal(end)}"
+        return f"/\\n?/ {' '.join(parts)} {self._literal(end)}"
+
+    def _literal(self, text: str) -> str:
+        return literal_with_tokens(text, self._special)
 
     def _schema(self, schema: Any) -> str:
         if not isinstance(schema, dict | bool):
@@ -203,7 +212,12 @@ class _Writer:
 
     def _until(self, end: str) -> str:
         """Any text up to the first `end`, which is part of it."""
-        return self._rule(f"{_TEXT} {literal(end)}", "until", "[lazy]")
+        found = [place for text in self._special if (place := end.find(text)) >= 0]
+        if found:  # no text holds such a token
+            before = end[: min(found)]
+            text = f"/(?s:.*){_slashed(re.escape(before))}/" if before else _TEXT
+            return self._rule(f"{self._rule(text, 'TEXT')} {self._literal(end[min(found) :])}")
+        return self._rule(f"{_TEXT} {self._literal(end)}", "until", "[lazy]")
 
     def _terminal(self, pattern: str) -> str:
         return self._rule("/" + _slashed(pattern) + "/", "REGEX")

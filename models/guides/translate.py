@@ -5,6 +5,7 @@ Everything here reads text of strangers: it runs in the process that may be kill
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from llguidance import LLMatcher
@@ -20,11 +21,12 @@ _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 
 
-def translate(spec: GuideSpec, depth: int) -> str:
+def translate(spec: GuideSpec, depth: int, special: Mapping[str, int]) -> str:
     """The grammar of a guide.
 
     Args:
         depth: levels of nesting that JSON may have.
+        special: tokens that no text stands for, by what they look like.
 
     Raises:
         GuideError: it is none.
@@ -42,7 +44,7 @@ def translate(spec: GuideSpec, depth: int) -> str:
             return LLMatcher.grammar_from_lark(lark_of(spec.source))
         case "structural_tag":
             tag = read_json(spec.source, depth)
-            return LLMatcher.grammar_from_lark(tag_grammar(tag, json_options(spec), _prepared(spec)))
+            return LLMatcher.grammar_from_lark(tag_grammar(tag, json_options(spec), _prepared(spec), special))
 
 
 def read_json(text: str, depth: int) -> Any:

@@ -1,0 +1,248 @@
+"""Tools with the official client over a real socket, on the built-in model, which was trained to call them."""
+
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from serving import running_server
+
+from troupellm.actors.engine import Engine
+
+pytestmark = pytest.mark.anyio
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+BOOK = {
+    "type": "function",
+    "function": {
+        "name": "book_table",
+        "description": "Book a table",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "people": {"type": "integer", "minimum": 1, "maximum": 12},
+                "day": {"enum": ["Monday", "Friday", "Sunday"]},
+                "notes": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+            },
+            "required": ["people", "day"],
+            "additionalProperties": False,
+        },
+    },
+}
+TOOLS = [WEATHER, ADD, BOOK]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+ASK = {
+    "model": "troupe",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "max_tokens": 200,
+    "temperature": 0,
+}
+
+
+@asynccontextmanager
+async def sdk(**settings):
+    small = {"kv_cache_memory_bytes": 16 * 2**20, "device": "cpu", "num_threads": 1, "flush_interval": 0.0}
+    async with (
+        Engine(None, served_model_name=("troupe",), **(small | settings)) as engine,
+        running_server(engine) as served,
+        openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="-", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+        ) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def client():
+    async with sdk() as client:
+        yield client
+
+
+async def assembled(client, **request):
+    """The stream's message, put together as clients do it, and the reason why it ended."""
+    content, reasoning, calls, reasons = "", "", {}, []
+    async for chunk in await client.chat.completions.create(**request, stream=True):
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            for piece in choice.delta.tool_calls or []:
+                call = calls.setdefault(piece.index, {"id": piece.id, "type": piece.type, "name": "", "arguments": ""})
+                call["name"] += piece.function.name or ""
+                call["arguments"] += piece.function.arguments or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    return content, reasoning, [calls[index] for index in sorted(calls)], reasons
+
+
+async def test_a_tool_is_called_whole_and_streamed_and_its_result_is_read(client):
+    request = ASK | {"tools": [WEATHER, ADD]}
+    whole = (await client.chat.completions.create(**request)).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert call.id.startswith("call_")
+    content, _, calls, reasons = await assembled(client, **request)
+    assert (content, reasons) == ("", ["tool_calls"])
+    assert [(c["type"], c["name"], c["arguments"]) for c in calls] == [
+        ("function", "get_weather", call.function.arguments)
+    ]
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'}
+    history = [*ASK["messages"], whole.message.model_dump(exclude_none=True), result]
+    answer = (await client.chat.completions.create(**request | {"messages": history})).choices[0]
+    assert answer.finish_reason == "stop"
+    assert "21" in answer.message.content
+
+
+async def test_history_shows_the_model_what_it_wrote(client):
+    """A past call costs the same tokens however its arguments were spelt."""
+    arguments = ['{"city": "Paris"}', '{"city":"Paris"}', {"city": "Paris"}]
+    counts = []
+    for given in arguments:
+        call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": given}}
+        messages = [
+            *ASK["messages"],
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "sunny, 3 degrees"},
+        ]
+        answer = await client.chat.completions.create(**ASK | {"messages": messages, "tools": TOOLS})
+        counts.append(answer.usage.prompt_tokens)
+    assert len(set(counts)) == 1
+
+
+async def test_a_named_tool_is_called_with_arguments_that_validate(client):
+    """Whatever was asked for, streamed and not, greedy and drawn."""
+    for name, seed, temperature in [(name, 5, temperature) for name in SCHEMAS for temperature in (0.0, 1.0)]:
+        choice = {"type": "function", "function": {"name": name}}
+        request = ASK | {"tools": TOOLS, "tool_choice": choice, "temperature": temperature, "seed": seed}
+        whole = (await client.chat.completions.create(**request)).choices[0]
+        assert whole.finish_reason == "tool_calls", whole
+        (call,) = whole.message.tool_calls
+        assert call.function.name == name
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[name])
+        content, _, calls, reasons = await assembled(client, **request)
+        assert (content, reasons) == ("", ["tool_calls"])
+        assert [(c["name"], c["arguments"]) for c in calls] == [(name, call.function.arguments)]
+
+
+async def test_required_calls_some_tool(client):
+    request = ASK | {"tools": TOOLS, "tool_choice": "required", "messages": [{"role": "user", "content": "Hello!"}]}
+    whole = (await client.chat.completions.create(**request, parallel_tool_calls=False)).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+async def test_none_calls_none_and_allowed_tools_leaves_some(client):
+    whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="none")).choices[0]
+    assert whole.message.tool_calls is None
+    assert whole.message.content
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "add"}}]},
+    }
+    whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice=allowed)).choices[0]
+    assert {call.function.name for call in whole.message.tool_calls} == {"add"}
+
+
+async def test_choices_call_for_themselves(client):
+    request = ASK | {"tools": [BOOK], "tool_choice": "required", "n": 3, "temperature": 1.0, "seed": 3}
+    whole = await client.chat.completions.create(**request, parallel_tool_calls=False)
+    assert [choice.finish_reason for choice in whole.choices] == ["tool_calls"] * 3
+    for choice in whole.choices:
+        jsonschema.validate(json.loads(choice.message.tool_calls[0].function.arguments), SCHEMAS["book_table"])
+    assert len({call.id for choice in whole.choices for call in choice.message.tool_calls}) == 3
+
+
+async def test_strict_binds_a_tool_that_nobody_forces(client):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    request = ASK | {"tools": [strict, ADD]}
+    whole = (await client.chat.completions.create(**request)).choices[0]
+    assert [call.function.name for call in whole.message.tool_calls or []] == ["get_weather"]
+    jsonschema.validate(json.loads(whole.message.tool_calls[0].function.arguments), SCHEMAS["get_weather"])
+    plain = ASK | {"tools": [strict], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    assert (await client.chat.completions.create(**plain)).choices[0].finish_reason == "stop"
+
+
+async def test_the_parser_may_be_named_or_left_out():
+    async with sdk(tool_call_parser="none") as client:
+        whole = (await client.chat.completions.create(**ASK, tools=TOOLS)).choices[0]
+        assert whole.message.tool_calls is None
+        assert "<tool_call>" in whole.message.content
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+            await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="required")
+    async with sdk(tool_call_parser="llama3_json", enable_auto_tool_choice=False) as client:
+        assert (await client.chat.completions.create(**ASK, tools=TOOLS)).choices[0].message.tool_calls is None
+        whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="required")).choices[0]
+        assert whole.message.tool_calls
+        for call in whole.message.tool_calls:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+def _tool(**function):
+    return {"type": "function", "function": {"name": "f"} | function}
+
+
+WRONG = [
+    ({"tools": [_tool(name="")]}, "tools[0].function.name"),
+    ({"tools": [_tool(name="a b")]}, "tools[0].function.name"),
+    ({"tools": [_tool(name="x" * 65)]}, "tools[0].function.name"),
+    ({"tools": [_tool(), _tool()]}, "tools[1].function.name"),
+    ({"tools": [_tool(name=f"f{i}") for i in range(129)]}, "tools"),
+    ({"tools": [_tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),
+    ({"tools": [_tool(parameters={"properties": []})]}, "tools[0].function.parameters.properties"),
+    ({"tools": [_tool(parameters="x")]}, "tools[0].function.parameters"),
+    ({"tools": [_tool(description=3)]}, "tools[0].function.description"),
+    ({"tools": [_tool(strict="yes")]}, "tools[0].function.strict"),
+    ({"tools": "x"}, "tools"),
+    ({"tools": [3]}, "tools[0]"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [_tool()], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [_tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({"tools": [_tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
+    (
+        {"tools": [_tool()], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+    ),
+    ({"tools": [_tool(parameters={"$ref": "http://x/y"})], "tool_choice": "required"}, "tools"),
+    ({"reasoning_effort": "endless"}, "reasoning_effort"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "messages[1]"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
+        "messages[0].tool_calls[0].type",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
+]
+
+
+async def test_wrong_tools_are_refused_by_name(client):
+    for fields, param in WRONG:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(**ASK, stream=stream, extra_body=fields)
+            assert caught.value.body["param"] == param, (fields, caught.value.body)
