@@ -4,6 +4,7 @@ import argparse
 from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
+from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
@@ -24,6 +25,7 @@ _BENCHMARKS = {
         "prompts that come together",
     ),
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
+    "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 

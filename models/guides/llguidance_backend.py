@@ -1,5 +1,6 @@
 """llguidance: compiles lazily, so that a grammar is ready in a millisecond, and computes masks in microseconds."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -11,6 +12,16 @@ from troupellm.models.tokenizer import Tokenizer
 FEW_MATCHERS = 4
 """So many masks are filled on the calling thread: waking others takes longer."""
 _LONGEST_REASON = 300
+_PLAINER = (
+    ("NoExtensionBias", "no output can fit it"),
+    ("regex parse error:", "pattern:"),
+    ("min/maxProperties only", "minProperties and maxProperties are only"),
+    ("Pointer '", "$ref: pointer '"),
+    ("invalid multiple of", "multipleOf must be above 0"),
+    ("schema must be an object or boolean", "each schema, in items too, must be an object or a boolean"),
+)
+"""Texts of llguidance that do not name the keyword."""
+_UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
 def limits() -> LLParserLimits:
@@ -109,5 +120,11 @@ class LLGuidance:
 
 def reason(error: str) -> str:
     """The first lines of llguidance's error: behind them it shows its own state."""
-    head = error.partition("<state>")[0].strip()
-    return " ".join(head.split())[:_LONGEST_REASON] or "the grammar cannot be compiled"
+    head = " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())
+    unsupported = _UNSUPPORTED.search(head)
+    if unsupported is not None:
+        keywords = ", ".join(re.findall(r'"([^"]*)"', unsupported[1]))
+        head = f"the keyword {keywords} is not supported"
+    for text, plain in _PLAINER:
+        head = head.replace(text, plain)
+    return head[:_LONGEST_REASON] or "the grammar cannot be compiled"

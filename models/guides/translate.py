@@ -16,6 +16,9 @@ from troupellm.models.guides.structural_tag import tag_grammar
 from troupellm.protocol.guide import GuideSpec
 
 _CONTAINERS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+WHITESPACE: Final = r"\r?\n[ \t]{0,40}|[ \t]{1,4}"
+"""Between the tokens of JSON: a new line with its indentation, or a little room. Without a bound a weak model stays
+here until its last token."""
 _MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -67,9 +70,9 @@ def read_json(text: str, depth: int) -> Any:
 
 def json_options(spec: GuideSpec) -> dict[str, Any]:
     """llguidance's options for JSON."""
-    if spec.whitespace_pattern:
-        return {"whitespace_pattern": spec.whitespace_pattern}
-    return {} if spec.any_whitespace else {"whitespace_flexible": False}
+    if not spec.any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": spec.whitespace_pattern or WHITESPACE}
 
 
 def _no_constant(name: str) -> Any:
@@ -85,7 +88,20 @@ def _schema(spec: GuideSpec, depth: int) -> Any:
     schema = read_json(spec.source, depth)
     if not isinstance(schema, dict | bool):
         raise GuideError("a JSON schema is an object, true or false")
+    if isinstance(schema, bool):
+        return object_of(schema)
     return _prepared(spec)(schema)
+
+
+def object_of(schema: bool) -> dict[str, Any]:
+    """A schema that is true or false, as an object.
+
+    Raises:
+        GuideError: nothing fits false.
+    """
+    if not schema:
+        raise GuideError("Unsatisfiable schema: schema is false")
+    return {}
 
 
 def _json_grammar(schema: Any, spec: GuideSpec) -> str:
