@@ -46,7 +46,7 @@ class System:
         self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
         self.admission = Admission(company.config.scheduler, company.clock)
         self.requests = OpenRequests(
-            company.clock, self.scheduler.control, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
+            company.clock, self._tell, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
         )
         self.rest = Rest(
             self.scheduler, self.worker, self.admission, self.requests, lambda: self.error("the engine was closed")

@@ -42,7 +42,9 @@ def translate(spec: GuideSpec, depth: int, special: Mapping[str, int]) -> str:
         case "regex":
             return _regex(spec.source)
         case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, read_json(spec.source, depth))))
+            choices = map(literal, read_json(spec.source, depth))
+            # A terminal: the lexer takes ten thousand of them, where a rule would have as many ways to go on.
+            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(choices))
         case "grammar":
             return LLMatcher.grammar_from_lark(lark_of(spec.source))
         case "structural_tag":

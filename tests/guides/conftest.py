@@ -3,14 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engines import anyio_backend, checkpoint, tiny_engine
+from engines import anyio_backend, builtin_engine, checkpoint, tiny_engine
 from guide_crowd import VOCAB
 
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer import Tokenizer
 
-__all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
+__all__ = ["anyio_backend", "builtin_engine", "checkpoint", "tiny_engine"]
 
 
 @pytest.fixture(scope="session")

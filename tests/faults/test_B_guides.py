@@ -1,0 +1,218 @@
+"""Row B10 of the fault table, and C5, D3 and E4 where they concern guides: grammars that harm nobody but themselves."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from canary import resident_bytes, under_attack
+from engines import SETTINGS
+from matrix import OK, check_matrix
+from serving import eventually
+
+from troupellm.actors.guide import Guide
+from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.guide import MAX_SOURCE_BYTES, GuideSpec
+
+pytestmark = pytest.mark.anyio
+
+FIRST = GuideSpec(kind="choice", source='["a"]')
+SLOW = {"type": "object", "patternProperties": {f"^[a-z]*{n}[a-z]*$": {"const": n} for n in range(300)}}
+"""Takes seconds to compile."""
+
+
+def nested(levels: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def compilers() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if any("compile_main" in word for word in child.cmdline())]
+
+
+def guide_field(**wanted: Any) -> dict[str, Any]:
+    return {"structured_outputs": wanted}
+
+
+def schema_field(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+REFUSED = [
+    *((schema_field(schema), "response_format.json_schema") for schema in (
+        {"type": "frog"}, {"enum": []}, {"not": {}}, {"$ref": "https://example.com/x.json"}, {"$ref": "file:///etc/passwd"},
+        {"$ref": "#/nowhere"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"type": "string", "pattern": "("}, {"minimum": "x"}, False,
+        {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},
+    )),
+    *((guide_field(json=text), "structured_outputs.json") for text in ("{", "nothing", "[" * 60_000, '{"a":' * 60_000)),
+    *((guide_field(regex=text), "structured_outputs.regex") for text in (
+        "(", "", "a" * (MAX_SOURCE_BYTES + 1), "(" * 30_000, "[z-a]", "(?=a)b", "(a)\\1", "a\x00", "\\p{Nothing}",
+    )),
+    *((guide_field(grammar=text), "structured_outputs.grammar") for text in (
+        "", "start: nothing", "start: (", "root ::= [", "root ::= " + "(" * 20_000, "::=", "no rules at all",
+        "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(60)) + "\nA60: /[a-z]/",
+    )),
+    *((guide_field(choice=values), "structured_outputs.choice") for values in ([], [""], ["a"] * 10_001)),
+    *((guide_field(structural_tag=tag), "structured_outputs.structural_tag") for tag in (
+        {}, {"format": 1}, {"format": {"type": "frog"}}, {"structures": [], "triggers": []}, "{",
+        {"format": {"type": "tag", "begin": 1, "content": {"type": "any_text"}, "end": "x"}},
+        {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}},
+    )),
+    (guide_field(), "structured_outputs"),
+    (guide_field(json={}, regex="a"), "structured_outputs"),
+    (guide_field(regex="a", backend="outlines"), "structured_outputs.backend"),
+    (guide_field(regex="a") | {"guided_regex": "b"}, "guided_regex"),
+    ({"guided_json": {"not": {}}}, "guided_json"),
+    ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+    ({"use_beam_search": True, "temperature": 0, "guided_regex": "a"}, "guided_regex"),
+]  # fmt: skip
+
+
+async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine):
+    async with tiny_engine() as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        pids = [child.pid for child in compilers()]
+        async with under_attack(engine, canary_tokens=300) as attacked:
+            await check_matrix(attacked, REFUSED)
+        assert [child.pid for child in compilers()] == pids  # none of them costs its process
+        assert engine.snapshot().guide.refused > 0
+
+
+async def test_B10_wrong_types(tiny_engine):
+    cases = [({"response_format": value}, "response_format") for value in (1, "json_object", [], True)]
+    cases += [({"response_format": {"type": value}}, "response_format.type") for value in (None, "xml", 1, [])]
+    wrapped = (None, 1, {"schema": 5}, {"schema": {}, "strict": 1}, {"schema": {}, "name": 1}, {})
+    for wrapper in wrapped:
+        name = next((key for key in ("strict", "name") if isinstance(wrapper, dict) and key in wrapper), "schema")
+        param = f"response_format.json_schema.{name}" if isinstance(wrapper, dict) else "response_format.json_schema"
+        cases.append(({"response_format": {"type": "json_schema", "json_schema": wrapper}}, param))
+    cases += [({"structured_outputs": value}, "structured_outputs") for value in (1, "x", [], True)]
+    cases += [
+        (guide_field(frog=1), "structured_outputs"),
+        (guide_field(json_object=1), "structured_outputs.json_object"),
+    ]
+    cases += [({"response_format": {"type": "text"}, "structured_outputs": None, "guided_regex": None}, OK)]
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        await check_matrix(attacked, cases)
+
+
+async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tiny_engine):
+    async with tiny_engine(guide_timeout=0.5) as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        before = {child.pid for child in compilers()}
+        async with under_attack(engine, canary_tokens=300) as attacked, anyio.create_task_group() as group:
+            answers = []
+
+            async def ask(**wanted: Any) -> None:
+                body = {"model": "tiny", "prompt": "Hi", "max_tokens": 8, **guide_field(**wanted)}
+                answers.append((await attacked.client.post("/v1/completions", json=body)).json())
+
+            for number in range(3):  # more than are compiled at once
+                group.start_soon(lambda number=number: ask(json=SLOW | {"title": str(number)}))
+            await eventually(lambda: engine.snapshot().guide.waiting == 3)
+            group.start_soon(lambda: ask(regex="[ab]c"))
+        refused = [answer["error"] for answer in answers if "error" in answer]
+        assert [(error["param"], error["code"]) for error in refused] == [
+            ("structured_outputs.json", "invalid_schema")
+        ] * 3
+        assert all("takes longer than 0.5 s" in error["message"] for error in refused)
+        served = [answer["choices"][0]["text"] for answer in answers if "choices" in answer]
+        assert len(served) == 1
+        assert served[0] in ("ac", "bc")
+        again = await engine.generate([5], guide=FIRST, max_tokens=2)
+        assert again.choices[0].text == "a"
+        assert not before & {child.pid for child in compilers()}
+
+
+async def test_B10_one_that_takes_too_much_memory_is_refused(tiny_engine):
+    words = {"enum": [f"{number:x}" * 20 for number in range(2500)]}
+    async with tiny_engine(guide_memory_bytes=4 * 2**20) as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        async with under_attack(engine) as attacked:
+            await check_matrix(attacked, [(schema_field(words), "response_format.json_schema")])
+        assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
+
+
+@pytest.mark.parametrize("num_schemas", [80, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_C5_schemas_that_nobody_repeats_stay_within_the_cache(tiny_engine, num_schemas):
+    capacity = 32 * 1024
+    async with tiny_engine(guide_cache_bytes=capacity) as engine:
+
+        async def ask(number: int) -> None:
+            choice = GuideSpec(kind="choice", source=json.dumps([f"{number:05d}"]))
+            text = (await engine.generate([5], guide=choice, max_tokens=10)).choices[0].text
+            assert text == f"{number:05d}"
+
+        for number in range(40):
+            await ask(number)
+        resident = resident_bytes()
+        async with under_attack(engine):
+            for number in range(40, num_schemas):
+                await ask(number)
+                assert engine.snapshot().guide.cached_bytes <= capacity
+        guide = engine.snapshot().guide
+        assert guide.compiles == num_schemas
+        assert guide.evicted == num_schemas - guide.cached > 0
+        assert resident_bytes() - resident < 64 * 2**20
+        kept, early = engine.snapshot().guide.hits, 0
+        await ask(num_schemas - 1)
+        await ask(early)
+        after = engine.snapshot().guide
+        assert (after.hits - kept, after.compiles - num_schemas) == (1, 1)
+
+
+async def test_D3_leaving_while_the_guide_is_compiled(tiny_engine):
+    async with tiny_engine(guide_timeout=30.0) as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        (compiler,) = compilers()
+        async with under_attack(engine) as attacked:
+            os.kill(compiler.pid, signal.SIGSTOP)
+            for stream in (False, True):
+                body = {"model": "tiny", "prompt": "Hi", "stream": stream, **guide_field(regex=f"a{stream}")}
+                with anyio.move_on_after(30) as leaving:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(lambda body=body: attacked.client.post("/v1/completions", json=body))
+                        await eventually(lambda: engine.snapshot().guide.waiting == 1)
+                        group.cancel_scope.cancel()
+                assert not leaving.cancelled_caught
+                await eventually(lambda: engine.snapshot().guide.waiting == 0, 1)
+            os.kill(compiler.pid, signal.SIGCONT)
+            assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
+        assert engine.snapshot().scheduler.blocks_used == 0
+
+
+async def test_E4_a_crash_of_the_guide_actor_answers_its_request(tiny_engine, monkeypatch):
+    received = Guide._receive
+
+    async def crash(self: Guide, message: Any, start: Any) -> None:
+        if message.spec.source == "crash":
+            raise RuntimeError("injected")
+        await received(self, message, start)
+
+    monkeypatch.setattr(Guide, "_receive", crash)
+    async with tiny_engine() as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        async with under_attack(engine):
+            with pytest.raises(EngineStopped) as ended:
+                await engine.generate([5], guide=GuideSpec(kind="regex", source="crash"), max_tokens=2)
+            assert ended.value.code == "engine_restarting"
+            assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
+        restarts = {actor.name: actor.restarts for actor in engine.snapshot().actors}
+        assert restarts["guide"] == 1
+
+
+def test_the_processes_end_with_the_engine(checkpoint):
+    from troupellm import LLM, SamplingParams
+
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        llm.generate("Hi", SamplingParams(guide=FIRST, max_tokens=2), use_tqdm=False)
+        assert len(compilers()) == 1
+    assert not compilers()

@@ -1,0 +1,189 @@
+"""Guided requests through a whole engine: alone, in crowds, preempted, replayed, forked, with every other option."""
+
+import json
+import os
+import re
+import signal
+from typing import Any
+
+import anyio
+import jsonschema
+import pytest
+from serving import eventually
+from tiny_model import VOCABULARY
+
+from troupellm import Engine, SamplingParams
+from troupellm.protocol.errors import InvalidRequest, RequestFailed
+from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 8},
+    },
+    "required": ["name", "numbers"],
+    "additionalProperties": False,
+}
+GUIDES = (
+    StructuredOutputsParams(json=SCHEMA).spec(),
+    StructuredOutputsParams(regex="[a-z]{10,40}[0-9]{10,20}").spec(),
+    StructuredOutputsParams(choice=["a very long choice indeed", "a short one", "another very long choice"]).spec(),
+    StructuredOutputsParams(grammar='start: ("ab" | "cd" | /[x-z]{3}/)+ "!"').spec(),
+    None,
+)
+
+
+def prompt(number: int) -> list[int]:
+    return [40 + number, 41, 42 + number % 7]
+
+
+def options(number: int) -> dict[str, Any]:
+    guide = GUIDES[number % len(GUIDES)]
+    return {"guide": guide, "temperature": 1.0, "seed": number, "max_tokens": 120, "ignore_eos": True}
+
+
+async def solo(engine: Engine, count: int) -> list[tuple[int, ...]]:
+    return [(await engine.generate(prompt(number), **options(number))).token_ids for number in range(count)]
+
+
+async def crowd(engine: Engine, count: int, expected: list[tuple[int, ...]], attack: Any = None) -> None:
+    """All at once; each must get what it got alone."""
+    begun = 0
+
+    async def one(number: int) -> None:
+        nonlocal begun
+        tokens: list[int] = []
+        async with engine.stream(prompt(number), **options(number)) as stream:
+            async for delta in stream:
+                begun += not tokens
+                tokens += delta.token_ids
+        assert tuple(tokens) == expected[number]
+
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(one, number)
+        if attack is not None:
+            await eventually(lambda: begun >= count // 2)
+            await attack()
+
+
+async def test_a_crowd_gets_what_each_gets_alone(tiny_engine):
+    async with tiny_engine() as engine:
+        expected = await solo(engine, 15)
+        await crowd(engine, 15, expected)
+
+
+async def test_preempted_rows_go_on_in_their_grammar(tiny_engine):
+    async with tiny_engine() as engine:
+        expected = await solo(engine, 15)
+    pool = {"num_gpu_blocks_override": 24, "block_size": 8, "kv_cache_memory_bytes": None, "max_model_len": 160}
+    async with tiny_engine(**pool) as engine:
+        await crowd(engine, 15, expected)
+        assert engine.snapshot().scheduler.preemptions > 0
+
+
+async def test_a_killed_worker_costs_no_token(tiny_engine):
+    async with tiny_engine() as engine:
+        expected = await solo(engine, 15)
+    async with tiny_engine(worker_process=True) as engine:
+
+        async def kill() -> None:
+            os.kill(engine.snapshot().worker_pid, signal.SIGKILL)
+
+        await crowd(engine, 15, expected, kill)
+        assert engine.snapshot().scheduler.worker_losses == 1
+
+
+async def test_n_answers_are_guided_one_by_one(tiny_engine):
+    async with tiny_engine() as engine:
+        for settings in ({"n": 6}, {"n": 2, "best_of": 5}):
+            answer = await engine.generate(
+                [5], guide=GUIDES[1], max_tokens=100, seed=1, temperature=1.5, ignore_eos=True, **settings
+            )
+            texts = [choice.text for choice in answer.choices]
+            assert all(re.fullmatch("[a-z]{10,40}[0-9]{10,20}", text) for text in texts)
+            assert len(set(texts)) == len(texts) == settings["n"]
+
+
+async def test_logprobs_are_those_of_the_model(tiny_engine):
+    async with tiny_engine() as engine:
+        answer = await engine.generate([5], guide=GUIDES[2], max_tokens=50, seed=1, logprobs=3)
+        choice = answer.choices[0]
+        assert len(choice.logprobs) == len(choice.token_ids)
+        plain = await engine.generate([5], max_tokens=1, seed=1, logprobs=3)
+        assert choice.logprobs[0].top[0].logprob == plain.choices[0].logprobs[0].top[0].logprob
+
+
+async def test_a_row_without_a_token_fails_alone(tiny_engine):
+    async with tiny_engine() as engine, anyio.create_task_group() as group:
+        ends: list[str] = []
+
+        async def one(wanted: dict[str, Any]) -> None:
+            try:
+                ends.append((await engine.generate([5], guide=GUIDES[2], max_tokens=50, **wanted)).choices[0].text)
+            except RequestFailed as error:
+                ends.append(error.message)
+
+        group.start_soon(one, {})
+        group.start_soon(one, {"allowed_token_ids": [VOCABULARY - 1]})
+        group.start_soon(one, {"logit_bias": dict.fromkeys(range(5), -100)})
+    dead = [end for end in ends if end.startswith("no token is left to choose from: what the guide")]
+    assert len(dead) == 1
+    assert all(end in GUIDES[2].source for end in ends if end not in dead)
+
+
+async def test_the_grammar_ends_the_answer_whatever_else_is_asked(tiny_engine):
+    async with tiny_engine() as engine:
+        for wanted in ({}, {"ignore_eos": True}, {"min_tokens": 40}, {"stop": ["indeed"]}, {"max_tokens": 200}):
+            answer = await engine.generate([5], guide=GUIDES[2], seed=3, **{"max_tokens": 60} | wanted)
+            choice = answer.choices[0]
+            assert choice.finish_reason == "stop", wanted
+            text = choice.text + (choice.stop_reason if isinstance(choice.stop_reason, str) else "")
+            assert text in json.loads(GUIDES[2].source)
+
+
+async def test_an_answer_cut_off_is_said_to_be(tiny_engine):
+    async with tiny_engine() as engine:
+        answer = await engine.generate([5], guide=GUIDES[1], max_tokens=5, seed=3)
+        assert answer.choices[0].finish_reason == "length"
+
+
+async def test_after_thinking(builtin_engine):
+    guide = StructuredOutputsParams(json=SCHEMA).spec(after="</think>")
+    async with builtin_engine() as engine:
+        end = engine.tokenizer.encode("</think>", add_special_tokens=False)
+        # The mark's tokens are made likely, so that the thought ends by itself at some point.
+        bias = dict.fromkeys(end, 9.0)
+        answer = await engine.generate("Hello <think>", guide=guide, max_tokens=600, seed=1, logit_bias=bias)
+        text = answer.choices[0].text
+        assert answer.choices[0].finish_reason == "stop"
+        thought, _, rest = text.partition("</think>")
+        assert thought
+        jsonschema.validate(json.loads(rest), SCHEMA)
+
+
+async def test_until_the_mark_the_answer_cannot_end(builtin_engine):
+    guide = StructuredOutputsParams(regex="x").spec(after="<never generated>")
+    async with builtin_engine() as engine:
+        bias = dict.fromkeys(engine.tokenizer.eos_token_ids, 100.0)
+        answer = await engine.generate("Hello", guide=guide, max_tokens=20, seed=1, logit_bias=bias)
+        assert answer.choices[0].finish_reason == "length"
+
+
+async def test_beams_are_refused_by_name(tiny_engine):
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(guide=GUIDES[0], use_beam_search=True, temperature=0.0)
+    assert (refused.value.param, refused.value.code) == ("structured_outputs.json", "unsupported_parameter")
+
+
+async def test_settings_hold_for_every_request(tiny_engine):
+    spec = GuideSpec(kind="json_schema", source=json.dumps({"type": "object", "properties": {"a": {"const": 1}}}))
+    settings = {"guide_any_whitespace": False, "guide_additional_properties": False}
+    async with tiny_engine(**settings) as engine:
+        for seed in range(10):
+            text = (await engine.generate([5], guide=spec, seed=seed, max_tokens=60)).choices[0].text
+            assert text in ("{}", '{"a":1}')
