@@ -20,7 +20,7 @@ CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 def program(schema: object, **options) -> GuideProgram:
     spec = GuideSpec(kind="json_schema", source=json.dumps(schema), **options)
-    return GuideProgram(backend="llguidance", text=program_text(spec, "llguidance", 64))
+    return GuideProgram(backend="llguidance", text=program_text(spec, "llguidance", 64, {}))
 
 
 def sample(schemas, library, tokenizer, helper, seed: int, **options) -> int:
