@@ -113,6 +113,9 @@ class _EngineCollector(Collector):
         yield _gauge("requests_waiting", "Requests that wait to be scheduled.", base, scheduler.waiting)
         quarantined = scheduler.quarantined
         yield _counter("worker_restarts", "Times that the worker was lost.", base, scheduler.worker_losses)
+        yield _counter(
+            "prefix_cache_evictions", "Cached blocks given away for others.", base, scheduler.prefix_evictions
+        )
         yield _counter("replays", "Sequences computed again after the worker was lost.", base, scheduler.replays)
         yield _counter("convicted", "Requests failed because they killed the worker.", base, scheduler.convicted)
         yield _counter("dropped_results", "Late rows of results.", base, scheduler.dropped_results)

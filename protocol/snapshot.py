@@ -27,6 +27,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prefix_evictions: int = 0
+    """Cached blocks that were given away."""
     plans_in_flight: int = 0
     halted: bool = False
     """Nothing is planned, by request."""

@@ -30,6 +30,8 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._branches = Branches(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.num_evicted = 0
+        """Cached blocks that were given away."""
 
     @property
     def num_free(self) -> int:
@@ -182,6 +184,7 @@ class BlockPool:
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
         self._unname(block)
+        self.num_evicted += 1
         return block
 
     def _unname(self, block: int) -> None:

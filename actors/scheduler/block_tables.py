@@ -24,6 +24,13 @@ class BlockTables:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._age = 0
+        self._evicted_before = 0
+        """From pools that are gone."""
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached blocks that were given away."""
+        return self._evicted_before + sum(pool.num_evicted for pool in self.pools)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -157,6 +164,7 @@ class BlockTables:
     def rebuild(self, num_blocks: int) -> None:
         """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
         self.num_blocks = num_blocks
+        self._evicted_before = self.num_evicted
         self.pools = tuple(BlockPool(num_blocks) for _ in self.pools)
         self.copies.clear()
 

@@ -300,6 +300,7 @@ class SchedulerCore:
             tokens_generated=self._updates.num_tokens,
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
+            prefix_evictions=self._tables.num_evicted,
             plans_in_flight=len(self._flights),
             halted=self.halt.halted,
             worker_losses=self.engine_epoch - self._num_naps,
