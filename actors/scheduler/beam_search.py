@@ -87,6 +87,7 @@ class BeamSearch:
     Attributes:
         answers: the best complete ones so far, best first; at most as many as there are beams.
         begun: the first step has been decided, so that all sequences are beams.
+        num_steps: decided since the beams were last computed from the start.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class BeamSearch:
         self.settings = settings
         self.answers: list[Answer] = []
         self.begun = False
+        self.num_steps = 0
         self._width = width
         self._limit = limit
         self._stops = stops
@@ -120,12 +122,14 @@ class BeamSearch:
     def forget(self) -> None:
         """The beams are computed again, so they will be heard of again."""
         self._entries.clear()
+        self.num_steps = 0
 
     def decide(self) -> list[Step] | None:
         """The next step of every sequence, or None: the search is over and `answers` are final."""
         chosen = self._choose()
         self._entries.clear()
         self.begun = True
+        self.num_steps += 1
         self._length += 1
         if self._length >= self._limit:
             for beam, entry, rank in chosen:

@@ -4,6 +4,9 @@ The requests of the lost plans are suspects. They are computed again in groups, 
 else is computed. A group whose members get past the point where the worker died is cleared. If the worker dies again,
 the members go on in halves, one after the other, until a request is on trial alone; one that kills the worker then is
 convicted. Innocent halves come first in line, so whatever has sickened the worker itself never sees a step succeed.
+
+Who was cleared stays on parole for some tokens. If the worker dies over it again, it must get further past that point
+each time: a request that kills the worker a little later at every attempt is found too.
 """
 
 from collections import deque
@@ -14,21 +17,40 @@ from troupellm.actors.scheduler.sequence import Request, Sequence
 
 DEATHS_TO_CONVICT = 2
 """A request that was alone at the first death may have had bad luck."""
+PAROLE_TOKENS = 64
+"""So far past the point of the last death nothing is held against a request any more."""
+_MARGINS = (0, 0, 4, 16)
+"""Tokens past the point of death that clear a suspect, by how often it was cleared on parole before."""
 
 
 class _Suspect:
     """A request under suspicion, and the position that each of its accused sequences must get past."""
 
-    __slots__ = ("deaths", "marks", "request")
+    __slots__ = ("deaths", "marks", "request", "times_cleared")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.marks: dict[Sequence, int] = {}
         self.deaths = 0
+        """Since it was cleared."""
+        self.times_cleared = 0
 
     @property
     def cleared(self) -> bool:
-        return all(sequence.ended or sequence.num_confirmed >= mark for sequence, mark in self.marks.items())
+        return self._is_past(0)
+
+    @property
+    def free(self) -> bool:
+        """Its parole is over."""
+        return self._is_past(PAROLE_TOKENS)
+
+    def accuse(self, sequence: Sequence) -> None:
+        margin = _MARGINS[min(self.times_cleared, len(_MARGINS) - 1)]
+        self.marks[sequence] = max(sequence.num_computed + margin, self.marks.get(sequence, 0))
+
+    def _is_past(self, tokens: int) -> bool:
+        marks = self.marks.items()
+        return all(sequence.ended or sequence.num_confirmed >= mark + tokens for sequence, mark in marks)
 
 
 class Quarantine:
@@ -38,6 +60,7 @@ class Quarantine:
         self.members: set[Request] | None = None
         self.num_convicted = 0
         self._groups: deque[list[_Suspect]] = deque()
+        self._paroled: dict[Request, _Suspect] = {}
 
     def __len__(self) -> int:
         """Requests under suspicion."""
@@ -49,12 +72,13 @@ class Quarantine:
         Returns:
             the convicted.
         """
-        known = {suspect.request: suspect for group in self._groups for suspect in group}
+        self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
+        known = self._paroled | {suspect.request: suspect for group in self._groups for suspect in group}
         accused: dict[Request, _Suspect] = {}
         for sequence in lost:
             request = sequence.request
-            suspect = accused.setdefault(request, known.get(request) or _Suspect(request))
-            suspect.marks[sequence] = max(sequence.num_computed, suspect.marks.get(sequence, 0))
+            accused.setdefault(request, known.get(request) or _Suspect(request)).accuse(sequence)
+            self._paroled.pop(request, None)
         others = [[suspect for suspect in group if suspect.request not in accused] for group in self._groups]
         self._groups = deque(group for group in others if group)
         self.members = None
@@ -84,10 +108,20 @@ class Quarantine:
         for group in self._groups:
             absent += [[suspect] for suspect in group if suspect.request.paused and not suspect.cleared]
         groups = [[suspect for suspect in group if not suspect.request.paused] for group in self._groups]
+        for group in groups:
+            if all(suspect.cleared for suspect in group):
+                self._parole(group)
         groups = [group for group in groups if not all(suspect.cleared for suspect in group)]
         self._groups = deque([*groups, *absent])
         self.members = {suspect.request for suspect in groups[0]} if groups else None
         return self.members != before
+
+    def _parole(self, group: list[_Suspect]) -> None:
+        for suspect in group:
+            suspect.deaths = 0
+            suspect.times_cleared += 1
+            self._paroled[suspect.request] = suspect
+        self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
 
     def first(self, room: WaitingRoom) -> Sequence | None:
         """The member that is served next."""

@@ -11,6 +11,9 @@ from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import RowFork
 
+SEARCH_STEPS = 16
+"""What a beam search gets done before it makes room for another tenant."""
+
 
 class Residents:
     """Moves sequences between the waiting room and the block tables, both ways.
@@ -134,15 +137,17 @@ class Residents:
     def in_the_way(self, waiting: Sequence) -> Sequence | None:
         """Who should make room for the first of the waiting room: the last to come of the tenant that runs most.
 
-        None while nobody has more than a fair share, so that nobody who makes room can ask for it back. Never a beam:
-        all of its search would go with it, which leaves its tenant with less than a share, and the step undone.
+        None while nobody has more than a fair share, so that nobody who makes room can ask for it back. A beam only if
+        there is nobody else, for all of its search goes with it, which leaves its tenant with less than a share and
+        the step undone; and only after some steps, so that searches that take turns end.
         """
         shares, tenant = self._shares, waiting.request.tenant
         after = shares.rows(tenant) + shares.row_share(tenant)
         above = {name for name in shares.running if shares.rows(name) - shares.row_share(name) >= after} - {tenant}
         if not above:
             return None
-        candidates = [s for s in self.running.values() if s.request.tenant in above and not s.lockstep]
+        able = [s for s in self.running.values() if s.request.tenant in above]
+        candidates = [s for s in able if not s.lockstep] or [s for s in able if _has_had_its_turn(s)]
         return max(candidates, key=lambda s: (shares.rows(s.request.tenant), self._age(s)), default=None)
 
     def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
@@ -298,3 +303,8 @@ class Residents:
         for sequence in (*self.running.values(), *self.paused.values()):
             assert sequence.num_computed <= sequence.capacity, "positions without blocks"
             assert sequence.capacity == len(sequence.tables[0]) * self._tables.block_size, "capacity is not the tables'"
+
+
+def _has_had_its_turn(beam: Sequence) -> bool:
+    search = beam.request.search
+    return search is not None and search.num_steps >= SEARCH_STEPS

@@ -5,6 +5,7 @@ from math import ceil, log2
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
+from troupellm.actors.scheduler.quarantine import PAROLE_TOKENS
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.worker import StepPlan
 
@@ -124,11 +125,54 @@ def test_nobody_else_is_computed_with_suspects() -> None:
 def test_bad_luck_is_forgiven() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, prompt(1)))
-    while harness.plan() is not None:
+    for _ in range(3):
+        harness.plan()
         harness.lose()  # each time it is alone, and each time it gets past that point at the second attempt
         harness.step()
+    harness.run()
     assert harness.reader.streams[100] == stream_of(prompt(1), 0, 8, NO_STOPS)
     assert harness.core.snapshot().convicted == 0
+
+
+class Postponing(Deadly):
+    """The guilty gets `gain` tokens further each time before it kills."""
+
+    def __init__(self, core, *, poison, gain: int) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(core, poison=poison, length=6)
+        self.gain = gain
+
+    def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
+        guilty = [s for s in self.core._ledger.sequences.values() if s.request.number in self.poison]
+        self.length = max(len(sequence.tokens) for sequence in guilty) + self.gain
+        super().lose(reason, fault=fault, exhausted=exhausted)
+
+
+@pytest.mark.parametrize("gain", [1, 2, 3])
+@pytest.mark.parametrize("crowd", [1, 2, 5, 8])
+def test_who_kills_a_little_later_at_every_attempt_is_found_too(crowd: int, gain: int) -> None:
+    harness = Postponing(make_core(max_plans_in_flight=2), poison={crowd}, gain=gain)
+    for request in range(1, crowd + 1):
+        harness.submit(submission(request, prompt(request), max_tokens=50))
+    harness.run()
+    assert isinstance(harness.reader.closed[crowd].error, RequestFailed)
+    assert len(harness.deaths) <= 4 + 2 * ceil(log2(crowd) + 1)
+    for request in range(1, crowd):
+        assert harness.reader.closed[request].error is None
+        assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 50, NO_STOPS)
+    harness.assert_idle()
+
+
+def test_who_has_gone_on_for_long_is_not_on_parole_any_more() -> None:
+    core = make_core(ready(num_blocks=200, max_model_len=700))
+    harness = Harness(core, ready(num_blocks=200, max_model_len=700))
+    harness.submit(submission(1, prompt(1), max_tokens=600))
+    while harness.step():
+        if len(harness.plans) % (PAROLE_TOKENS + 4) == 0:
+            harness.plan()
+            harness.lose()
+    assert harness.core.snapshot().worker_losses >= 7
+    assert harness.core.snapshot().convicted == 0
+    assert len(harness.reader.streams[100]) == 600
 
 
 def test_kills_from_outside_count_against_nobody() -> None:

@@ -6,6 +6,7 @@ import pytest
 from oracle import Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
 
 from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.residents import SEARCH_STEPS
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import TenantConfig
 
@@ -244,6 +245,30 @@ def test_searches_of_two_tenants_do_not_take_the_rows_from_each_other(
     assert found(harness, 1, 3)
     assert found(harness, 2, 3)
     assert core.snapshot().preemptions <= 3
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("plans", [1, 2])
+def test_a_search_that_fills_all_rows_makes_room_for_another_tenant(plans: int, caching: bool) -> None:
+    made = ready(num_blocks=400, max_model_len=200)
+    core = make_core(
+        made, caching=caching, max_num_seqs=4, max_num_batched_tokens=64, max_plans_in_flight=plans
+    )  # fmt: skip
+    harness = Harness(core, made)
+    search(harness, 1, 4, "a", max_tokens=100)
+    asked: dict[int, int] = {}
+    for request in range(2, 8):
+        for _ in range(20):
+            harness.step()
+        harness.submit(submission(request, [request] * 5, tenant="b", max_tokens=4))
+        asked[request] = len(harness.plans)
+        while 100 * request not in harness.reader.streams:
+            assert len(harness.plans) - asked[request] <= SEARCH_STEPS + 12
+            harness.step()
+    harness.run()
+    assert found(harness, 1, 4, 100)
+    assert 1 <= core.snapshot().preemptions <= 4 * 6
     harness.assert_idle()
 
 
