@@ -1,0 +1,69 @@
+"""A worker that computes nothing: for benchmarks of what the engine itself costs."""
+
+from typing import Any
+
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import CacheGroup, LoadProgress, ProgressSink, StepPlan, StepResult, Ticket, WorkerReady
+
+VOCAB = 512
+FIRST_TOKEN = 300
+BLOCK_SIZE = 16
+
+
+class FakeWorker:
+    """Implements `protocol.worker.Worker`. Every row says `FIRST_TOKEN` in each step from the end of its prompt on."""
+
+    def __init__(self, architecture: str, *, num_blocks: int, context: int) -> None:
+        self._architecture = architecture
+        self._num_blocks = num_blocks
+        self._context = context
+        self._prompts: dict[int, int] = {}
+        """Known tokens by row, as of its start."""
+
+    def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
+        progress(LoadProgress(phase="weights", done=1, total=1))
+        zeros: dict[str, Any] = dict.fromkeys(
+            ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
+        )
+        return WorkerReady(
+            vocab_width=VOCAB,
+            max_model_len=self._context,
+            num_blocks=self._num_blocks,
+            block_size=BLOCK_SIZE,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="none",
+            architecture=self._architecture,
+            load_seconds=0.0,
+            **zeros,
+        )
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        for row in plan.retired:
+            self._prompts.pop(row, None)
+        for new in plan.new_rows:
+            self._prompts[new.row] = len(new.token_ids) // 4
+        columns = zip(plan.rows, plan.starts, plan.counts, strict=True)
+        counts = tuple([int(start + count >= self._prompts[row]) for row, start, count in columns])
+        return reply(plan, counts, (FIRST_TOKEN,) * sum(counts))
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        assert isinstance(ticket, StepResult)
+        return ticket
+
+    def reset(self) -> None:
+        self._prompts.clear()
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def reply(plan: StepPlan, counts: tuple[int, ...], tokens: tuple[int, ...]) -> StepResult:
+    return StepResult(
+        step=plan.step,
+        engine_epoch=plan.engine_epoch,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        token_counts=counts,
+        tokens=tokens,
+    )
