@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TroupeError as TroupeError,
         WorkerCrashed as WorkerCrashed,
     )
+    from troupellm.protocol.guide import GuideSpec as GuideSpec
     from troupellm.protocol.intake import (
         ChatPrompt as ChatPrompt,
         TextPrompt as TextPrompt,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from troupellm.protocol.pooling import PoolingParams as PoolingParams
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
     from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
+    from troupellm.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from troupellm.server.app import asgi as asgi
     from troupellm.server.lifespan import lifespan as lifespan
 
@@ -60,6 +62,8 @@ _HOMES = {
     "ChatPrompt": "protocol.intake",
     "EngineSnapshot": "protocol.snapshot",
     "SamplingParams": "protocol.sampling",
+    "GuideSpec": "protocol.guide",
+    "StructuredOutputsParams": "protocol.structured_outputs",
     "PoolingParams": "protocol.pooling",
     "BeamSearchParams": "protocol.beam_search",
     "BeamSearchOutput": "protocol.beam_search",

@@ -20,6 +20,7 @@ from troupellm.protocol.sampling_extras import (
     check_repetition,
     check_thinking,
 )
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow."""
@@ -147,6 +148,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per delta of a stream; 1 is one delta per token. None: as the engine's flush interval has it."""
     guide: GuideSpec | None = None
     """What the output must look like: JSON, a schema, a regular expression, one of several texts, a grammar."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The same with vLLM's names; becomes `guide`."""
 
     def __post_init__(self) -> None:
         for field, (low, high, exclusive) in _NUMBERS.items():
@@ -176,6 +179,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         check_repetition(self.repetition_detection)
         check_processors(self.logits_processors, self.extra_args)
         check_beam_fields(self)
+        if self.structured_outputs is not None:
+            self._take_structured_outputs(self.structured_outputs)
         if self.guide is not None:
             self._check_guide(self.guide)
 
@@ -229,6 +234,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         check_strings("stop", stops, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
         if stops and not self.detokenize:
             raise InvalidRequest("stop needs detokenize: true", param="stop")
+
+    def _take_structured_outputs(self, wanted: Any) -> None:
+        if not isinstance(wanted, StructuredOutputsParams):
+            raise InvalidRequest(
+                "structured_outputs must be StructuredOutputsParams", param="structured_outputs", code="invalid_type"
+            )
+        if self.guide is not None:
+            raise InvalidRequest("structured_outputs and guide exclude each other", param="structured_outputs")
+        msgspec.structs.force_setattr(self, "guide", wanted.spec())
+        msgspec.structs.force_setattr(self, "structured_outputs", None)
 
     def _check_guide(self, guide: Any) -> None:
         if not isinstance(guide, GuideSpec):

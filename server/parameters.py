@@ -19,7 +19,7 @@ from troupellm.server.served import ServedEngine
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_TEXT = 1_000
 
-_ELSEWHERE = frozenset({"logprobs", "repetition_detection", "logits_processors"})
+_ELSEWHERE = frozenset({"logprobs", "structured_outputs", "repetition_detection", "logits_processors"})
 """Fields of both whose meaning or form differs."""
 _SAMPLING_FIELDS = tuple(
     field.name

@@ -17,6 +17,7 @@ from msgspec import inspect
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value
 from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE, SHORT
 
 ENV_PREFIX = "TROUPE_"
@@ -144,7 +145,11 @@ def translate(argv: Sequence[str]) -> list[str]:
         name, equals, value = pending.pop(0).partition("=")
         name = SHORT.get(name, name)
         plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-        if name in flags and flags[name].is_bool and equals:
+        if is_guide_flag(name):
+            if not equals and takes_value(name):
+                value = pending.pop(0) if pending else ""
+            result += guide_flags(name, value)
+        elif name in flags and flags[name].is_bool and equals:
             result.append(name if _parse(flags[name], value) else "--no-" + name.removeprefix("--"))
         elif name not in flags and plain not in flags and (reason := ELSEWHERE.get(plain.removeprefix("--"))):
             given = value if equals else (pending[0] if pending else "")

@@ -34,7 +34,6 @@ ELSEWHERE = {
     "enable-lora": _LATER + "; merge the adapter into the checkpoint",
     "lora-modules": _LATER + "; merge the adapter into the checkpoint",
     "speculative-config": _LATER + "; leave it out",
-    "structured-outputs-config": _LATER + "; leave it out",
     "limit-mm-per-prompt": "only text models are served; leave it out",
     "allowed-media-domains": "only text models are served; leave it out",
     "max-model-length": "use --max-model-len",
