@@ -1,7 +1,5 @@
 """How many lines of batches are inside the engine: as many as leave room for whoever waits for an answer."""
 
-from collections.abc import Callable
-
 import anyio
 
 from troupellm.protocol.snapshot import EngineSnapshot
@@ -24,19 +22,14 @@ class Governor:
         self._turn = anyio.Lock()
         self._left = anyio.Event()
 
-    async def enter(self, wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for room; False when it is not wanted any more. Whoever got it calls `leave`."""
+    async def enter(self) -> None:
+        """Wait for room."""
         async with self._turn:
             while not self._has_room():
-                if not wanted():
-                    return False
                 self._left = anyio.Event()
                 with anyio.move_on_after(LOOK_SECONDS):
                     await self._left.wait()
-            if not wanted():
-                return False
             self.inside += 1
-            return True
 
     def leave(self) -> None:
         self.inside -= 1

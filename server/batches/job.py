@@ -1,25 +1,22 @@
 """One batch, from its input file to its output files. What was answered once is not asked again, whatever happens."""
 
 import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import BinaryIO
 
 import anyio
 
 from troupellm.protocol.batch import BatchError, BatchErrors, BatchResult
 from troupellm.protocol.config import ServerConfig
+from troupellm.server.batches.asking import ask
 from troupellm.server.batches.governor import Governor
-from troupellm.server.batches.lines import Bad, Checker, Good, Lines, answered, count_lines, failed
+from troupellm.server.batches.lines import Bad, Checker, Good, Lines, count_lines, failed
 from troupellm.server.batches.progress import Entry, Progress
 from troupellm.server.batches.store import Store
 from troupellm.server.inside import Inside
 from troupellm.server.offload import offload
-
-MOST_ATTEMPTS = 5
-"""Of a line that the server could not answer; being told to come later is no attempt."""
-LONGEST_PAUSE = 5.0
 
 
 class Job:
@@ -88,6 +85,7 @@ class Job:
     async def _ask(self) -> None:
         """Have every line answered that is not yet."""
         done = await self._progress.answered()
+        work = partial(ask, self._inside, room=self._governor, keep=self._progress.put, key=self.entry.owner)
         async with anyio.create_task_group() as group:
 
             async def take(line: Good | Bad) -> None:
@@ -97,28 +95,9 @@ class Job:
                     await self._progress.put(line.number, line.result)
                 else:
                     await self._governor.enter()
-                    group.start_soon(self._one, line)
+                    group.start_soon(work, line)
 
             await self._for_each(take)
-
-    async def _one(self, line: Good) -> None:
-        """Has room; gives it back."""
-        has_room, attempts = True, 0
-        try:
-            while True:
-                answer = await self._inside.post(line.url, line.body, key=self.entry.owner)
-                attempts += answer.status != 429
-                if answer.retry_after is None or attempts >= MOST_ATTEMPTS:
-                    break
-                self._governor.leave()
-                has_room = False
-                await anyio.sleep(min(answer.retry_after, LONGEST_PAUSE) * (0.5 + secrets.randbelow(100) / 200))
-                await self._governor.enter()
-                has_room = True
-            await self._progress.put(line.number, answered(line, answer))
-        finally:
-            if has_room:
-                self._governor.leave()
 
     async def _give_up(self) -> None:
         """What is not answered in time is said so, line by line."""

@@ -12,6 +12,7 @@ Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], Non
 
 _COMMANDS = {
     "serve": ("troupellm.server.cli.serve", "start the server"),
+    "run-batch": ("troupellm.server.cli.run_batch", "answer a file of requests"),
     "chat": ("troupellm.server.cli.chat", "talk to a running server"),
     "complete": ("troupellm.server.cli.complete", "complete text with a running server"),
     "collect-env": ("troupellm.server.cli.collect_env", "print what a bug report needs"),
@@ -44,7 +45,7 @@ def _run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     from troupellm.server.cli.flags import normalise, translate
 
     try:
-        spelt = translate(arguments) if arguments[:1] == ["serve"] else normalise(arguments)
+        spelt = translate(arguments) if arguments[:1] in (["serve"], ["run-batch"]) else normalise(arguments)
         namespace = parser.parse_args(spelt)
         return int(namespace.func(namespace))
     except ConfigError as error:

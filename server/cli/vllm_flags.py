@@ -43,6 +43,10 @@ ELSEWHERE = {
     "disable-log-requests": "requests are never logged with their text; use --disable-access-log",
     "enable-log-requests": "requests are never logged with their text",
     "otlp-traces-endpoint": _LATER + "; scrape /metrics",
+    "enable-sleep-mode": "sleeping needs no flag; the routes need --admin-api-key or --admin-uds",
+    "profiler-config": "use --profile-dir",
+    "output-tmp-dir": "results are written where they belong, and gone on with after an interruption; leave it out",
+    "enable-metrics": "a batch has a progress bar; serve with --files-dir has /metrics",
     "task": "use --runner, or --convert",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",
     "max-lora-rank": _LATER + "; merge the adapter into the checkpoint",
@@ -57,5 +61,4 @@ ELSEWHERE = {
     "headless": ONE_DEVICE,
     "grpc": "HTTP is the only protocol",
     "middleware": "mount troupellm.asgi(engine) in your own ASGI app",
-    "enable-sleep-mode": _LATER + "; stop and start the server",
 }

@@ -1,0 +1,133 @@
+"""`troupellm run-batch`: results in the order of the requests, gone on with after an end of any kind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from troupellm.server.cli.main import main
+
+SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1", "--no-worker-process")
+BODY = {"model": "tiny", "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+def line(number: int, **body: Any) -> str:
+    """The first ones take longest, so that others are ready before them."""
+    given = BODY | {"prompt": f"line {number}", "max_tokens": 40 if number < 3 else 2} | body
+    return json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions", "body": given})
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in path.read_text().splitlines()]
+
+
+def names(results: list[dict[str, Any]]) -> list[str | None]:
+    return [result["custom_id"] for result in results]
+
+
+def run(model: Path, *arguments: object) -> int:
+    return main(["run-batch", "--model", str(model), *map(str, arguments), *SMALL])
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(line(number) for number in range(30)) + "\n")
+    return path
+
+
+def test_results_stand_in_the_order_of_the_requests(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    given = [*(line(number) for number in range(10)), "{", line(11, top_p=7), line(0)]
+    given += [json.dumps({"custom_id": "chat", "url": "/v1/chat/completions", "body": chat}), "", "   "]
+    given += [json.dumps({"custom_id": "far", "url": "/server_info", "body": {}})]
+    (tmp_path / "in.jsonl").write_text("\n".join(given))
+    out = tmp_path / "out.jsonl"
+    assert run(checkpoint, "-i", tmp_path / "in.jsonl", "-o", out, "--max-inflight", 4) == 0
+    results = read(out)
+    assert names(results) == [*(f"c{number}" for number in range(10)), None, "c11", "c0", "chat", "far"]
+    statuses = [result["response"] and result["response"]["status_code"] for result in results]
+    assert statuses == [200] * 10 + [None, 400, None, 200, None]
+    codes = [result["error"] and result["error"]["code"] for result in results]
+    assert codes[10:] == ["invalid_json_line", None, "duplicate_custom_id", None, "invalid_url"]
+    tokens = results[1]["response"]["body"]["choices"][0]["token_ids"]
+    assert len(tokens) == 40
+    assert "done: 11 answered, 4 failed" in capsys.readouterr().err
+
+
+def test_an_output_file_is_gone_on_with(checkpoint: Path, requests: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run(checkpoint, "-i", requests, "-o", out) == 0
+    whole = out.read_bytes()
+    first = whole.splitlines(keepends=True)
+    out.write_bytes(b"".join(first[:12]) + first[12][:20])  # as a power cut leaves it
+    assert run(checkpoint, "-i", requests, "-o", out) == 0
+    assert "30 answered, 0 failed, 12 of them before" in capsys.readouterr().err
+    again = read(out)
+    assert out.read_bytes().startswith(b"".join(first[:12]))
+    assert names(again) == [f"c{number}" for number in range(30)]
+    texts = [[entry["response"]["body"]["choices"][0]["text"] for entry in part] for part in (again, read(out))]
+    assert texts[0] == texts[1]
+    assert run(checkpoint, "-i", requests, "-o", out) == 0  # nothing is left to do
+    assert read(out) == again
+
+
+def test_what_is_no_beginning_of_the_results_is_refused(
+    checkpoint: Path, requests: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out.jsonl"
+    for content, says in (
+        ("a diary\n", "no result"),
+        (json.dumps({"id": "x", "custom_id": "other"}) + "\n", "not that of request 1"),
+        (
+            "".join(json.dumps({"id": "x", "custom_id": f"c{number}"}) + "\n" for number in range(31)),
+            "only 30 requests",
+        ),
+    ):
+        out.write_text(content)
+        assert run(checkpoint, "-i", requests, "-o", out) == 1
+        assert says in capsys.readouterr().err
+        assert out.read_text() == content
+    assert run(checkpoint, "-i", requests, "-o", out, "--overwrite") == 0
+    assert len(read(out)) == 30
+    assert run(checkpoint, "-i", tmp_path / "nowhere", "-o", out) == 1
+    assert run(checkpoint, "-i", requests, "-o", out, "--max-inflight", "none") == 2
+
+
+def command(model: Path, *arguments: object) -> list[str]:
+    module = [sys.executable, "-m", "troupellm.server.cli.main", "run-batch", "--model", str(model)]
+    return [*module, *map(str, arguments), *SMALL]
+
+
+def test_standard_input_and_output(checkpoint: Path, requests: Path) -> None:
+    done = subprocess.run(
+        command(checkpoint, "-i", "-", "-o", "-"), input=requests.read_bytes(), capture_output=True, check=True
+    )
+    assert names([json.loads(entry) for entry in done.stdout.splitlines()]) == [f"c{number}" for number in range(30)]
+    assert b"30 answered, 0 failed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_is_gone_on_with(checkpoint: Path, tmp_path: Path, number: int) -> None:
+    requests, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("\n".join(line(number, max_tokens=60) for number in range(400)))
+    with subprocess.Popen(command(checkpoint, "-i", requests, "-o", out, "--max-inflight", 2)) as process:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and out.read_bytes().count(b"\n") > 5):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        assert process.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    before = out.read_bytes()
+    kept = before[: before.rfind(b"\n") + 1]
+    assert 5 < kept.count(b"\n") < 400
+    assert subprocess.run(command(checkpoint, "-i", requests, "-o", out), check=False).returncode == 0
+    assert out.read_bytes().startswith(kept)
+    assert names(read(out)) == [f"c{number}" for number in range(400)]
