@@ -75,6 +75,8 @@ async def serve(
 
 async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: OnReady | None) -> int:
     """With settings that were checked."""
+    if config.api_server_count > 1 and config.responses_store is None and config.responses_store_entries:
+        logger.info("responses are not kept: with --api-server-count above 1 that needs --responses-store")
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config, side)

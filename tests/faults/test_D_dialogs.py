@@ -50,7 +50,7 @@ async def test_D3_leaving_ends_the_request(tiny_engine, path):
     assert "troupellm_responses_stored 0.0" in stored, "nobody has the whole answer"
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", [ROUTES[0], pytest.param(ROUTES[1], marks=pytest.mark.slow)])
 async def test_D1_a_stalled_reader_is_paused(tiny_engine, path):
     config = server_config(sse_send_buffer=4096)
     async with tiny_engine(stream_budget_tokens=64) as engine, under_attack(engine, config) as attacked:
