@@ -10,7 +10,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import invalid_field
 from troupellm.server.messages.blocks import messages_of
-from troupellm.server.relabel import Names
+from troupellm.server.relabel import Names, relabel
 
 MIN_BUDGET = 1_024
 """Fewest tokens of thinking that the API lets a client ask for."""
@@ -56,7 +56,7 @@ def translate(request: PromptFields) -> Translated:
     try:
         return Translated(msgspec.convert(values, ChatRequest), [*_NAMES, *names])
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), "the request") from None
+        raise relabel(invalid_field(str(error), "the request"), [*_NAMES, *names]) from None
 
 
 def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:

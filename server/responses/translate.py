@@ -9,7 +9,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.responses import ResponsesRequest
 from troupellm.server.body import invalid_field
-from troupellm.server.relabel import Names
+from troupellm.server.relabel import Names, relabel
 from troupellm.server.responses.items import Item, messages_of
 from troupellm.server.responses.tools import ChosenTools
 
@@ -72,7 +72,7 @@ def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 
     try:
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), "the request") from None
+        raise relabel(invalid_field(str(error), "the request"), names) from None
     return Translated(chat, tools, names)
 
 
