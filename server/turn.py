@@ -22,7 +22,7 @@ from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames
 from troupellm.server.served import ServedEngine
 from troupellm.server.streaming import account, options
 
-__all__ = ["Turn", "TurnAnswer", "open_turn"]
+__all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]
 
 
 class Turn(ParsedTurn):
@@ -71,19 +71,27 @@ async def open_turn(
     engine = host.require()
     model = host.check_model(request.model)
     exchange.renames = renames(request)
-    refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
-    if has_long_tools(request, request.messages):
-        prompt, params, voice = await offload(partial(_prepare, engine, request))
-    else:
-        prompt, params, voice = _prepare(engine, request)
+    prompt, params, voice = await prepare(host, request)
     given = options(exchange, request)
     async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota
         yield Turn(exchange, stream, params, model, voice)
 
 
+async def prepare(host: EngineHost, request: ChatRequest) -> tuple[ChatPrompt, SamplingParams, Voice | None]:
+    """Everything that is checked and made before the engine hears of the request.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    engine = host.require()
+    refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
+    if has_long_tools(request, request.messages):
+        return await offload(partial(_prepare, engine, request))
+    return _prepare(engine, request)
+
+
 def _prepare(engine: ServedEngine, request: ChatRequest) -> tuple[ChatPrompt, SamplingParams, Voice | None]:
-    """Everything that is checked and made before the engine hears of the request."""
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
     prompt = chat_prompt(request, request.messages, use.tools)
     kwargs = engine.speaker.with_effort(prompt.template_kwargs, request.reasoning_effort)

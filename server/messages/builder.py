@@ -81,7 +81,7 @@ class MessageBuilder:
                     self._finished = finished
         return told
 
-    def finish(self, usage: Usage, thinking_tokens: int) -> list[MessageEvent]:
+    def finish(self, usage: Usage) -> list[MessageEvent]:
         told: list[MessageEvent] = []
         self._close(told)
         reason, sequence = self._stop(usage)
@@ -94,7 +94,7 @@ class MessageBuilder:
                 input_tokens=usage.prompt_tokens - usage.cached_tokens,
                 cache_read_input_tokens=usage.cached_tokens,
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=ThinkingDetails(thinking_tokens) if thinking_tokens else None,
+                output_tokens_details=ThinkingDetails(usage.reasoning_tokens) if usage.reasoning_tokens else None,
             ),
         )
         delta = StopDelta(stop_reason=reason, stop_sequence=sequence)

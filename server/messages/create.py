@@ -13,11 +13,10 @@ from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
-from troupellm.server.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.pieces import pieces_of
 from troupellm.server.relabel import relabelled
 from troupellm.server.sse import open_events
-from troupellm.server.turn import Turn, open_turn
+from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
@@ -41,8 +40,8 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     engine = host.require()
     host.check_model(request.model)
     try:
-        refuse_unsupported(translated.chat)
-        tokens = await engine.render(chat_prompt(translated.chat, translated.chat.messages))
+        prompt, *_ = await prepare(host, translated.chat)
+        tokens = await engine.render(prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(len(tokens))))
@@ -66,7 +65,7 @@ async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest
             return
         given = await turn.collect()
         builder.feed(pieces_of(given.choices[0]))
-        builder.finish(given.usage, 0)
+        builder.finish(given.usage)
         await exchange.respond(200, msgspec.json.encode(builder.message))
 
 
@@ -80,4 +79,4 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: Mes
             if last and not turn.ended:
                 await events.send(last)
                 last = b""
-        await events.finish(last + encoded(builder.finish(turn.usage, 0)), b"")
+        await events.finish(last + encoded(builder.finish(turn.usage)), b"")

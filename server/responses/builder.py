@@ -99,7 +99,7 @@ class ResponseBuilder:
                     self._reason = reason
         return self._numbered(told)
 
-    def finish(self, usage: Usage, reasoning_tokens: int, now: int) -> list[ResponseEvent]:
+    def finish(self, usage: Usage, now: int) -> list[ResponseEvent]:
         """The answer has ended by itself, or at its limit.
 
         Args:
@@ -116,7 +116,7 @@ class ResponseBuilder:
             incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
             completed_at=None if cut else now,
             output=self._items,
-            usage=usage_of(usage, reasoning_tokens),
+            usage=usage_of(usage),
         )
         kind = ResponseIncomplete if cut else ResponseCompleted
         return self._numbered([*told, kind(response=self.response)])
@@ -204,12 +204,12 @@ class ResponseBuilder:
         return events
 
 
-def usage_of(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
+def usage_of(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens),
+        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 

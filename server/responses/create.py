@@ -8,7 +8,6 @@ from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
 from troupellm.server.errors import ClientGone
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
-from troupellm.server.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.pieces import pieces_of
 from troupellm.server.relabel import relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded
@@ -18,16 +17,14 @@ from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.plan import Plan, make_plan
 from troupellm.server.responses.truncate import truncated
 from troupellm.server.sse import open_events
-from troupellm.server.turn import Turn, open_turn
+from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
     plan = await make_plan(host, exchange, request)
     try:
         if request.truncation == "auto":
-            refuse_unsupported(plan.chat)
-            chat = await truncated(host.require(), plan.chat)
-            plan = msgspec.structs.replace(plan, chat=chat)
+            plan = msgspec.structs.replace(plan, chat=await truncated(host, plan.chat))
         if plan.background:
             response = await jobs.start(exchange, plan)
             if plan.streaming:
@@ -49,8 +46,8 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     """How many tokens the prompt of a response has, without making one."""
     plan = await make_plan(host, exchange, request)
     try:
-        refuse_unsupported(plan.chat)
-        tokens = await host.require().render(chat_prompt(plan.chat, plan.chat.messages))
+        prompt, *_ = await prepare(host, plan.chat)
+        tokens = await host.require().render(prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=len(tokens))))
@@ -60,7 +57,7 @@ async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -
     given = await turn.collect()
     builder = ResponseBuilder(plan.frame)
     builder.feed(pieces_of(given.choices[0]))
-    builder.finish(given.usage, 0, host.now())
+    builder.finish(given.usage, host.now())
     response = await keep(host.responses, plan, builder.response)
     await exchange.respond(200, msgspec.json.encode(response))
 
@@ -76,7 +73,7 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) 
                 if last and not turn.ended:
                     await events.send(last)
                     last = b""
-            told = builder.finish(turn.usage, 0, host.now())
+            told = builder.finish(turn.usage, host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:

@@ -139,7 +139,7 @@ class Job:
         try:
             async for pieces in turn:
                 await self._log(builder.feed(pieces))
-            told = builder.finish(turn.usage, 0, self._host.now())
+            told = builder.finish(turn.usage, self._host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:

@@ -5,22 +5,23 @@ from collections.abc import Sequence
 import msgspec
 
 from troupellm.protocol.openai import ChatMessage, ChatRequest
-from troupellm.server.parameters import chat_prompt
-from troupellm.server.served import ServedEngine
+from troupellm.server.host import EngineHost
+from troupellm.server.turn import prepare
 
 
-async def truncated(engine: ServedEngine, chat: ChatRequest) -> ChatRequest:
+async def truncated(host: EngineHost, chat: ChatRequest) -> ChatRequest:
     """The request with as many of its last turns as fit beside the answer that it allows.
 
     System messages at the start stay. A turn goes whole, from a user's message to the next one, so no tool's result is
     left without its call; the last turn stays even where it does not fit, and is refused then. Costs as many
     renderings as the number of turns has binary digits.
     """
-    messages = chat.messages
+    engine, messages = host.require(), chat.messages
     room = engine.limits.max_model_len - (chat.max_completion_tokens or 1)
 
     async def fits(kept: Sequence[ChatMessage]) -> bool:
-        return len(await engine.render(chat_prompt(chat, kept))) <= room
+        prompt, *_ = await prepare(host, msgspec.structs.replace(chat, messages=list(kept)))
+        return len(await engine.render(prompt)) <= room
 
     if await fits(messages):
         return chat

@@ -115,13 +115,16 @@ async def test_errors_become_the_clients_own_classes(tiny_engine, fields, error,
 
 
 async def test_a_full_waiting_room_is_a_rate_limit(tiny_engine):
-    async with tiny_engine(max_num_seqs=1, max_num_queued_reqs=1) as engine, sdk(engine) as client:
-        long = GREEDY | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
-        streams = [await client.messages.create(messages=HI, stream=True, **long) for _ in range(2)]
+    hold = {"max_tokens": 4000, "ignore_eos": True}
+    async with (
+        tiny_engine(max_num_seqs=1, max_num_queued_reqs=1) as engine,
+        sdk(engine) as client,
+        engine.stream("runs", **hold) as running,
+        engine.stream("waits", **hold),
+    ):
+        await anext(running)
         with pytest.raises(anthropic.RateLimitError) as caught:
-            await client.messages.create(messages=HI, **long)
-        for stream in streams:
-            await stream.close()
+            await client.messages.create(messages=HI, **GREEDY)
     assert caught.value.body["error"]["type"] == "rate_limit_error"
     assert int(caught.value.response.headers["retry-after"]) >= 1
 

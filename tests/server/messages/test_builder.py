@@ -9,7 +9,7 @@ from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finish
 from troupellm.protocol.outputs import Usage
 from troupellm.server.messages.builder import MessageBuilder, encoded
 
-USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
 
 
 def events_of(pieces, *, max_tokens=100, show_thinking=True, usage=USAGE):
@@ -18,7 +18,7 @@ def events_of(pieces, *, max_tokens=100, show_thinking=True, usage=USAGE):
     told = builder.begin(7)
     for piece in pieces:
         told += builder.feed([TurnEvent(0, piece)])
-    told += builder.finish(usage, 2)
+    told += builder.finish(usage)
     blocks = [block.split("\n") for block in encoded(told).decode().split("\n\n")[:-1]]
     bodies = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [body["type"] for body in bodies]

@@ -16,10 +16,15 @@ def chat(**fields):
 
 
 def messages(given, **fields):
-    return [
-        {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
-        for message in chat(messages=given, **fields).messages
-    ]
+    return [without_nulls(msgspec.to_builtins(message)) for message in chat(messages=given, **fields).messages]
+
+
+def without_nulls(value):
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return value
 
 
 def test_a_coding_agents_history():
@@ -85,7 +90,7 @@ def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
         MessagesRequest,
     )
     translated = translate(request)
-    kept = msgspec.to_builtins(translated.chat.tools)
+    kept = without_nulls(msgspec.to_builtins(translated.chat.tools))
     assert [tool["function"]["name"] for tool in kept] == ["get", "put"]
     assert kept[0]["function"]["parameters"] == TOOL["input_schema"]
     assert dict(translated.names)["tools[0].function.parameters"] == "tools[1].input_schema"
@@ -101,7 +106,7 @@ def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
     ],
 )
 def test_tool_choice(choice, wanted):
-    assert msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice) == wanted
+    assert without_nulls(msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice)) == wanted
 
 
 def test_sampling_and_limits():

@@ -10,7 +10,7 @@ from troupellm.protocol.outputs import Usage
 from troupellm.protocol.response_objects import ResponseObject
 from troupellm.server.responses.builder import ResponseBuilder, encoded, response_of_item
 
-USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
 FRAME = ResponseObject(
     id="resp_" + "a" * 32, created_at=1, status="in_progress", model="m", store=True, temperature=1.0, top_p=1.0
 )
@@ -22,7 +22,7 @@ def events_of(pieces, *, usage=USAGE, frame=FRAME, chunk=1):
     events = [TurnEvent(0, piece) for piece in pieces]
     for start in range(0, len(events), chunk):
         told += builder.feed(events[start : start + chunk])
-    told += builder.finish(usage, 2, 9)
+    told += builder.finish(usage, 9)
     text = encoded(told).decode()
     blocks = [block.split("\n") for block in text.split("\n\n")[:-1]]
     bodies = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
