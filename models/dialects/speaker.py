@@ -134,6 +134,11 @@ class Speaker:
         self._special_of_thoughts = _marks_among(special, self._thinking_only)
         self._marks = ThoughtMarks.of(dialect, tokenizer)
 
+    @property
+    def thinks(self) -> bool:
+        """The model's thoughts can be told from its answers, and have a budget."""
+        return self._marks is not None
+
     def voice(
         self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_thoughts: bool = True
     ) -> Voice | None:

@@ -1,6 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import secrets
+from functools import partial
 
 import msgspec
 
@@ -20,7 +21,7 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
-    translated = await _translated(exchange, request)
+    translated = await _translated(host, exchange, request)
     try:
         try:
             await _answer(host, exchange, request, translated.chat)
@@ -36,7 +37,7 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
 
 
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
-    translated = await _translated(exchange, request)
+    translated = await _translated(host, exchange, request)
     engine = host.require()
     host.check_model(request.model)
     try:
@@ -47,9 +48,14 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     await exchange.respond(200, msgspec.json.encode(TokenCount(len(tokens))))
 
 
-async def _translated(exchange: Exchange, request: MessagesRequest | CountTokensRequest) -> Translated:
+async def _translated(
+    host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest
+) -> Translated:
+    speaker = host.require().speaker
+    thinking = speaker.dialect.thinking
+    work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=speaker.thinks)
     size = int(exchange.header(b"content-length") or INLINE_BYTES + 1)
-    return translate(request) if size <= INLINE_BYTES else await offload(translate, request)
+    return work() if size <= INLINE_BYTES else await offload(work)
 
 
 async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:

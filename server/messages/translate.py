@@ -36,8 +36,12 @@ class Translated(msgspec.Struct, frozen=True):
     """See `relabel`."""
 
 
-def translate(request: PromptFields) -> Translated:
+def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -> Translated:
     """Pure, and linear in the size of the request.
+
+    Args:
+        switches: variables of the model's chat template that turn its thinking on and off.
+        thinks: whether it can think at all.
 
     Raises:
         InvalidRequest: names the field, as this API calls it.
@@ -48,7 +52,8 @@ def translate(request: PromptFields) -> Translated:
     tools, names = _tools(request.tools or [])
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name, None)) is not None}
     values["messages"] = messages_of(request.system, request.messages)
-    values |= _choice(request.tool_choice, tools) | _format(request) | _thinking(request)
+    values |= _choice(request.tool_choice, tools) | _format(request)
+    values |= _thinking(request, switches, thinks=thinks)
     if isinstance(request, MessagesRequest):
         values["max_completion_tokens"] = request.max_tokens
         if request.stop_sequences:
@@ -118,11 +123,15 @@ def _format(request: PromptFields) -> dict[str, Any]:
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _thinking(request: PromptFields) -> dict[str, Any]:
-    """Models that can think do so only when they are asked, as this API has it."""
-    thinking, kwargs = request.thinking, request.chat_template_kwargs or {}
+def _thinking(request: PromptFields, switches: Sequence[str], *, thinks: bool) -> dict[str, Any]:
+    """Models that can think do so only when they are asked, as this API has it; those that always think keep it to
+    themselves then. One that cannot keeps any budget."""
+    thinking = request.thinking
     wanted = thinking is not None and thinking.type != "disabled"
-    fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": wanted} | kwargs}
+    fields: dict[str, Any] = {"include_reasoning": wanted}
+    kwargs = dict.fromkeys(switches, wanted) | (request.chat_template_kwargs or {})
+    if kwargs:
+        fields["chat_template_kwargs"] = kwargs
     if thinking is None or thinking.type != "enabled":
         return fields
     budget, param = thinking.budget_tokens, "thinking.budget_tokens"
@@ -133,4 +142,4 @@ def _thinking(request: PromptFields) -> dict[str, Any]:
         raise InvalidRequest(message, param=param, code="integer_below_min_value")
     if isinstance(request, MessagesRequest) and budget >= request.max_tokens:
         raise InvalidRequest(f"{param} must be below max_tokens", param=param, code="integer_above_max_value")
-    return fields | {"thinking_token_budget": budget}
+    return fields | ({"thinking_token_budget": budget} if thinks else {})

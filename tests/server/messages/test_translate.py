@@ -10,9 +10,9 @@ from troupellm.server.messages.translate import translate
 TOOL = {"name": "get", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
 
 
-def chat(**fields):
+def chat(*, switches=("enable_thinking",), thinks=True, **fields):
     body = {"model": "m", "max_tokens": 2000, "messages": [{"role": "user", "content": "x"}]} | fields
-    return translate(msgspec.convert(body, MessagesRequest)).chat
+    return translate(msgspec.convert(body, MessagesRequest), switches=switches, thinks=thinks).chat
 
 
 def messages(given, **fields):
@@ -89,7 +89,7 @@ def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
         {"max_tokens": 1, "messages": [], "tools": tools, "tool_choice": {"type": "tool", "name": "put"}},
         MessagesRequest,
     )
-    translated = translate(request)
+    translated = translate(request, switches=(), thinks=False)
     kept = without_nulls(msgspec.to_builtins(translated.chat.tools))
     assert [tool["function"]["name"] for tool in kept] == ["get", "put"]
     assert kept[0]["function"]["parameters"] == TOOL["input_schema"]
@@ -116,10 +116,13 @@ def test_sampling_and_limits():
 
 
 def test_thinking_is_off_unless_it_is_asked_for():
-    assert chat().chat_template_kwargs == {"enable_thinking": False}
+    assert (chat().chat_template_kwargs, chat().include_reasoning) == ({"enable_thinking": False}, False)
     asked = chat(thinking={"type": "enabled", "budget_tokens": 1024})
     assert (asked.chat_template_kwargs, asked.thinking_token_budget) == ({"enable_thinking": True}, 1024)
+    assert asked.include_reasoning is True
     assert chat(thinking={"type": "adaptive"}).chat_template_kwargs == {"enable_thinking": True}
+    mute = chat(thinking={"type": "enabled", "budget_tokens": 1024}, switches=(), thinks=False)
+    assert (mute.chat_template_kwargs, mute.thinking_token_budget) == (None, None)
 
 
 def test_output_format_is_a_response_format():
@@ -165,4 +168,5 @@ def test_refusals_name_the_field(fields, param):
 
 def test_counting_needs_no_max_tokens():
     body = {"model": "m", "messages": [], "thinking": {"type": "enabled", "budget_tokens": 5000}}
-    assert translate(msgspec.convert(body, CountTokensRequest)).chat.thinking_token_budget == 5000
+    translated = translate(msgspec.convert(body, CountTokensRequest), switches=(), thinks=True)
+    assert translated.chat.thinking_token_budget == 5000
