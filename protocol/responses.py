@@ -76,6 +76,8 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool | None = None
     structured_outputs: Any = None
 
     # Refused by name.

@@ -17,7 +17,7 @@ _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
-    "chat_template_kwargs", "structured_outputs", "parallel_tool_calls",
+    "chat_template_kwargs", "thinking_token_budget", "include_reasoning", "structured_outputs", "parallel_tool_calls",
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
 _REFUSED = {
