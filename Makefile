@@ -15,13 +15,14 @@ ARGS ?=
 SEEDS ?= 20000
 JOBS ?= 2
 VENV := .venv
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--find-links $(WHEELS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all simulate check wheel clean
+.PHONY: serve demo test test-all clients simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -32,8 +33,16 @@ demo: $(VENV)/.tested
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.tested
+test-all: $(VENV)/.tested clients
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# Clients with needs of their own, for tests that are skipped where they cannot be had.
+clients: $(VENV)/.installed
+	@test -e $(CLIENTS)/.installed || { echo "installing clients into $(CLIENTS)"; \
+		$(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q \
+		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || echo "not all of them are there"
+	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || echo "openai-node is not there"
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested
@@ -48,7 +57,7 @@ wheel: $(VENV)/.tested
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Troupe needs Python 3.11 or newer (make PYTHON=...)")'
