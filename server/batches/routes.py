@@ -21,7 +21,7 @@ from troupellm.server.router import Route
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:
     def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
-        problems = (501, *more.pop("problems", ()))
+        problems = (404, *more.pop("problems", ()))
         return Route(
             method=method, path=f"{prefix}{path}", handler=partial(handler, host), summary=summary, response=response,
             problems=problems, **more,

@@ -218,11 +218,11 @@ class Store:
         """Run a transaction on a thread. It is not cut short by cancellation.
 
         Raises:
-            HttpError: 501, the server keeps no files; 503, the disk refuses.
+            HttpError: 404, the server keeps no files; 503, the disk refuses.
         """
         if not self.enabled:
             message = "the server keeps no files: start it with --files-dir"
-            raise HttpError(501, message, code="not_configured")
+            raise HttpError(404, message, code="not_configured")
 
         def transact() -> T:
             if self._database is None:

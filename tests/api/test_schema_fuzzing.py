@@ -26,7 +26,8 @@ async def test_a_few_requests_of_every_kind(tiny_engine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_every_route_within_and_beyond_its_schema(tiny_engine, tmp_path):
-    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+    config = server_config(files_dir=str(tmp_path / "files"))
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
         run = await fuzz(client, tmp_path, "--phases", "examples,coverage,fuzzing", "-n", "60")
     assert generated(run) > 5_000
 

@@ -23,12 +23,12 @@ doc_to_target: "{{{{answer}}}}"
 metric_list: [{{metric: acc}}]
 """
 GENERATED = """
-task: troupe_generated
+task: troupe_%s
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: generate_until
-doc_to_text: "{{{{question}}}}"
+doc_to_text: "{{{{%s}}}}"
 doc_to_target: "{{{{target}}}}"
 generation_kwargs: {{until: ["<end>"], max_gen_toks: 16, temperature: 0}}
 metric_list: [{{metric: exact_match}}]
@@ -43,19 +43,21 @@ def main(url: str, model: str, tokenizer: str, folder: str) -> None:
             "choices": [str(first + second), str(first + second + 1)],
             "answer": 0,
             "target": str(first + second),
+            "story": f"Once upon a time there were {first} cats and",
         }
         for first, second in SUMS
     ]
     data = place / "sums.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (place / "choices.yaml").write_text(CHOICES.format(data=data))
-    (place / "generated.yaml").write_text(GENERATED.format(data=data))
+    for name in ("question", "story"):
+        (place / f"{name}.yaml").write_text(GENERATED.replace("%s", name).format(data=data))
     tasks = TaskManager(include_path=str(place), include_defaults=False)
     common = {"model": model, "tokenizer": tokenizer, "tokenizer_backend": "huggingface", "num_concurrent": 2}
     seen = {}
     for name, path, given in (
-        ("local-completions", "completions", ["troupe_choices", "troupe_generated"]),
-        ("local-chat-completions", "chat/completions", ["troupe_generated"]),
+        ("local-completions", "completions", ["troupe_choices", "troupe_story"]),
+        ("local-chat-completions", "chat/completions", ["troupe_question"]),
     ):
         more = {"max_retries": 1} if name == "local-completions" else {"max_retries": 1, "tokenizer_backend": None}
         result = lm_eval.simple_evaluate(
