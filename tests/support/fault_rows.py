@@ -142,7 +142,7 @@ ROWS: dict[str, tuple[Values, ...]] = {
             fields=("messages",),
             ranges=(
                 *([{"role": "user", "content": [{"type": kind, kind: {"url": "data:,"}}]}] for kind in _PARTS),
-                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/"}}] * 99}],
+                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://[::1]:9/"}}] * 99}],
             ),
         ),
     ),
