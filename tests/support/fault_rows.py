@@ -118,7 +118,8 @@ ROWS: dict[str, tuple[Values, ...]] = {
                 {"regex": "(("}, {"json": {"type": "nothing"}}, {"choice": []}, {"regex": "a", "choice": ["b"]},
                 {"grammar": "start: ("},
             ),
-            odd=({"regex": "(a+)+$"}, {"regex": "a{0,1000000000}"}, {"choice": ["x"] * 10_000}),
+            odd=({"regex": "(a+)+$"}, {"regex": "a{0,1000000000}"}, {"choice": ["x"] * 10_000},
+                 {"choice": [f"x{number}" for number in range(5_000)]}),
         ),
     ),
     "B11": (
@@ -175,7 +176,7 @@ def cases(row: str, known: set[str], refusing: set[str]) -> Iterator[tuple[str, 
             for verdict, given in (("type", values.types), ("range", values.ranges), ("odd", values.odd)):
                 for value in given:
                     if field in refusing:
-                        yield field, value, "range" if value else "odd"
+                        yield field, value, "range" if value and value is not True else "odd"
                     elif field in known:
                         yield field, value, verdict
             if field not in known:
