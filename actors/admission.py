@@ -202,8 +202,11 @@ class Admission:
             raise EngineStopped("the engine takes no more requests")
 
     def _check_quota(self, demand: Demand) -> None:
-        whole = demand.party or demand
-        self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=whole.tokens + whole.max_tokens)
+        bulk, whole = demand.bulk, demand.party or demand
+        if bulk is not None and not bulk.first:
+            return
+        tokens = whole.tokens + whole.max_tokens if bulk is None else bulk.tokens
+        self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens)
 
     def _fits(self, tenant: str, sequences: int, tokens: int) -> bool:
         return self._sequences.fits(tenant, sequences) and (self._tokens is None or self._tokens.fits(tenant, tokens))
@@ -232,7 +235,7 @@ class Admission:
             self._take(demand.tenant, demand.sequences, demand.tokens)
         quota = self.quotas.take(
             demand.tenant,
-            requests=int(first),
+            requests=int(first and (demand.bulk is None or demand.bulk.first)),
             sequences=demand.sequences,
             tokens=demand.tokens + demand.max_tokens,
         )

@@ -54,6 +54,7 @@ def demand_of(submission: Submission) -> Demand:
         max_tokens=0 if submission.pooling else params.num_sequences * (params.max_tokens or 0),
         tenant=submission.tenant,
         party=submission.party,
+        bulk=submission.bulk,
     )
 
 

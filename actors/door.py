@@ -172,4 +172,4 @@ class Door(PoolingDoor):
         """The same for prompts that bring parameters of their own."""
         options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
         makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
-        return map_streams(makers, concurrency, Stream.collect)
+        return map_streams(makers, lambda: concurrency, Stream.collect)

@@ -27,7 +27,6 @@ from troupellm.actors.submit import submit
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.sampling import Limits
@@ -115,8 +114,8 @@ class Engine(EngineAdmin, Door):
         return FrontSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
 
     @property
-    def _scheduling(self) -> SchedulerConfig:
-        return self.config.scheduler
+    def _num_places(self) -> int:
+        return self.config.scheduler.max_num_seqs + self.config.scheduler.max_num_queued_reqs
 
     def _new_request_id(self) -> str:
         return f"req-{self._randomness.token(12)}"

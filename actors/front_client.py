@@ -26,7 +26,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.config import EngineConfig, SchedulerConfig
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
@@ -260,8 +260,8 @@ class RemoteEngine(Door):
     # Requests.
 
     @property
-    def _scheduling(self) -> SchedulerConfig:
-        return self.config.scheduler
+    def _num_places(self) -> int:
+        return self.config.scheduler.max_num_seqs + self.config.scheduler.max_num_queued_reqs
 
     def _new_request_id(self) -> str:
         return f"req-{self._randomness.token(12)}"

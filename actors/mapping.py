@@ -11,7 +11,9 @@ AnswerT = TypeVar("AnswerT")
 
 
 async def map_streams(
-    streams: Iterable[Callable[[], Stream]], concurrency: int, collect: Callable[[Stream], Awaitable[AnswerT]]
+    streams: Iterable[Callable[[], Stream]],
+    concurrency: Callable[[], int],
+    collect: Callable[[Stream], Awaitable[AnswerT]],
 ) -> AsyncIterator[tuple[int, AnswerT]]:
     """Give (index, answer) as each is done.
 
@@ -37,7 +39,7 @@ async def map_streams(
     exhausted = False
     try:
         while True:
-            while not exhausted and len(active) < max(concurrency, 1):
+            while not exhausted and len(active) < max(concurrency(), 1):
                 index, make = next(todo, (-1, None))
                 if make is None:
                     exhausted = True

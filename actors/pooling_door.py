@@ -1,21 +1,20 @@
 """Vectors, scores and labels, whether the engine lives in this process or in another one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from itertools import count
 from math import sqrt
 from operator import mul
 from typing import Any
 
 import msgspec
 
+from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt
-from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import PairPrompt, TextPrompt, Truncation
+from troupellm.protocol.intake import Bulk, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.quota import Quota
@@ -41,7 +40,8 @@ class PoolingDoor(ABC):
 
     @property
     @abstractmethod
-    def _scheduling(self) -> SchedulerConfig: ...
+    def _num_places(self) -> int:
+        """How many requests the engine has room for."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class PoolingDoor(ABC):
 
     def pool(
         self,
-        prompts: Iterable[PromptLike],
+        prompts: Sequence[PromptLike],
         params: PoolingParams | None = None,
         *,
         wait: bool = True,
@@ -70,7 +70,7 @@ class PoolingDoor(ABC):
         """(index, vector) of every prompt as each is done, `concurrency` at a time.
 
         A call with many prompts takes places as it goes and gives them back, so that it neither needs room for all of
-        them at once nor keeps others out.
+        them at once nor keeps others out. To its tenant's limits it is one request.
 
         Args:
             concurrency: None is a part of the engine's room.
@@ -78,29 +78,38 @@ class PoolingDoor(ABC):
             request_id: prompt i is known as `request_id`-i.
             deadline: seconds within which each must have been scheduled.
         """
-        params = params or PoolingParams()
-        name = request_id or self._new_request_id()
+        made = [as_prompt(prompt) for prompt in prompts]
+        name, tokens = request_id or self._new_request_id(), sum(map(estimate_tokens, made))
+        first: list[Stream] = []
 
-        def submission(index: int, prompt: PromptLike) -> Stream:
-            return self._open(
+        def stream(index: int) -> Stream:
+            opened = self._open(
                 Submission(
                     request_id=f"{name}-{index}",
-                    prompt=as_prompt(prompt),
+                    prompt=made[index],
                     params=_NOTHING_GENERATED,
                     wait=wait or index > 0,
                     tenant=tenant,
                     cache_salt=cache_salt,
                     deadline=deadline,
                     streaming=False,
-                    pooling=params,
+                    pooling=params or PoolingParams(),
+                    bulk=Bulk(first=index == 0, tokens=tokens) if len(made) > 1 else None,
                 )
             )
+            if not first:
+                first.append(opened)
+            return opened
 
-        makers = (partial(submission, index, prompt) for index, prompt in zip(count(), prompts, strict=False))
-        if concurrency is None:
-            room = self._scheduling.max_num_seqs + self._scheduling.max_num_queued_reqs
-            concurrency = min(MOST_AT_ONCE, room // ROOM_SHARE)
-        return map_streams(makers, concurrency, Stream.collect_pooled)
+        def window() -> int:
+            """What the tenant may have inside beside others is known once the first prompt is."""
+            most = concurrency or min(MOST_AT_ONCE, self._num_places // ROOM_SHARE)
+            quota = first[0].quota if first else None
+            left = None if quota is None else quota.remaining_concurrency
+            return most if left is None else min(most, 1 + left)
+
+        makers = (partial(stream, index) for index in range(len(made)))
+        return map_streams(makers, window, Stream.collect_pooled)
 
     async def pool_all(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None = None, **options: Any

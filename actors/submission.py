@@ -7,7 +7,16 @@ import msgspec
 
 from troupellm.actors.embeds import as_embeds
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PairPrompt, Party, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import (
+    Bulk,
+    ChatPrompt,
+    EmbedsPrompt,
+    PairPrompt,
+    Party,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+)
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
 
@@ -31,6 +40,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     streaming: bool = True
     pooling: PoolingParams | None = None
     """None generates; otherwise `params` only say that nothing is generated."""
+    bulk: Bulk | None = None
 
 
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:

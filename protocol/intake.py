@@ -22,6 +22,15 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     """What all of them together may generate, as far as they say so."""
 
 
+class Bulk(msgspec.Struct, frozen=True):
+    """One of many prompts of a call that takes places as it goes, a bounded number at a time."""
+
+    first: bool
+    """The call is its tenant's one request, and is checked against the tenant's limits, with this one."""
+    tokens: int
+    """Of all its prompts, roughly."""
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks for."""
 
@@ -32,6 +41,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What it may generate in all its sequences, as far as it says so: counts towards a tenant's tokens per minute."""
     tenant: str = ""
     party: Party | None = None
+    bulk: Bulk | None = None
 
 
 class Truncation(msgspec.Struct, frozen=True):

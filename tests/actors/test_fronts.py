@@ -78,7 +78,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         "streaming": False,
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    assert set(given) | {"prompt", "pooling"} == set(fields)  # requests that are pooled: see test_pooling
+    assert set(given) | {"prompt", "pooling", "bulk"} == set(fields)  # requests that are pooled: see test_pooling
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []

@@ -19,10 +19,12 @@ from tiny_model import write_tiny_model
 from torch.nn import functional
 
 from troupellm import LLM, Engine, PoolingParams
+from troupellm.protocol.config import TenantConfig
 from troupellm.protocol.errors import (
     ContextLengthExceeded,
     EngineOverloaded,
     InvalidRequest,
+    RateLimited,
 )
 from troupellm.protocol.fronts import Ended, Submit
 from troupellm.protocol.intake import PairPrompt, TextPrompt, TokensPrompt, Truncation
@@ -330,3 +332,26 @@ def test_the_synchronous_door(folders: dict[str, Path]) -> None:
     with LLM(folders["classes"], device="cpu", num_threads=1) as llm:
         (found,) = llm.classify("a fox", use_tqdm=False)
         assert found.outputs.num_classes == 3
+
+
+async def test_a_call_is_one_request_to_its_tenants_limits(engine_for: Any) -> None:
+    tenants = (
+        TenantConfig(name="anna", requests_per_minute=2, max_concurrency=3),
+        TenantConfig(name="bert", tokens_per_minute=100),
+    )
+    seats = Seats()
+    async with engine_for("encoder", tenants=tenants, worker=seats) as engine:
+        most = [0]
+        seats.worker.on_launch = lambda plan: most.append(engine.snapshot().open_requests)
+        for door in ("local", "remote"):
+            async with front_pair(engine) as pair:
+                ask = engine if door == "local" else pair.remote
+                assert len(await ask.embed(["a fox"] * 30, tenant="anna", wait=False)) == 30
+        assert max(most) == 3
+        with pytest.raises(RateLimited, match="2 requests per minute"):
+            await engine.embed("a", tenant="anna")
+        anna, _ = engine.snapshot().tenants
+        assert (anna.requests, anna.inside, anna.prompt_tokens) == (2, 0, 2 * 30 * 6)
+        await engine.embed(["a fox"] * 12, tenant="bert")
+        with pytest.raises(RateLimited, match="100 tokens per minute"):
+            await engine.embed(["a fox"] * 40, tenant="bert")
