@@ -5,6 +5,7 @@ can carry code (pickles, Python modules) are never fetched.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,8 @@ _INDEX = "model.safetensors.index.json"
 _SMALL_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken"})
 _SMALL_NAMES = frozenset({"merges.txt", "vocab.txt"})
 _TEMPLATE_FOLDER = "additional_chat_templates"
+_POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
+"""Of sentence-transformers: how a vector is made."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _MAIN = "main"
 
@@ -233,6 +236,8 @@ class _Bar:
 
 
 def _is_small(name: str) -> bool:
+    if _POOLING.fullmatch(name):
+        return True
     path = PurePosixPath(name)
     if path.parent.name not in ("", _TEMPLATE_FOLDER) or len(path.parts) > 2:
         return False

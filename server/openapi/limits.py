@@ -11,6 +11,8 @@ _STOP = {"minLength": 1, "maxLength": sampling.MAX_STOP_LENGTH}
 
 _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     # field: type of the branch that is meant: keywords
+    "dimensions": {"integer": {"minimum": 1, "maximum": 2**31 - 1}},
+    "top_n": {"integer": {"minimum": 0}},
     "top_logprobs": {
         "integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}
     },

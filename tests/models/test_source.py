@@ -162,6 +162,19 @@ def test_a_download_fetches_data_and_no_code(hub, tmp_path):
     assert seen[-1].done == seen[-1].total == sum(path.stat().st_size for path in folder.iterdir())
 
 
+def test_what_says_how_a_vector_is_made_is_fetched(hub, tmp_path):
+    hub.files |= {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/model.safetensors": b"never fetched",
+        "evil/1_Pooling/config.json": b"never fetched",
+    }
+    folder = resolve_model(config(tmp_path), quiet)
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"{}"
+    assert names(folder) >= {"modules.json", "1_Pooling"}
+    assert not names(folder) & {"2_Dense", "evil"}
+
+
 def test_a_second_start_downloads_nothing(hub, tmp_path):
     first = resolve_model(config(tmp_path), quiet)
     hub.requests.clear()

@@ -99,7 +99,9 @@ def write_wordpiece(folder: Path) -> None:
     tokenizer.enable_truncation(8)  # as checkpoints have it, to be overruled
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"})
+    )
 
 
 def _labels(number: int) -> dict[str, object]:
