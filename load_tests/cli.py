@@ -4,8 +4,8 @@ import argparse
 from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
-from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.embed import flags as embed
+from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
