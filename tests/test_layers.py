@@ -14,7 +14,7 @@ LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
 """Each imports itself and those before it."""
 TORCH_FREE_MODELS = ("source", "tokenizer", "chat_template", "generation_config")
 TORCH_INSIDE_A_FUNCTION = {"server/cli/collect_env.py", "load_tests/throughput/contestants.py"}
-TORCH_INSIDE_A_FUNCTION |= {"load_tests/scheduler/vllm_side.py"}
+TORCH_INSIDE_A_FUNCTION |= {"load_tests/scheduler/vllm_side.py", "load_tests/embed/contestants.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
 ASSEMBLY = ("engine", "system", "offline", "offline_pooling")
 """The files of actors/ that know which actors exist, and may import them."""
