@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         Completion as Completion,
         CompletionChoice as CompletionChoice,
         Delta as Delta,
+        Message as Message,
+        ToolCall as ToolCall,
     )
     from troupellm.protocol.pooling import PoolingParams as PoolingParams
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
@@ -71,6 +73,8 @@ _HOMES = {
     "Completion": "protocol.outputs",
     "CompletionChoice": "protocol.outputs",
     "Delta": "protocol.outputs",
+    "Message": "protocol.outputs",
+    "ToolCall": "protocol.outputs",
     "TroupeError": "protocol.errors",
     "InvalidRequest": "protocol.errors",
     "ContextLengthExceeded": "protocol.errors",

@@ -7,58 +7,36 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from troupellm.actors.embeds import as_embeds
 from troupellm.actors.engine import Engine
+from troupellm.actors.offline_outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    beam_output,
+    request_output,
+    with_messages,
+)
 from troupellm.actors.offline_pooling import AnswerT, OfflinePooling
 from troupellm.actors.ports import ExitWatch
 from troupellm.actors.progress_bar import Bar
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
-from troupellm.protocol.outputs import Completion, CompletionChoice, FinishReason, Timing, TokenLogprob
 from troupellm.protocol.sampling import SamplingParams, beam_sampling
+from troupellm.protocol.tools import tool_use
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
 CONCURRENCY = 1024
 """Requests handed to the engine at once; it schedules them as it can."""
 
 Message = Mapping[str, Any]
 _Work = Iterable[tuple[Prompt, SamplingParams | None]]
-
-
-class Logprob(msgspec.Struct, frozen=True):
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
-
-    index: int
-    text: str
-    token_ids: Sequence[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-
-
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and its answers."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
-    outputs: list[CompletionOutput]
-    finished: bool
-    num_cached_tokens: int
-    metrics: Timing
 
 
 class _Home:
@@ -123,24 +101,38 @@ class LLM(OfflinePooling):
         use_tqdm: bool = True,
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them."""
+        """Answer one conversation, or a list of them.
+
+        The outputs have the text as the model wrote it, and a `message` in which thoughts and tool calls stand apart.
+        """
+        if not self._finalizer.alive:
+            raise EngineStopped("the LLM was closed", code="stopped")
+        use = tool_use(tools, tool_choice)
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
-        prompts: list[Prompt] = [
+        prompts = [
             ChatPrompt(
                 messages=conversation,
-                tools=tools,
+                tools=use.tools or None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template_kwargs=chat_template_kwargs,
             )
             for conversation in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm)
+        voices = [self.engine.voice(prompt, use) for prompt in prompts]
+        each = _each(sampling_params, len(prompts))
+        params = [
+            given if voice is None else voice.applied(given or self.get_default_sampling_params())
+            for given, voice in zip(each, voices, strict=True)
+        ]
+        outputs = self._run(prompts, params, use_tqdm)
+        return [with_messages(output, voice) for output, voice in zip(outputs, voices, strict=True)]
 
     def beam_search(
         self,
@@ -155,7 +147,7 @@ class LLM(OfflinePooling):
         """
         sampling = beam_sampling(params, self.engine.limits)
         outputs = self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling, use_tqdm)
-        return [_beam_output(output, self.get_tokenizer()) for output in outputs]
+        return [beam_output(output, self.get_tokenizer()) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer
@@ -183,16 +175,11 @@ class LLM(OfflinePooling):
         self.close()
 
     def _run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams | None] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
         if not self._finalizer.alive:
             raise EngineStopped("the LLM was closed", code="stopped")
-        each: Sequence[SamplingParams | None]
-        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
-        if len(each) != len(prompts):
-            raise InvalidRequest(
-                f"{len(prompts)} prompts need as many sampling_params, got {len(each)}", param="sampling_params"
-            )
+        each = _each(params, len(prompts))
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
             with Bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True) as bar:
@@ -217,7 +204,7 @@ class LLM(OfflinePooling):
     async def _collect(self, work: _Work, on_done: Callable[[], object]) -> dict[int, RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         async for index, completion in self.engine.map_each(work, concurrency=CONCURRENCY):
-            outputs[index] = _request_output(completion)
+            outputs[index] = request_output(completion)
             on_done()
         return outputs
 
@@ -242,52 +229,13 @@ def _prompt(prompt: Any) -> Prompt:
     return as_prompt(prompt)
 
 
-def _request_output(completion: Completion) -> RequestOutput:
-    entries = completion.prompt_logprobs
-    return RequestOutput(
-        request_id=completion.request_id,
-        prompt=completion.prompt,
-        prompt_token_ids=list(completion.prompt_token_ids),
-        prompt_logprobs=None if entries is None else [None if entry is None else _position(entry) for entry in entries],
-        outputs=[_completion_output(choice) for choice in completion.choices],
-        finished=True,
-        num_cached_tokens=completion.usage.cached_tokens,
-        metrics=completion.timing,
-    )
+def _each(params: SamplingParams | Sequence[SamplingParams | None] | None, count: int) -> list[SamplingParams | None]:
+    """Parameters for each of so many prompts.
 
-
-def _completion_output(choice: CompletionChoice) -> CompletionOutput:
-    return CompletionOutput(
-        index=choice.index,
-        text=choice.text,
-        token_ids=list(choice.token_ids),
-        cumulative_logprob=choice.cumulative_logprob,
-        logprobs=None if choice.logprobs is None else [_position(entry) for entry in choice.logprobs],
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-    )
-
-
-def _beam_output(output: RequestOutput, tokenizer: Tokenizer) -> BeamSearchOutput:
-    sequences = []
-    for answer in output.outputs:
-        tokens = [*output.prompt_token_ids, *answer.token_ids]
-        sequences.append(
-            BeamSearchSequence(
-                tokens=tokens,
-                logprobs=answer.logprobs or [],
-                cum_logprob=answer.cumulative_logprob or 0.0,
-                text=tokenizer.decode(output.prompt_token_ids) + answer.text,
-                finish_reason=answer.finish_reason,
-                stop_reason=answer.stop_reason,
-            )
-        )
-    return BeamSearchOutput(sequences)
-
-
-def _position(entry: TokenLogprob) -> dict[int, Logprob]:
-    """The chosen token first, then the alternatives, as vLLM has them."""
-    position = {entry.token_id: Logprob(entry.logprob, entry.rank, entry.token)}
-    for top in entry.top:
-        position.setdefault(top.token_id, Logprob(top.logprob, top.rank, top.token))
-    return position
+    Raises:
+        InvalidRequest: there are more or less of them.
+    """
+    each = [params] * count if params is None or isinstance(params, SamplingParams) else list(params)
+    if len(each) != count:
+        raise InvalidRequest(f"{count} prompts need as many sampling_params, got {len(each)}", param="sampling_params")
+    return each

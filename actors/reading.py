@@ -34,6 +34,14 @@ async def read_choice(choice: CompletionChoice, voice: Voice | None) -> tuple[Me
     return message, 0 if count is None else count.tokens
 
 
+def parse_message(text: str, voice: Voice | None) -> Message:
+    """The same at once, for callers that block anyway."""
+    if voice is None:
+        return Message(content=text)
+    parser = voice.new_parser()
+    return assemble(parser.feed(text) + parser.finish())
+
+
 async def read_completion(completion: Completion, voice: Voice | None) -> Completion:
     """The same answer with each choice's message."""
     choices: list[CompletionChoice] = []

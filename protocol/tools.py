@@ -16,7 +16,7 @@ from troupellm.protocol.errors import InvalidRequest
 MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 1024 * 1024
 """All tools together, as JSON."""
-MAX_SCHEMA_DEPTH: Final = 64
+MAX_SCHEMA_DEPTH: Final = 32
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 Tool = Mapping[str, Any]

@@ -10,7 +10,9 @@ from serving import events_of, running_server
 from tiny_model import CHAT_TEMPLATE
 
 from troupellm.actors.engine import Engine
+from troupellm.actors.offline import LLM
 from troupellm.protocol.outputs import ToolCall
+from troupellm.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
 
@@ -217,3 +219,18 @@ async def test_an_embedded_engine_parses_too(tmp_path):
         assert json.loads("".join(p.text for p in pieces if type(p).__name__ == "CallArguments")) == {}
         async with engine.chat(messages, max_tokens=1000) as stream:
             assert "".join([delta.text async for delta in stream]) == text
+
+
+def test_offline_chats_have_messages(tmp_path):
+    folder = write_echo_model(tmp_path / "echo", added=THINK)
+    conversation = [{"role": "user", "content": '<think>hm</think><tool_call>{"name": "now"}</tool_call>'}]
+    settings = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "device": "cpu"}
+    with LLM(str(folder), worker=EchoWorker, **settings) as llm:
+        params = SamplingParams(max_tokens=1000, temperature=0)
+        outputs = llm.chat([conversation] * 2, [params, params], use_tqdm=False, tools=TOOLS)
+        (plain,) = llm.chat(conversation, params, use_tqdm=False, tools=TOOLS, tool_choice="none")
+    for output in outputs:
+        message = output.outputs[0].message
+        assert (message.content, message.reasoning) == (None, "hm")
+        assert [(call.name, call.arguments) for call in message.tool_calls] == [("now", "{}")]
+    assert plain.outputs[0].message.content == '<tool_call>{"name": "now"}</tool_call>'
