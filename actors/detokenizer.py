@@ -232,15 +232,13 @@ class LibraryDecoder:
             return ""
         self._ids.append(token_id)
         text = self._stream.step(token_id)
+        self._shown.append(text)
         special = self._tokenizer.special_token_ids
         if self._joined and token_id in special and len(self._ids) > 1 and self._ids[-2] in special:
-            text = text.lstrip(" ")
-        self._shown.append(text)
+            return text.lstrip(" ")
         return text
 
     def flush(self) -> str:
-        if self._joined:
-            return ""
         whole, shown = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip), "".join(self._shown)
         return whole[len(shown) :] if whole.startswith(shown) else ""
 

@@ -31,6 +31,8 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     refuse_unsupported(request)
     prompts = completion_prompts(request, host.config.max_prompts)
     params = sampling_params(request, engine)
+    if params.thinking_token_budget is not None:
+        params = msgspec.structs.replace(params, thinking=engine.speaker.thinking)
     response_id, created = f"cmpl-{request.request_id or secrets.token_hex(16)}", host.now()
     writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params, engine.tokenizer)
     if request.stream:

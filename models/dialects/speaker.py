@@ -139,6 +139,12 @@ class Speaker:
         """The model's thoughts can be told from its answers, and have a budget."""
         return self._marks is not None
 
+    @property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks by which a budget for thinking is kept in a text that no template has begun."""
+        marks = self._marks
+        return None if marks is None else ThinkingMarks(start=marks.opens, end=marks.closes)
+
     def voice(
         self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_thoughts: bool = True
     ) -> Voice | None:

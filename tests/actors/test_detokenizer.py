@@ -110,6 +110,13 @@ def test_other_forms_are_left_to_the_library(token_ids, chunks):
     assert shown == WORD_PIECE.tokenizer.decode(token_ids)
 
 
+@pytest.mark.parametrize(("spaces", "wanted"), [(True, "the [UNK] [UNK] foxes"), (False, "the [UNK][UNK] foxes")])
+def test_special_tokens_in_a_row_stand_with_or_without_spaces(spaces, wanted):
+    for chunks in ([5], [1] * 5, [2, 3]):
+        text = SequenceText(WORD_PIECE.decoder(skip_special_tokens=False, spaces=spaces), None)
+        assert run(text, [1, 0, 0, 2, 3], chunks)[0] == wanted
+
+
 def test_tables_that_disagree_with_the_library_are_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(Tokenizer, "token_bytes", lambda self, token_id: b"x")
     tables = TextTables(Tokenizer.load(text_models.byte_level(tmp_path)))

@@ -237,6 +237,32 @@ async def test_truncation_cuts_either_end(tiny_engine):
         assert (await posted(served, "/v1/chat/completions", chat)).json()["usage"]["prompt_tokens"] == 7
 
 
+async def test_thinking_has_a_budget(tiny_engine):
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+    budget = {"thinking_token_budget": 6, "max_tokens": 30, "ignore_eos": True, "n": 2, "seed": 1, "temperature": 1}
+    chat = {"messages": [{"role": "user", "content": "x"}]} | budget
+    async with (
+        tiny_engine(chat_template=template, reasoning_parser="deepseek_r1") as engine,
+        running_server(engine) as served,
+    ):
+        whole = (await posted(served, "/v1/chat/completions", chat)).json()
+        free = (await posted(served, "/v1/chat/completions", chat | {"thinking_token_budget": -1})).json()
+        events = events_of((await posted(served, "/v1/chat/completions", chat | {"stream": True})).text)
+        for index, choice in enumerate(whole["choices"]):
+            deltas = [event["choices"][0]["delta"] for event in events if event["choices"][0]["index"] == index]
+            for field in ("reasoning", "content"):
+                assert "".join(delta.get(field) or "" for delta in deltas) == choice["message"][field]
+            assert free["choices"][index]["message"]["reasoning"].startswith(choice["message"]["reasoning"][:-1])
+            assert choice["message"]["content"]
+            assert not free["choices"][index]["message"]["content"]
+        text = {"prompt": "<think>"} | budget | {"echo": True}
+        for choice in (await posted(served, "/v1/completions", text)).json()["choices"]:
+            assert choice["text"].count("</think>") == 1
+        nothing = {"prompt": "no thoughts here"} | budget
+        for choice in (await posted(served, "/v1/completions", nothing)).json()["choices"]:
+            assert "</think>" not in choice["text"]
+
+
 async def test_echo_names_and_ids_on_chat(tiny_engine):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
     body = {
