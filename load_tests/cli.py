@@ -12,6 +12,7 @@ from troupellm.load_tests.prefill import flags as prefill
 from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.soak import flags as soak
+from troupellm.load_tests.sse import flags as sse
 from troupellm.load_tests.throughput import flags as throughput
 
 _BENCHMARKS = {
@@ -28,6 +29,7 @@ _BENCHMARKS = {
     ),
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
+    "sse": (sse.add_flags, "troupellm.load_tests.sse.command", "what sending events costs, beside a bare app"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 

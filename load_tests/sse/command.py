@@ -1,0 +1,185 @@
+"""`bench sse`: what sending events costs beside an app that does nothing else, and what stalled readers hold."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from troupellm.load_tests.sse.subject import ANSWER_TOKENS
+
+MOST_COST = 1.25
+"""CPU time per send, over that of the bare app."""
+LEAST_TOKENS = 100_000.0
+"""Per second of CPU time, at the flush interval of a server."""
+MOST_GROWTH = 16 * 2**20
+"""Bytes that the server may grow by while nobody reads."""
+READ_BYTES = 1 << 16
+STALLED_STREAM_BYTES = 1 << 10
+
+
+class Subject:
+    """The server process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.port = 0
+
+    async def line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        found: dict[str, Any] = json.loads(await self._process.stdout.readline())
+        return found
+
+    async def look(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return await self.line()
+
+
+@asynccontextmanager
+async def subject(args: argparse.Namespace, readers: int, *more: str) -> AsyncIterator[Subject]:
+    flags = ("--readers", str(readers), "--step-ms", str(args.step_ms), "--flush-ms", str(args.flush_ms))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "troupellm.load_tests.sse.subject", *flags, *more,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    found = Subject(process)
+    try:
+        found.port = int((await found.line())["url"].rpartition(":")[2])
+        yield found
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 when a bar is missed."""
+    report = asyncio.run(_measure_all(args))
+    for line in _lines(report):
+        print(line)
+    if args.result_json:
+        Path(args.result_json).write_text(json.dumps(report), encoding="utf-8")
+    return int(not all(report["kept"].values()))
+
+
+async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    ours, bare = [], []
+    for _ in range(args.repeats):
+        ours.append(await _cost(args))
+        bare.append(await _cost(args, "--chunk-bytes", str(round(ours[-1]["bytes_per_send"]))))
+    each = await _cost(args, per_token=True)
+    report: dict[str, Any] = {
+        "ours": _middle(ours),
+        "bare": _middle(bare),
+        "per_token_events": each,
+        "cost": median(one["us_per_send"] / other["us_per_send"] for one, other in zip(ours, bare, strict=True)),
+    }
+    report["kept"] = {
+        "cost": report["cost"] <= MOST_COST,
+        "tokens": report["ours"]["tokens_per_cpu_second"] >= LEAST_TOKENS,
+        # Made and read are not counted at the same moment.
+        "per_token_events": 0.95 <= each["tokens_per_event"] <= 1.05,
+    }
+    if args.stalled:
+        report["stalled"] = await _stalled(args)
+        report["kept"]["stalled"] = report["stalled"]["growth"] <= MOST_GROWTH
+    return report
+
+
+async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -> dict[str, float]:
+    async with subject(args, args.readers, *more) as server:
+        counts: list[_Reader] = [_Reader() for _ in range(args.readers)]
+        tasks = [asyncio.create_task(reader.read(server.port, per_token=per_token)) for reader in counts]
+        await asyncio.sleep(args.warm_up_sec)
+        before, events = await server.look(), sum(reader.events for reader in counts)
+        await asyncio.sleep(args.seconds)
+        after, events = await server.look(), sum(reader.events for reader in counts) - events
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    spent = {name: after[name] - before[name] for name in ("sends", "bytes", "tokens", "cpu", "wall")}
+    return {
+        "us_per_send": 1e6 * spent["cpu"] / spent["sends"],
+        "bytes_per_send": spent["bytes"] / spent["sends"],
+        "sends_per_second": spent["sends"] / spent["wall"],
+        "tokens_per_second": spent["tokens"] / spent["wall"],
+        "tokens_per_cpu_second": spent["tokens"] / spent["cpu"],
+        "tokens_per_event": round(spent["tokens"] / max(1, events), 2),
+        "busy": spent["cpu"] / spent["wall"],
+    }
+
+
+async def _stalled(args: argparse.Namespace) -> dict[str, float]:
+    """Memory while nobody reads: right after everybody has begun, and at the end."""
+    async with subject(args, args.stalled) as server:
+        writers = []
+        for _ in range(args.stalled):
+            # A small window: what the kernels hold between them is not the server's memory.
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=STALLED_STREAM_BYTES)
+            writer.write(_request(per_token=False))
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writers.append(writer)
+        await asyncio.sleep(args.warm_up_sec + 2)
+        before = await server.look()
+        await asyncio.sleep(args.seconds)
+        after = await server.look()
+        for writer in writers:
+            writer.transport.abort()
+    tokens = after["tokens"] - before["tokens"]
+    return {"rss": after["rss"], "growth": after["rss"] - before["rss"], "tokens_meanwhile": tokens}
+
+
+class _Reader:
+    """Reads one stream and counts its events."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    async def read(self, port: int, *, per_token: bool) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(_request(per_token=per_token))
+            while data := await reader.read(READ_BYTES):
+                self.events += data.count(b"data: ")
+        finally:
+            writer.transport.abort()
+
+
+def _request(*, per_token: bool) -> bytes:
+    body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": ANSWER_TOKENS, "stream": True, "ignore_eos": True}
+    body |= {"temperature": 0, "stream_interval": 1} if per_token else {"temperature": 0}
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: median(run[name] for run in runs) for name in runs[0]}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    kept = {name: "kept" if good else "MISSED" for name, good in report["kept"].items()}
+    lines = [f"{'':18}{'us/send':>10}{'bytes/send':>12}{'sends/s':>10}{'tokens/s':>10}{'tokens/CPU s':>14}{'busy':>7}"]
+    for name in ("bare", "ours", "per_token_events"):
+        row = report[name]
+        lines.append(
+            f"{name:18}{row['us_per_send']:>10.1f}{row['bytes_per_send']:>12.0f}{row['sends_per_second']:>10.0f}"
+            f"{row['tokens_per_second']:>10.0f}{row['tokens_per_cpu_second']:>14.0f}{row['busy']:>7.2f}"
+        )
+    lines.append(f"CPU time per send over the bare app's: {report['cost']:.2f} (at most {MOST_COST}): {kept['cost']}")
+    lines.append(f"tokens per second of CPU time: at least {LEAST_TOKENS:.0f}: {kept['tokens']}")
+    lines.append(
+        f"tokens per event on request: {report['per_token_events']['tokens_per_event']}: {kept['per_token_events']}"
+    )
+    if "stalled" in report:
+        stalled = report["stalled"]
+        lines.append(
+            f"nobody reads: {stalled['rss'] / 2**20:.0f} MiB, grown by {stalled['growth'] / 2**20:.1f} MiB, "
+            f"{stalled['tokens_meanwhile']} tokens made meanwhile: {kept['stalled']}"
+        )
+    return lines

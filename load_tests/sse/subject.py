@@ -1,0 +1,148 @@
+"""The server of `bench sse`, a process of its own: our app over an instant worker, or a bare app beside it.
+
+Both run behind the same hypercorn, with the same counter around them. A line on standard input makes it print what was
+sent and what that took, as JSON; the end of standard input ends it.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+
+from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
+from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.worker import StepPlan, StepResult, Ticket
+from troupellm.server.front import HttpFront
+from troupellm.server.listener import bind
+
+ANSWER_TOKENS = 1 << 17
+"""Longer than any measurement."""
+DISTINCT_TOKENS = 64
+
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Counted:
+    """An app, and how many pieces of bodies it has sent."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.sends = 0
+        self.sent_bytes = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        async def counted(message: Any) -> None:
+            body = message.get("body")
+            if body:
+                self.sends += 1
+                self.sent_bytes += len(body)
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+class PacedWorker(FakeWorker):
+    """Answers at once, but not more often than once per `pace` seconds."""
+
+    def __init__(self, readers: int, pace: float) -> None:
+        super().__init__(
+            "instant", num_blocks=(readers + 1) * (2 + ANSWER_TOKENS // BLOCK_SIZE), context=2 * ANSWER_TOKENS
+        )
+        self._pace = pace
+        self._next = 0.0
+        self._tokens = [FIRST_TOKEN + number for number in range(DISTINCT_TOKENS)]
+        self.tokens = 0
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        now = time.perf_counter()
+        if now < self._next:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + self._pace
+        result = super().launch(plan)
+        assert isinstance(result, StepResult)
+        self.tokens += len(result.tokens)
+        token = self._tokens[plan.step % DISTINCT_TOKENS]
+        return reply(plan, result.token_counts, (token,) * len(result.tokens))
+
+
+async def _bare(scope: Any, receive: Any, send: Send, *, chunk: bytes, interval: float) -> None:
+    """What any streaming app does at least: constant chunks, one per interval."""
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    due = time.monotonic()
+    while True:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        due = max(due + interval, time.monotonic())
+        await asyncio.sleep(due - time.monotonic())
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    config = ServerConfig(port=0, disable_access_log=True)
+    listener, url = bind(config)
+    if args.chunk_bytes:
+        chunk = b"data: " + b"x" * max(1, args.chunk_bytes - 8) + b"\n\n"
+
+        async def bare(scope: Any, receive: Any, send: Send) -> None:
+            await _bare(scope, receive, send, chunk=chunk, interval=args.flush_ms / 1000)
+
+        await _run(Counted(bare), config, listener, url, lambda: 0)
+        return
+    from troupellm.actors.engine import Engine
+    from troupellm.load_tests.random_model import SHAPES, write_random_model
+    from troupellm.server.app import asgi
+
+    with tempfile.TemporaryDirectory(prefix="troupe-sse-") as name:
+        worker = PacedWorker(args.readers, args.step_ms / 1000)
+        engine = Engine(
+            write_random_model(Path(name), SHAPES["tiny"]),
+            worker=lambda _: worker,
+            served_model_name=("tiny",),
+            max_num_seqs=args.readers,
+            max_num_batched_tokens=max(2048, args.readers),
+            max_num_queued_reqs=args.readers,
+            flush_interval=args.flush_ms / 1000,
+            stall_timeout=0,
+        )
+        async with engine:
+            await _run(Counted(asgi(engine, config=config)), config, listener, url, lambda: worker.tokens)
+
+
+async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, tokens: Callable[[], int]) -> None:
+    front, process = HttpFront(app, config, listener), psutil.Process()
+    async with anyio.create_task_group() as group:
+        group.start_soon(front.run)
+        print(json.dumps({"url": url}), flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            seen = {
+                "sends": app.sends,
+                "bytes": app.sent_bytes,
+                "tokens": tokens(),
+                "cpu": time.process_time(),
+                "wall": time.monotonic(),
+                "rss": process.memory_info().rss,
+            }
+            print(json.dumps(seen), flush=True)
+        await front.stop(0.0)
+        group.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--readers", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, required=True)
+    parser.add_argument("--flush-ms", type=float, required=True)
+    parser.add_argument("--chunk-bytes", type=int, default=0, help="a bare app that sends chunks of so many bytes")
+    anyio.run(_serve, parser.parse_args(), backend_options={"use_uvloop": find_spec("uvloop") is not None})
+
+
+if __name__ == "__main__":
+    main()
