@@ -75,6 +75,7 @@ class EngineHost:
         """Around the app's life: what outlives a request lives in it."""
         try:
             async with self.background.open():
+                await self.responses.open()
                 yield
         finally:
             await self.responses.close()

@@ -1,7 +1,6 @@
 """What whole, streamed and background responses have in common."""
 
-import logging
-import sqlite3
+from contextlib import suppress
 
 import msgspec
 
@@ -9,13 +8,11 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ErrorObject
 from troupellm.protocol.response_events import ResponseEvent
 from troupellm.protocol.response_objects import ResponseObject
-from troupellm.server.errors import answer, flatten
+from troupellm.server.errors import HttpError, answer, flatten
 from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.plan import Plan
 from troupellm.server.responses.store import ResponseStore, StoredResponse
-
-logger = logging.getLogger("troupellm.server")
 
 
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
@@ -31,10 +28,8 @@ async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> Re
     if not response.store:
         return response
     kept = False
-    try:
+    with suppress(HttpError):  # the answer is there: it is not lost over the place where it should be kept
         kept = await store.put(plan.owner, stored_form(plan, response))
-    except sqlite3.Error as error:  # the answer is there: it is not lost over the place where it should be kept
-        store.failed(error)
     return response if kept else msgspec.structs.replace(response, store=False)
 
 

@@ -13,6 +13,8 @@ from troupellm.protocol.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 
+MAX_ITEMS = 10_000
+
 _SYSTEM = ("system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 SKIPPED = frozenset(
@@ -26,7 +28,13 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 
 
 def as_items(given: str | Sequence[Item] | None) -> list[dict[str, Any]]:
-    """The items that an input stands for; none and the empty list are an empty message, which probes send."""
+    """The items that an input stands for; none and the empty list are an empty message, which probes send.
+
+    Raises:
+        InvalidRequest: more than `MAX_ITEMS`.
+    """
+    if isinstance(given, list) and len(given) > MAX_ITEMS:
+        raise InvalidRequest(f"input must have at most {MAX_ITEMS} items, got {len(given)}", param="input")
     if isinstance(given, str) or not given:
         return [{"type": "message", "role": "user", "content": given or ""}]
     return [dict(item) for item in given]

@@ -5,7 +5,6 @@ On crash:  of the process: whoever asks for a response after its lease has run o
 """
 
 import logging
-import sqlite3
 from contextlib import suppress
 
 import anyio
@@ -26,7 +25,7 @@ from troupellm.server.turn import Turn, open_turn
 logger = logging.getLogger("troupellm.server")
 
 RENEW_SECONDS = LEASE_SECONDS / 10
-"""How often a job that others may cancel looks whether they have, and says that it lives."""
+"""How often a job says that it lives, and looks whether another process has cancelled it."""
 _ENDED = "the server was shut down before this response was complete"
 
 
@@ -104,7 +103,7 @@ class Job:
                 self.refusal = self.refusal or not_ready("the server is shutting down", code="draining")
                 self.admitted.set()
             elif not self._finished:
-                with anyio.CancelScope(shield=True), suppress(sqlite3.Error):
+                with anyio.CancelScope(shield=True), suppress(TroupeError):
                     body = failed_body(msgspec.json.encode(self._plan.frame), _ENDED)
                     await self._store.update(self._plan.owner, self._name, "failed", body)
 
@@ -119,8 +118,7 @@ class Job:
                 if not await self._store.put(plan.owner, stored_form(plan, plan.frame)):
                     raise not_ready("the response is too large to be kept", code="server_is_overloaded")
                 self.admitted.set()
-                if self._store.shared:
-                    group.start_soon(self._watch)
+                group.start_soon(self._watch)
                 await self._follow(turn)
                 group.cancel_scope.cancel()
         except (Exception, BaseExceptionGroup) as error:
@@ -128,9 +126,6 @@ class Job:
             if self.admitted.is_set():
                 raise
             self.refusal = cause if isinstance(cause, Exception) else RuntimeError("no exception")
-            if isinstance(cause, sqlite3.Error):
-                self._store.failed(cause)
-                self.refusal = not_ready("the response cannot be kept now", code="server_is_overloaded")
 
     async def _follow(self, turn: Turn) -> None:
         """From the turn to the store."""

@@ -13,12 +13,14 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
 import msgspec
 
 from troupellm.protocol.config import ServerConfig
+from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.offload import offload
 from troupellm.server.responses.schema import open_database
 from troupellm.server.responses.store_metrics import StoreCounts, store_metrics
@@ -28,7 +30,7 @@ logger = logging.getLogger("troupellm.server")
 T = TypeVar("T")
 
 LEASE_SECONDS = 10.0
-"""A running response whose process has not said for so long that it lives has failed with its process."""
+"""A running response of which nobody has said for so long that it lives has failed with its process."""
 RUNNING = ("queued", "in_progress")
 LOST = "the process that generated this response has ended"
 
@@ -51,7 +53,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseStore:
-    """`put`, `get` and their kin may raise sqlite3.Error: the disk is full or gone."""
+    """`put`, `get` and their kin raise HttpError 503 where the disk is full, or another process holds the file."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._path = config.responses_store
@@ -68,6 +70,12 @@ class ResponseStore:
         self._turn = anyio.CapacityLimiter(1)
         self._errors = 0
         self._finalizer: weakref.finalize[..., ResponseStore] | None = None
+
+    async def open(self) -> None:
+        """Open the file now and not at its first use, if that works."""
+        if self.shared:
+            with suppress(HttpError):
+                await self._do(lambda database: None)
 
     async def put(self, owner: str, stored: StoredResponse) -> bool:
         """Keep a response; False where it alone is larger than all of them may be."""
@@ -196,17 +204,11 @@ class ResponseStore:
             return StoreCounts(stored=0, bytes=0, running=0, evicted={})  # unused: do not start a thread for a scrape
         return await self._do(read)
 
-    def failed(self, error: sqlite3.Error) -> None:
-        """Something could not be written, or read."""
-        self._errors += 1
-        logger.error("the store of responses: %s", error)
-
     async def metrics(self) -> bytes:
         """Prometheus' text format. All but the errors are of the whole database, whichever process is asked."""
         try:
             counts = await self.counts()
-        except sqlite3.Error as error:
-            self.failed(error)
+        except HttpError:
             counts = StoreCounts(stored=0, bytes=0, running=0, evicted={})
         return store_metrics(counts, self._errors)
 
@@ -228,12 +230,17 @@ class ResponseStore:
                 self._database.execute("BEGIN IMMEDIATE")
                 return work(self._database)
 
-        return await offload(transact, limiter=self._turn)
+        try:
+            return await offload(transact, limiter=self._turn)
+        except sqlite3.Error as error:
+            self._errors += 1
+            logger.error("the store of responses: %s", error)
+            raise not_ready("stored responses cannot be read or written now", code="server_is_overloaded") from error
 
     def _read(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
         now = time.time()
         row = database.execute(
-            "SELECT id, previous, status, background, logged, body, items, runner, lease FROM responses "
+            "SELECT id, previous, status, background, logged, body, items, lease FROM responses "
             "WHERE id = ? AND owner = ? AND expires > ?",
             (name, owner, now),
         ).fetchone()
@@ -244,8 +251,8 @@ class ResponseStore:
             id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
             items=row[6],
         )  # fmt: skip
-        age = time.monotonic() - row[8]
-        if not stored.running or row[7] == self._runner or 0 <= age < LEASE_SECONDS:
+        age = time.monotonic() - row[7]
+        if not stored.running or 0 <= age < LEASE_SECONDS:
             return stored
         body = failed_body(stored.body, LOST)
         database.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (body, name))

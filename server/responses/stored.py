@@ -1,5 +1,6 @@
 """Responses that were kept: GET, DELETE, cancel, and the input that they were made from."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -8,8 +9,10 @@ from msgspec import Meta
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.response_objects import DeletedResponse, InputItemList
+from troupellm.server.body import INLINE_BYTES
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
+from troupellm.server.offload import offload
 from troupellm.server.owner import owner_of
 from troupellm.server.responses.follow import follow, not_found
 from troupellm.server.responses.items import item_type
@@ -80,7 +83,9 @@ async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> N
 async def input_items(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
     query: ItemsQuery = exchange.query
     stored = await _find(host, exchange)
-    items = [_shown(item) for item in msgspec.json.decode(stored.items)]
+    read = partial(msgspec.json.decode, stored.items, type=list[dict[str, Any]])
+    given = read() if len(stored.items) <= INLINE_BYTES else await offload(read)
+    items = [_shown(item) for item in given]
     if query.order == "desc":
         items.reverse()
     if query.after is not None:

@@ -88,5 +88,5 @@ def _allowed(choice: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> list[
     wanted = choice.get("tools")
     if not isinstance(wanted, list) or not all(isinstance(tool, Mapping) for tool in wanted):
         raise InvalidRequest("tool_choice.tools must be a list of tools", param="tool_choice.tools")
-    names = {tool.get("name") for tool in wanted if tool.get("type") == "function"}
+    names = [tool.get("name") for tool in wanted if tool.get("type") == "function"]
     return [tool for tool in kept if tool.get("name") in names]
