@@ -170,6 +170,18 @@ class RowTable:
         self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = valid
         self.lengths[slots] += 1
 
+    def append_known(self, row: int, tokens: Sequence[int]) -> None:
+        """Add tokens that nobody had to draw to one row."""
+        slot = self.slot(row)
+        begin, end = int(self.lengths[slot]), int(self.lengths[slot]) + len(tokens)
+        self.tokens[slot, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self.lengths[slot] = end
+
+    def room(self, slots: NDArray[np.int64]) -> list[int]:
+        """How many tokens each of the rows may have beyond those that it has."""
+        left: list[int] = (self._max_len - self.lengths[slots]).tolist()
+        return left
+
     def table(self, row: int) -> list[int]:
         """The blocks of a row."""
         slot = self.slot(row)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import overload
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler
 from troupellm.models.spans import Spans
+from troupellm.models.step_result import Histories, step_result
 from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
 PIECE_TOKENS = 256
@@ -68,7 +68,7 @@ class ModelRunner:
         begin = perf_counter()
         self._apply(plan)
         if not plan.rows:
-            return _result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
+            return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
         ending = starts + counts == self.rows.lengths[whole.slots]
@@ -88,12 +88,14 @@ class ModelRunner:
         computed = perf_counter()
         masks = None if self.guides is None or filled is None else self.guides.filled(filled)
         sampled = None if logits is None else self._sample(drawn, whole.slots[sampling], logits, masks)
-        finished: list[int] = []
+        guided = None
         if self.guides is not None and masks is not None and sampled is not None:
-            finished = self.guides.advance(drawn, sampled.tokens.tolist())
+            guided = self.guides.advance(drawn, sampled.tokens.tolist(), self.rows.room(whole.slots[sampling]))
+            for row, forced in guided.forced.items():
+                self.rows.append_known(row, forced)
         vectors, unsound = self._finish_pooled(plan, whole, ending & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
-        return _result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, finished)
+        return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.loads or plan.stores:
@@ -136,7 +138,7 @@ class ModelRunner:
         elif new.sampling.guide is None:
             self.guides.drop(new.row)
         else:
-            self.guides.add(new.row, new.sampling.guide, known[new.num_prompt_tokens :].tolist())
+            self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
 
     def _batch(self, spans: Spans) -> tuple[ForwardBatch, int]:
         """Flatten spans; a handful of vector operations, whatever the number of rows.
@@ -192,7 +194,7 @@ class ModelRunner:
     ) -> Sampled:
         """slots: of the rows that sample, in the order of `logits` [rows, vocab]."""
         lengths = self.rows.lengths[slots].tolist()
-        histories = _Histories(self.rows.tokens, slots.tolist(), lengths)
+        histories = Histories(self.rows.tokens, slots.tolist(), lengths)
         sampled = self.sampler.sample(logits, rows, lengths, histories, masks)
         self.rows.append(slots, sampled.tokens)
         return sampled
@@ -242,56 +244,3 @@ class ModelRunner:
             given, width = self.rows.tokens[slot, first:last], int(self.rows.prompt_logprobs[slot])
             found.append(prompt_logprobs(logits, plan.rows[int(spans.rows[index])], first, given, width))
         return found
-
-
-class _Histories(Sequence[Tensor]):
-    """The tokens of each sampled row; a view is made only for a row whose options look at it."""
-
-    def __init__(self, tokens: Tensor, slots: list[int], lengths: list[int]) -> None:
-        self._tokens, self._slots, self._lengths = tokens, slots, lengths
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return self._tokens[self._slots[index], : self._lengths[index]]
-
-
-def _result(
-    plan: StepPlan,
-    sampled: Sampled | None,
-    sampling: NDArray[np.bool_],
-    about_prompts: tuple[RowLogprobs, ...],
-    timings: StepTimings,
-    pooled: Sequence[RowPooled] = (),
-    unsound: Sequence[RowError] = (),
-    finished: Sequence[int] = (),
-) -> StepResult:
-    """unsound: rows whose vector is not fit to be shown."""
-    counts = sampling.astype(np.int64)
-    tokens: list[int] = []
-    if sampled is not None:
-        values = sampled.tokens.tolist()
-        tokens = [token for token in values if token >= 0]
-        if sampled.errors:
-            counts[np.flatnonzero(sampling)[[token < 0 for token in values]]] = 0
-    return StepResult(
-        step=plan.step,
-        engine_epoch=plan.engine_epoch,
-        rows=plan.rows,
-        epochs=plan.epochs,
-        token_counts=tuple(counts.tolist()),
-        tokens=tuple(tokens),
-        logprobs=tuple(sampled.logprobs) if sampled is not None else (),
-        prompt_logprobs=about_prompts,
-        pooled=tuple(pooled),
-        errors=(*(sampled.errors if sampled is not None else ()), *unsound),
-        finished=tuple(finished),
-        timings=timings,
-    )

@@ -129,7 +129,9 @@ class ModelWorker:
             saturation = measure_runner(
                 spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
             )
-        guides = self._guides = Guides(partial(_tokenizer, self._folder, config.model), model.vocab_size)
+        guides = self._guides = Guides(
+            partial(_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
+        )
         self._fresh_runner = lambda: ModelRunner(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
             processors=processors, activation=activation, guides=guides.rows(),

@@ -219,6 +219,7 @@ class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     guide_cache_bytes: Annotated[PositiveInt, _help("compiled grammars that are kept, in bytes")] = 64 * 2**20
     guide_depth: Annotated[PositiveInt, _help("levels of nesting in a JSON schema or structural tag")] = 64
+    guide_fast_forward: Annotated[bool, _help("take tokens that a grammar forces without drawing them")] = True
     guide_any_whitespace: Annotated[
         bool, _help("JSON may hold any white space between its tokens, unless a request says otherwise")
     ] = True

@@ -1,6 +1,6 @@
 """What guides tell the sampler."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,3 +16,13 @@ class TokenMasks:
     """bool [guided, vocab]."""
     reasons: Mapping[int, str]
     """By index among the sampled rows: what to say if such a row finds no token."""
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What followed from the tokens that guided rows drew."""
+
+    finished: Sequence[int]
+    """Rows whose grammar is complete."""
+    forced: Mapping[int, Sequence[int]]
+    """By row, tokens that must come next and need not be drawn: the row has them now."""

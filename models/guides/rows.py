@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from troupellm.models.guides.backend import Backend, GuideError, Matcher
 from troupellm.models.guides.library import GuideLibrary
-from troupellm.models.guides.masks import TokenMasks
+from troupellm.models.guides.masks import Advanced, TokenMasks
 from troupellm.models.guides.thinking import Sleep
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.worker import SamplingState
 
 ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
+LEAST_FORCED = 2
+"""The plan under way does not know of them and computes the first one alone, so that a single one saves no step."""
 _SMOOTHING = 0.1
 _DEAD_END = (
     "no token is left to choose from: what the guide of this output allows, allowed_token_ids, bad_words, min_tokens, "
@@ -34,9 +37,11 @@ _FAILED = "the guide of this output cannot go on"
 class GuidedRow:
     """One row's guide."""
 
-    __slots__ = ("backend", "building", "error", "matcher", "num_accepted", "sleep")
+    __slots__ = ("backend", "building", "error", "jumps", "matcher", "num_accepted", "sleep")
 
-    def __init__(self) -> None:
+    def __init__(self, *, jumps: bool = False) -> None:
+        """jumps: take tokens that must come next without drawing them."""
+        self.jumps = jumps
         self.building: Future[None] | None = None
         self.backend = ""
         self.matcher: Matcher | None = None
@@ -78,6 +83,16 @@ class GuidedRow:
             self.num_accepted += len(token_ids)
         else:
             self.error = self.matcher.error or "the output does not fit it"
+
+    def jump(self, most: int) -> list[int]:
+        """Take the tokens that must come next, if there are enough of them to pay."""
+        if self.matcher is None or self.error is not None or self.asleep or self.matcher.stopped:
+            return []
+        forced = self.matcher.forced()[:most]
+        if len(forced) < LEAST_FORCED:
+            return []
+        self.accept(forced)
+        return forced if self.error is None else []
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens that were accepted, beyond the mark too."""
@@ -163,8 +178,10 @@ class FilledLater:
 class GuidedRows:
     """Calls come from one thread. `library` and `helper` outlive it."""
 
-    def __init__(self, library: GuideLibrary, helper: ThreadPoolExecutor) -> None:
+    def __init__(self, library: GuideLibrary, helper: ThreadPoolExecutor, *, jumps: bool = True) -> None:
+        """jumps: take tokens that must come next without drawing them."""
         self._library = library
+        self._jumps = jumps
         self._helper = helper
         self._rows: dict[int, GuidedRow] = {}
         self._seconds_per_row = 0.0
@@ -172,13 +189,17 @@ class GuidedRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, row: int, program: GuideProgram, token_ids: Sequence[int]) -> None:
+    def add(self, row: int, state: SamplingState, token_ids: Sequence[int]) -> None:
         """Make a row known, or replace it; its guide is built beside what comes next.
 
         Args:
+            state: of the row; it has a guide.
             token_ids: generated so far, without the prompt.
         """
-        guided = self._rows[row] = GuidedRow()
+        program = state.guide
+        if program is None:
+            raise ValueError(f"row {row} has no guide")
+        guided = self._rows[row] = GuidedRow(jumps=self._jumps and _may_jump(state))
         guided.building = self._helper.submit(guided.build, self._library, program, token_ids)
 
     def drop(self, row: int) -> None:
@@ -206,21 +227,24 @@ class GuidedRows:
         self._seconds_per_row += (per_row - self._seconds_per_row) * (_SMOOTHING if self._seconds_per_row else 1.0)
         return masks
 
-    def advance(self, rows: Sequence[int], token_ids: Iterable[int]) -> list[int]:
+    def advance(self, rows: Sequence[int], token_ids: Iterable[int], room: Iterable[int]) -> Advanced:
         """Give the guided ones of the rows the token that each has drawn; -1 is none.
 
-        Returns:
-            the rows whose grammar is complete with it.
+        Args:
+            room: tokens that each row may have beyond it.
         """
         finished: list[int] = []
-        for row, token_id in zip(rows, token_ids, strict=True):
+        forced: dict[int, list[int]] = {}
+        for row, token_id, most in zip(rows, token_ids, room, strict=True):
             guided = self._rows.get(row)
             if guided is None or token_id < 0 or guided.stopped:
                 continue
             guided.accept((token_id,))
+            if guided.jumps and (following := guided.jump(most)):
+                forced[row] = following
             if guided.stopped:
                 finished.append(row)
-        return finished
+        return Advanced(finished, forced)
 
     def rollback(self, row: int, num_tokens: int) -> None:
         """Take back the last tokens of a row: drafts that were refused."""
@@ -229,17 +253,28 @@ class GuidedRows:
         guided.rollback(num_tokens)
 
 
+def _may_jump(state: SamplingState) -> bool:
+    """Tokens that are not drawn have no log-probabilities, and pass by whatever masks tokens in the sampler."""
+    masked = state.bad_words or state.allowed_token_ids or state.processors or state.thinking
+    return state.logprobs < 0 and not masked
+
+
 class Guides:
     """What a worker has of guides whatever rows it runs: the library and the thread that fills masks."""
 
-    def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int) -> None:
-        """read_tokenizer: called when the first guide comes."""
+    def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int, *, jumps: bool = True) -> None:
+        """
+        Args:
+            read_tokenizer: called when the first guide comes.
+            jumps: take tokens that must come next without drawing them.
+        """
+        self._jumps = jumps
         self._library = GuideLibrary(read_tokenizer, vocab_width, len(os.sched_getaffinity(0)))
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:
         """Of a fresh runner."""
-        return GuidedRows(self._library, self._helper)
+        return GuidedRows(self._library, self._helper, jumps=self._jumps)
 
     def prepare(self, program: GuideProgram) -> None:
         """Build a guide, so that the row that needs it finds it built. Never raises."""

@@ -187,3 +187,47 @@ async def test_settings_hold_for_every_request(tiny_engine):
         for seed in range(10):
             text = (await engine.generate([5], guide=spec, seed=seed, max_tokens=60)).choices[0].text
             assert text in ("{}", '{"a":1}')
+
+
+FORCED = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True).spec()
+
+
+async def steps_of(engine: Engine, **wanted: Any) -> tuple[int, tuple[int, ...], str]:
+    before = engine.snapshot().scheduler.steps
+    answer = await engine.generate([5], guide=FORCED, seed=2, **{"max_tokens": 200} | wanted)
+    return engine.snapshot().scheduler.steps - before, answer.choices[0].token_ids, answer.choices[0].finish_reason
+
+
+async def test_forced_tokens_save_steps(tiny_engine):
+    async with tiny_engine() as engine:
+        steps, tokens, reason = await steps_of(engine)
+        drawn, drawn_tokens, _ = await steps_of(engine, logprobs=0)  # which only a drawn token has
+        assert reason == "stop"
+        assert steps < len(tokens)
+        assert drawn >= len(drawn_tokens)
+        await eventually(lambda: engine.snapshot().scheduler.blocks_used == 0)
+    async with tiny_engine(guide_fast_forward=False) as engine:
+        plain, plain_tokens, _ = await steps_of(engine)
+        assert plain >= len(plain_tokens)
+        assert plain_tokens == drawn_tokens
+
+
+async def test_forced_tokens_end_at_the_limit(tiny_engine):
+    async with tiny_engine() as engine:
+        whole = (await steps_of(engine))[1]
+        for most in range(1, 12):
+            _, tokens, reason = await steps_of(engine, max_tokens=most)
+            assert (tokens, reason) == (whole[:most], "length")
+    async with tiny_engine(max_model_len=16) as engine:
+        answer = await engine.generate([5] * 8, guide=FORCED, seed=2, max_tokens=8)
+        assert len(answer.choices[0].token_ids) == 8
+
+
+async def test_forced_tokens_wait_for_slow_readers(tiny_engine):
+    async with tiny_engine(stream_budget_tokens=4) as engine:
+        tokens: list[int] = []
+        async with engine.stream([5], guide=FORCED, seed=2, max_tokens=200) as stream:
+            async for delta in stream:
+                tokens += delta.token_ids
+                await anyio.sleep(0)
+        assert tuple(tokens) == (await steps_of(engine))[1]

@@ -38,7 +38,7 @@ class Crowd:
     def add(self, row: int, program: GuideProgram, **options: Any) -> None:
         state = SamplingState(temperature=1.0, seed=row, guide=program, **options)
         self.sampler.add_row(row, state, [1], 1)
-        self.guides.add(row, program, [])
+        self.guides.add(row, state, [])
         self._tokens[row] = [1]
 
     def run(self, steps: int) -> None:
@@ -59,12 +59,12 @@ class Crowd:
         sampled = self.sampler.sample(logits, rows, positions, histories, masks)
         tokens = sampled.tokens.tolist()
         self.errors |= {error.row: error.message for error in sampled.errors}
-        finished = self.guides.advance(rows, tokens)
+        advanced = self.guides.advance(rows, tokens, [1000] * len(rows))
         for row, token in zip(rows, tokens, strict=True):
-            self._tokens[row].append(token)
+            self._tokens[row] += [token, *advanced.forced.get(row, ())]
             if row in self.errors:
                 self._drop(row)
-            elif row in finished or token in self.tokenizer.eos_token_ids:
+            elif row in advanced.finished or token in self.tokenizer.eos_token_ids:
                 self.finished[row] = self.text(row)
                 self._drop(row)
 
