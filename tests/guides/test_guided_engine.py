@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import jsonschema
 import pytest
 from serving import eventually
@@ -229,5 +230,5 @@ async def test_forced_tokens_wait_for_slow_readers(tiny_engine):
         async with engine.stream([5], guide=FORCED, seed=2, max_tokens=200) as stream:
             async for delta in stream:
                 tokens += delta.token_ids
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
         assert tuple(tokens) == (await steps_of(engine))[1]
