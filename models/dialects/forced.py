@@ -3,6 +3,8 @@
 import json
 from typing import Any, Final
 
+import msgspec
+
 from troupellm.models.dialects.syntax import CallSyntax, Channels, Dialect, Written
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
@@ -12,11 +14,12 @@ Format = dict[str, Any]
 _NUMBER: Final = "[0-9]{1,4}"
 
 
-def calls_guide(dialect: Dialect, use: ToolUse, *, after: str) -> GuideSpec | None:
+def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = True) -> GuideSpec | None:
     """What makes an answer call tools; None where it is left to the model.
 
     Args:
         after: the text that ends thinking, where the model thinks first.
+        thoughts: they may come first where they are a channel.
 
     Raises:
         InvalidRequest: calls must be made, and the model has no syntax for them.
@@ -32,28 +35,85 @@ def calls_guide(dialect: Dialect, use: ToolUse, *, after: str) -> GuideSpec | No
             param="tool_choice",
             code="unsupported_parameter",
         )
-    written, syntax = _written(dialect)
-    tags = [_tag(written, syntax, tool, free=not use.required and _name(tool) not in use.strict) for tool in use.tools]
-    format_ = _required(written, tags, parallel=use.parallel) if use.required else _optional(written, tags)
-    if format_ is None:
-        return None
+    if dialect.channels is not None and use.required:
+        format_, after = _in_channels(dialect.channels, use, thoughts=thoughts), ""
+    else:
+        written, syntax = _written(dialect)
+        free = {_name(tool): not use.required and _name(tool) not in use.strict for tool in use.tools}
+        tags = [_tag(written, syntax, tool, free=free[_name(tool)]) for tool in use.tools]
+        found = _required(written, tags, parallel=use.parallel) if use.required else _optional(written, tags)
+        if found is None:
+            return None
+        format_ = found
     return GuideSpec(
         kind="structural_tag",
-        source=json.dumps({"type": "structural_tag", "format": format_}, ensure_ascii=False),
+        source=_source(format_),
         after=after,
         field="tools",
     )
 
 
+def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
+    """A guide for the answer, with calls of the tools on offer instead where the model wants that."""
+    plain = _format_of(guide)
+    if plain is None or dialect.calls is None:
+        return guide
+    written, syntax = _written(dialect)
+    tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict) for tool in use.tools]
+    either = {"type": "or", "elements": [_required(written, tags, parallel=use.parallel), plain]}
+    return msgspec.structs.replace(guide, kind="structural_tag", source=_source(either))
+
+
+def _format_of(guide: GuideSpec) -> Format | None:
+    """A guide as part of a structural tag; None where it has no such form."""
+    match guide.kind:
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": _loaded(guide)}
+        case "regex":
+            return {"type": "regex", "pattern": guide.source}
+        case "choice":
+            return {"type": "or", "elements": [_text(value) for value in _loaded(guide)]}
+        case "grammar":
+            return {"type": "grammar", "grammar": guide.source}
+        case _:
+            return None
+
+
+def _loaded(guide: GuideSpec) -> Any:
+    try:
+        return json.loads(guide.source)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{guide.field} is no JSON", param=guide.field, code="invalid_schema") from None
+
+
+def _source(format_: Format) -> str:
+    return json.dumps({"type": "structural_tag", "format": format_}, ensure_ascii=False)
+
+
 def _written(dialect: Dialect) -> tuple[Written, CallSyntax | None]:
     if dialect.channels is not None:
-        return _harmony(dialect.channels), None
+        return Written(call=dialect.channels.call), None
     assert dialect.calls is not None, "one of both"
     return dialect.calls.written, dialect.calls
 
 
-def _harmony(channels: Channels) -> Written:
-    return Written(call=channels.call, between=channels.ends[-1])
+def _in_channels(channels: Channels, use: ToolUse, *, thoughts: bool) -> Format:
+    """One call, since the mark at its end also ends the answer; perhaps behind thoughts.
+
+    The prompt ends with the first words of a message, so only a second message has them.
+    """
+    written = Written(call=channels.call)
+    tags = [_tag(written, None, tool, free=False) for tool in use.tools]
+    thinking: Format = {
+        "type": "tag",
+        "begin": f"{channels.channel}{channels.thoughts[0]}{channels.message}",
+        "content": {"type": "any_text"},
+        "end": f"{channels.ends[0]}{channels.opening}",
+    }
+    call: Format = {"type": "or", "elements": tags}
+    return {"type": "or", "elements": [_sequence([thinking, call]), call]} if thoughts else call
 
 
 def _required(written: Written, tags: list[Format], *, parallel: bool) -> Format:

@@ -9,7 +9,7 @@ import msgspec
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start, plan_of
-from troupellm.models.dialects.forced import calls_guide
+from troupellm.models.dialects.forced import calls_guide, calls_or
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.syntax import CallSyntax, Dialect, Thinking, elements, words
@@ -53,6 +53,7 @@ class Voice:
         self.after = after
         """The text that ends thinking, where the answer may begin with it."""
         self.show_thoughts = show_thoughts
+        self._dialect = dialect
         self._marks = marks
         self._start = start
         self._channel = channel
@@ -78,12 +79,15 @@ class Voice:
             InvalidRequest: the answer shall call tools and look otherwise, too.
         """
         guide = params.guide
-        if guide is not None and self.guide is not None:
-            raise InvalidRequest(f"{guide.field} and {self.guide.field} exclude each other", param=guide.field)
         if guide is None:
             guide = self.guide
-        elif self.after and not guide.after:
-            guide = msgspec.structs.replace(guide, after=self.after)
+        else:
+            if self._use.required:
+                raise InvalidRequest(f"{guide.field} and tool_choice exclude each other", param=guide.field)
+            if self._use.tools:
+                guide = calls_or(self._dialect, self._use, guide)
+            if self.after and not guide.after:
+                guide = msgspec.structs.replace(guide, after=self.after)
         return msgspec.structs.replace(
             params,
             guide=guide,
@@ -122,6 +126,7 @@ class Speaker:
 
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.dialect = dialect
+        self.tokenizer = tokenizer
         self.template = template
         self._openings: dict[Any, str] = {}
         special = {
@@ -156,7 +161,8 @@ class Speaker:
         dialect = self.dialect if use.tools else self._thinking_only
         start, channel = self._start(prompt)
         after = self._after(prompt, start)
-        guide = calls_guide(self.dialect, use, after=self._before_calls(after))
+        effort = (prompt.template_kwargs or {}).get("reasoning_effort")
+        guide = calls_guide(self.dialect, use, after=after, thoughts=effort != "none")
         if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
             return None
         return Voice(
@@ -235,11 +241,6 @@ class Speaker:
         if start == "thinking" or thinking.begins == "always" or _switched_on(thinking, prompt.template_kwargs or {}):
             return thinking.closes[0]
         return ""
-
-    def _before_calls(self, after: str) -> str:
-        """The text behind which calls may come."""
-        channels = self.dialect.channels
-        return channels.ends[0] if channels is not None else after
 
 
 def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> Speaker:

@@ -110,8 +110,10 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
     thoughts: tuple[str, ...] = ("analysis",)
     recipient: str = "functions."
-    call: str = "<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-    """What a grammar writes, from the beginning of a message on."""
+    opening: str = "<|start|>assistant"
+    """The first words of a message, with which a prompt ends."""
+    call: str = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+    """What a grammar writes behind the opening."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

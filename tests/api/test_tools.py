@@ -10,6 +10,7 @@ import pytest
 from serving import running_server
 
 from troupellm.actors.engine import Engine
+from troupellm.models.dialects.catalog import TOOL_PARSERS
 
 pytestmark = pytest.mark.anyio
 
@@ -199,3 +200,38 @@ async def test_the_parser_may_be_named_or_left_out():
         assert whole.message.tool_calls
         for call in whole.message.tool_calls:
             jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("mistral", "deepseek_v3", "kimi_k2") else pytest.mark.slow)
+        for name in sorted(TOOL_PARSERS)
+    ],
+)
+async def test_every_syntax_forced_gives_calls_that_validate(name):
+    """The built-in model is made to write as every family does; what it writes is read as calls again."""
+    async with sdk(tool_call_parser=name) as client:
+        for choice in ("required", {"type": "function", "function": {"name": "book_table"}}):
+            request = ASK | {"tools": TOOLS, "tool_choice": choice, "temperature": 1.0, "seed": 11}
+            request |= {"parallel_tool_calls": False, "max_tokens": 400, "reasoning_effort": "none"}
+            whole = (await client.chat.completions.create(**request)).choices[0]
+            assert whole.finish_reason == "tool_calls", whole
+            assert whole.message.content is None
+            (call,) = whole.message.tool_calls
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+            content, _, calls, _ = await assembled(client, **request)
+            assert content == ""
+            assert [(c["name"], c["arguments"]) for c in calls] == [(call.function.name, call.function.arguments)]
+
+
+async def test_an_answer_of_some_form_may_call_a_tool_instead(client):
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request = ASK | {"tools": [WEATHER], "response_format": form}
+    whole = (await client.chat.completions.create(**request)).choices[0]
+    assert [call.function.name for call in whole.message.tool_calls or []] == ["get_weather"]
+    request |= {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    whole = (await client.chat.completions.create(**request)).choices[0]
+    if whole.message.tool_calls is None:
+        jsonschema.validate(json.loads(whole.message.content), schema)

@@ -1,0 +1,153 @@
+"""What a request makes of a dialect: where answers begin, which tokens stay, which guides bind them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from echo_worker import write_echo_model
+from recorded_dialects import TOOLS
+from tiny_model import CHAT_TEMPLATE
+
+from troupellm.actors.detokenizer import TextTables
+from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.catalog import dialect_named
+from troupellm.models.dialects.speaker import Speaker, Voice
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
+
+USER = ({"role": "user", "content": "<think> is a mark"},)
+OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+SWITCHED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n" + OFF + "{% endif %}")
+OPENED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+
+
+@pytest.fixture
+def speaker(tmp_path: Path):
+    def make(tools: str, reasoning: str, template: str = CHAT_TEMPLATE, special: tuple[str, ...] = ()) -> Speaker:
+        folder = write_echo_model(tmp_path / "m", special=special, template=template)
+        return Speaker(dialect_named(tools, reasoning), Tokenizer.load(folder), ChatTemplate.load(folder, None))
+
+    return make
+
+
+def voice_of(speaker: Speaker, use: ToolUse = NO_TOOLS, **prompt: object) -> Voice:
+    voice = speaker.voice(ChatPrompt(**({"messages": USER} | prompt)), use, token=lambda nbytes: "0" * 2 * nbytes)
+    assert voice is not None
+    return voice
+
+
+def test_plain_models_are_not_parsed(speaker):
+    assert speaker("none", "none").voice(ChatPrompt(messages=USER), token=str) is None
+    assert speaker("hermes", "none").voice(ChatPrompt(messages=USER), token=str) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "after", "inside"),
+    [
+        (SWITCHED, None, "</think>", None),
+        (SWITCHED, {"enable_thinking": True}, "</think>", None),
+        (SWITCHED, {"enable_thinking": False}, "", False),
+        (OPENED, None, "</think>", True),
+    ],
+)
+def test_guides_wait_for_the_end_of_thoughts(speaker, template, kwargs, after, inside):
+    voice = voice_of(speaker("hermes", "qwen3", template), template_kwargs=kwargs)
+    params = voice.applied(SamplingParams(guide=GuideSpec(kind="json_object")))
+    assert params.guide.after == after
+    assert (params.thinking.start, params.thinking.end, params.thinking.open) == ("<think>", "</think>", inside)
+
+
+def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
+    voice = voice_of(speaker("none", "deepseek_r1"))
+    assert voice.applied(SamplingParams()).thinking.open is True
+    assert voice.after == "</think>"
+
+
+def test_a_model_that_thinks_only_when_told_to(speaker):
+    made = speaker("granite", "granite")
+    assert voice_of(made).after == ""
+    assert voice_of(made, template_kwargs={"thinking": True}).after == "Here is my response:"
+
+
+def test_an_answer_that_is_continued_begins_where_it_was_left(speaker):
+    made = speaker("hermes", "qwen3")
+    for content, inside in (("<think>one", True), ("<think>one</think>two", False), ("two", False)):
+        messages = [*USER, {"role": "assistant", "content": content}]
+        voice = voice_of(made, messages=messages, add_generation_prompt=False, continue_final_message=True)
+        assert voice.thinking.open is inside
+
+
+def test_effort_is_handed_to_the_template_and_turns_thinking_off(speaker):
+    made = speaker("hermes", "qwen3", SWITCHED)
+    assert made.with_effort(None, None) is None
+    assert made.with_effort({"a": 1}, None) == {"a": 1}
+    high = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
+    assert made.with_effort(None, "high") == high
+    assert made.with_effort({"enable_thinking": False}, "high") == high | {"enable_thinking": False}
+    assert made.with_effort(None, "none")["enable_thinking"] is False
+    assert speaker("none", "none").with_effort(None, "low") == {"reasoning_effort": "low"}
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text_and_others_do_not(speaker):
+    made = speaker("mistral", "mistral", special=("[TOOL_CALLS]", "[THINK]", "[/THINK]", "[OTHER]"))
+    use = tool_use(TOOLS)
+    ids = {text: made.tokenizer.added_tokens[text] for text in ("[TOOL_CALLS]", "[THINK]", "[/THINK]", "[OTHER]")}
+    assert voice_of(made).kept_token_ids == (ids["[THINK]"], ids["[/THINK]"])
+    kept = voice_of(made, use).applied(SamplingParams()).kept_token_ids
+    assert kept == (ids["[TOOL_CALLS]"], ids["[THINK]"], ids["[/THINK]"])
+    tables = TextTables(made.tokenizer)
+    tokens = [ids["[THINK]"], 65, ids["[OTHER]"], 66, ids["[TOOL_CALLS]"]]
+    shown = {keep: tables.decoder(skip_special_tokens=True, kept=keep).feed(tokens) for keep in ((), kept)}
+    assert shown[()] == made.tokenizer.decode([65, 66])
+    assert shown[kept].startswith("[THINK]")
+    assert shown[kept].endswith("[TOOL_CALLS]")
+    assert "[OTHER]" not in shown[kept]
+    tables.trusted = False
+    assert tables.decoder(skip_special_tokens=True, kept=kept).feed(tokens) == shown[kept]
+
+
+def test_what_must_call_cannot_look_otherwise(speaker):
+    made = speaker("hermes", "none")
+    guided = SamplingParams(guide=GuideSpec(kind="json_object", field="response_format"))
+    with pytest.raises(InvalidRequest, match="response_format and tool_choice exclude") as caught:
+        voice_of(made, tool_use(TOOLS, "required")).applied(guided)
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("guide", "plain"),
+    [
+        (GuideSpec(kind="json_object"), {"type": "json_schema", "json_schema": {"type": "object"}}),
+        (GuideSpec(kind="json_schema", source='{"a": 1}'), {"type": "json_schema", "json_schema": {"a": 1}}),
+        (GuideSpec(kind="regex", source="a+"), {"type": "regex", "pattern": "a+"}),
+        (GuideSpec(kind="grammar", source="start: x"), {"type": "grammar", "grammar": "start: x"}),
+    ],
+)
+def test_an_answer_of_some_form_may_call_tools_instead(speaker, guide, plain):
+    voice = voice_of(speaker("hermes", "none"), tool_use(TOOLS))
+    combined = voice.applied(SamplingParams(guide=guide)).guide
+    calls, other = json.loads(combined.source)["format"]["elements"]
+    assert other == plain
+    assert calls["tags"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert calls["tags"][0]["end"] == "}\n</tool_call>"
+
+
+def test_only_strict_tools_are_bound_where_nobody_must_call(speaker):
+    made = speaker("hermes", "none")
+    assert voice_of(made, tool_use(TOOLS)).guide is None
+    strict = [{"function": tool["function"] | {"strict": tool["function"]["name"] == "now"}} for tool in TOOLS]
+    wanted = json.loads(voice_of(made, tool_use(strict)).guide.source)["format"]
+    assert (wanted["type"], wanted["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    schemas = [tag["content"]["json_schema"] for tag in wanted["tags"]]
+    assert schemas == [{"type": "object"}, {"type": "object"}, {"type": "object", "properties": {}}]
+
+
+def test_ids_have_the_shape_of_the_family(speaker):
+    use = tool_use(TOOLS)
+    shapes = {"hermes": "call_" + "0" * 24, "mistral": "0" * 9, "kimi_k2": "functions.now:0"}
+    for name, shape in shapes.items():
+        assert voice_of(speaker(name, "none"), use)._new_id(0, "now") == shape
