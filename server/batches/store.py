@@ -65,7 +65,7 @@ class Store:
         Raises:
             EngineOverloaded: the owner has as many files or bytes as it may.
         """
-        await self.do(lambda database: self._check_room(database, owner, 1))
+        await self._with_room(lambda database: self._check_room(database, owner, 1))
 
     async def add_file(self, owner: str, file: FileObject, written: Path) -> None:
         """A complete file takes its place.
@@ -78,7 +78,7 @@ class Store:
             self._check_room(database, owner, file.bytes)
             self.insert_file(database, owner, file, written)
 
-        await self.do(write)
+        await self._with_room(write)
 
     async def file(self, owner: str, file_id: str) -> FileObject | None:
         return await self.do(lambda database: self.find_file(database, owner, file_id))
@@ -267,6 +267,13 @@ class Store:
         os.replace(written, self.content(file.id))
         sync_folder(self.folder / CONTENT)
 
+    async def _with_room(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            await self.do(work)
+        except EngineOverloaded:
+            await self.do(lambda database: count(database, "refused"))  # what was refused was rolled back
+            raise
+
     def _remove_file(self, database: sqlite3.Connection, file_id: str) -> None:
         owner, size = database.execute("SELECT owner, bytes FROM files WHERE id = ?", (file_id,)).fetchone()
         database.execute("DELETE FROM files WHERE id = ?", (file_id,))
@@ -276,10 +283,8 @@ class Store:
     def _check_room(self, database: sqlite3.Connection, owner: str, size: int) -> None:
         (number,) = database.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
         if number >= self.config.max_files:
-            count(database, "refused")
             raise EngineOverloaded(f"there are {number} files, which is the most: delete some", retry_after=60.0)
         if usage(database, owner) + size > self.config.max_stored_bytes:
-            count(database, "refused")
             most = self.config.max_stored_bytes
             raise EngineOverloaded(f"files may have {most} bytes together: delete some", retry_after=60.0)
 
