@@ -18,7 +18,18 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import Steps, WorkerGone
 from troupellm.protocol.frames import Assembler, Codec, Hello
 from troupellm.protocol.worker import StepPlan, WorkerReady
-from troupellm.protocol.worker_link import HELLO, Failed, Finished, FromWorker, Launch, Load, Loaded, ToWorker
+from troupellm.protocol.worker_link import (
+    HELLO,
+    Failed,
+    Finished,
+    FromWorker,
+    GuidePrepared,
+    Launch,
+    Load,
+    Loaded,
+    PrepareGuide,
+    ToWorker,
+)
 
 _IMPORT_SECONDS = (0.0, 0.01, 0.3)
 _LOAD_SECONDS = (0.0, 0.05)
@@ -121,8 +132,12 @@ class SimChild:
             message = self._inbox.popleft()
             if isinstance(message, Load):
                 await self._load()
-            else:
+            elif isinstance(message, Launch):
                 await self._compute(message.plan)
+            elif isinstance(message, PrepareGuide):
+                self._say(GuidePrepared(message.number))
+            else:
+                raise RuntimeError("commands are not simulated")
 
     async def _load(self) -> None:
         world = self._world

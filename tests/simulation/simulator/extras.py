@@ -1,4 +1,5 @@
-"""What half of the seeds have beyond a plain workload: searches, best_of, tenants with limits, a worker process.
+"""What half of the seeds have beyond a plain workload: searches, best_of, guides, tenants with limits, a worker
+process, a pause.
 
 Drawn apart from the rest, so that a seed without extras stays what it was.
 """
@@ -7,9 +8,11 @@ from random import Random
 
 import msgspec
 
-from simulator.faults import PROCESS_FAULTS, Fault
+from simulator.faults import GUIDE_FAULTS, PROCESS_FAULTS, Fault
+from simulator.model import ToyGuide
 from simulator.workload import Ask, Scenario, draw_scenario
 from troupellm.protocol.config import TenantConfig
+from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.sampling import SamplingParams
 
 EXTENDED_SHARE = 0.5
@@ -28,6 +31,17 @@ def extended(scenario: Scenario, random: Random) -> Scenario:
     pressure, asks, faults = scenario.pressure, scenario.asks, scenario.faults
     if random.random() < 0.6 and not pressure.torch:
         asks = tuple(_searching(random, ask) for ask in asks)
+    if random.random() < 0.4 and not pressure.torch:
+        asks = tuple(_guided(random, ask) for ask in asks)
+        for _ in range(random.choice((0, 1, 2)) if faults else 0):
+            kind, span = random.choice(GUIDE_FAULTS), random.choice((1, 1, 2))
+            at = random.choice((1, 1, 2, 3))
+            faults = (
+                *faults,
+                Fault("guide", kind, at, 1 if kind == "lost_wakeup" else span, random.choice((0.02, 0.5))),
+            )
+    if random.random() < 0.15 and faults:
+        faults = (*faults, Fault("engine", "pause", 1))
     config = scenario.config
     if random.random() < 0.6:
         tenants = tuple(_draw_tenant(random, name) for name in ("one", "two"))
@@ -63,6 +77,15 @@ def _searching(random: Random, ask: Ask) -> Ask:
     else:
         params = msgspec.structs.replace(old, n=width, best_of=width + random.choice((1, 2)))
     return msgspec.structs.replace(ask, params=params, streaming=False)
+
+
+def _guided(random: Random, ask: Ask) -> Ask:
+    """Half of those that are no searches; few guides, so that some wait for the same."""
+    if ask.params.use_beam_search or random.random() < 0.5:
+        return ask
+    guide = ToyGuide(random.randrange(3), random.choice((1, 3, 6)))
+    params = msgspec.structs.replace(ask.params, guide=GuideSpec(kind="regex", source=guide.text))
+    return msgspec.structs.replace(ask, params=params)
 
 
 def _draw_tenant(random: Random, name: str) -> TenantConfig:

@@ -35,7 +35,14 @@ PLAIN_ALPHABET: Final[tuple[tuple[str, str], ...]] = (
     *(("engine", kind) for kind in ENGINE_FAULTS),
     ("pool", "exception"),
 )
-ALPHABET: Final = (*PLAIN_ALPHABET, *(("process", kind) for kind in PROCESS_FAULTS))
+GUIDE_FAULTS: Final = (*CRASHES, "delay", "lost_wakeup")
+"""Of the actor that has guides compiled."""
+ALPHABET: Final = (
+    *PLAIN_ALPHABET,
+    *(("process", kind) for kind in PROCESS_FAULTS),
+    *(("guide", kind) for kind in GUIDE_FAULTS),
+    ("engine", "pause"),
+)
 """(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
 
 _FATAL: Final = tuple((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES)
@@ -138,4 +145,4 @@ class Injector:
 
     def most_crashes(self) -> int:
         """How often the actor that crashed most often did."""
-        return max(sum(self.hits[actor, kind] for kind in CRASHES) for actor in ACTORS)
+        return max(sum(self.hits[actor, kind] for kind in CRASHES) for actor in (*ACTORS, "guide"))

@@ -15,7 +15,7 @@ from troupellm.protocol.outputs import Completion, Delta, Usage
 
 Pairs = tuple[tuple[str, str], ...]
 
-_RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output") for kind in CRASHES)
+_RESTARTING: Pairs = tuple((actor, kind) for actor in ("intake", "output", "guide") for kind in CRASHES)
 _MOST_RESTARTS = Intensity().restarts
 _MOST_LOSSES = SUPERVISION["worker"].intensity.restarts
 

@@ -27,6 +27,7 @@ PIECES = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz"
 WIDTH = len(PIECES) + 2
 """Of the logits, which are padded."""
 FIRST_TEXT_TOKEN = 1
+_RESTS = 3
 
 _PACKED = [struct.pack("<i", token) for token in range(1024)]
 
@@ -43,6 +44,26 @@ def draw_key(temperature: float, seed: int, fork: int) -> int:
 
 def token_after(state: int, key: int) -> int:
     return zlib.crc32(struct.pack("<II", state, key)) % WIDTH
+
+
+class ToyGuide(msgspec.Struct, frozen=True):
+    """A guide of the simulation: every token leaves the same rest, and after so many of them nothing can follow."""
+
+    rest: int
+    length: int
+
+    @classmethod
+    def read(cls, text: str) -> "ToyGuide":
+        rest, length = text.split()
+        return cls(int(rest), int(length))
+
+    @property
+    def text(self) -> str:
+        return f"{self.rest} {self.length}"
+
+    def token_after(self, state: int, key: int) -> int:
+        allowed = range(FIRST_TEXT_TOKEN + self.rest, WIDTH, _RESTS)
+        return allowed[token_after(state, key) % len(allowed)]
 
 
 def ranking(state: int) -> list[tuple[float, int]]:
@@ -74,9 +95,10 @@ class Language(msgspec.Struct, frozen=True):
 
 def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, count: int) -> Sequence[int]:
     state, key = state_of(prompt), draw_key(params.temperature, params.seed or 0, fork)
+    follow = token_after if params.guide is None else ToyGuide.read(params.guide.source).token_after
     tokens: list[int] = []
     for _ in range(count):
-        tokens.append(token_after(state, key))
+        tokens.append(follow(state, key))
         state = extend(state, tokens[-1])
     return tokens
 
@@ -118,17 +140,18 @@ def right_answer(
     tokens = language.continuation(prompt, params, fork, max_tokens)
     ends = frozenset() if params.ignore_eos else language.eos
     stops = frozenset(params.stop_token_ids or ())
+    complete = None if params.guide is None else ToyGuide.read(params.guide.source).length
     for count, token in enumerate(tokens, 1):
         met = token in (ends | stops) and count >= params.min_tokens
         visible = count - 1 if met and not params.include_stop_str_in_output else count
-        over = met or count == max_tokens
+        over = met or count in (max_tokens, complete)
         cut = _cut(language, tokens[:visible], params, final=over)
         if cut is not None:
             return Answer(tuple(tokens[:count]), cut[0], "stop", cut[1])
         if over:
             text = _decode(language, tokens[:visible], final=True)
             reason = token if met and token not in ends else None
-            return Answer(tuple(tokens[:count]), text, "stop" if met else "length", reason)
+            return Answer(tuple(tokens[:count]), text, "stop" if met or count == complete else "length", reason)
     raise AssertionError("an answer has an end")
 
 

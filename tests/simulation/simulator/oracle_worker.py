@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from simulator.model import draw_key, extend, ranking, token_after
+from simulator.model import ToyGuide, draw_key, extend, ranking, token_after
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import (
     CacheGroup,
@@ -35,13 +35,17 @@ class Ticket(msgspec.Struct, frozen=True):
 class _Row:
     """What the worker knows of a sequence. `states[i]` is the hash of its first i tokens."""
 
-    __slots__ = ("epoch", "key", "logprobs", "num_computed", "states", "tables")
+    __slots__ = ("end", "epoch", "follow", "key", "logprobs", "num_computed", "states", "tables")
 
     def __init__(self, new: NewRow) -> None:
         sampling = new.sampling
         self.epoch = new.epoch
         self.key = draw_key(sampling.temperature, sampling.seed, sampling.fork)
         self.logprobs = sampling.logprobs
+        guide = None if sampling.guide is None else ToyGuide.read(sampling.guide.text)
+        self.follow = token_after if guide is None else guide.token_after
+        self.end = None if guide is None else new.num_prompt_tokens + guide.length
+        """With so many tokens its guide is complete."""
         self.tables = [list(blocks) for blocks in new.blocks]
         self.states = [0]
         for token in memoryview(new.token_ids).cast("i"):
@@ -59,6 +63,8 @@ class OracleWorker:
         self.rows: dict[int, _Row] = {}
         self._described: list[RowLogprobs] = []
         """Of this step."""
+        self._complete: list[int] = []
+        """Rows whose guide is, with this step."""
         self.content: list[list[list[int | None]]] = [
             [[None] * ready.block_size for _ in range(ready.num_blocks)] for _ in ready.groups
         ]
@@ -96,6 +102,7 @@ class OracleWorker:
         for copy, content in zip(plan.copies, copied, strict=True):
             self.content[copy.group][copy.target] = content
         self._described.clear()
+        self._complete.clear()
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
         sampled = [self._compute(*column) for column in columns]
         return Ticket(
@@ -108,6 +115,7 @@ class OracleWorker:
                 token_counts=tuple([len(tokens) for tokens in sampled]),
                 tokens=tuple([token for tokens in sampled for token in tokens]),
                 logprobs=tuple(self._described),
+                finished=tuple(self._complete),
                 timings=StepTimings(forward=0.001),
             ),
         )
@@ -149,10 +157,12 @@ class OracleWorker:
         self.num_computed += count
         if end < len(row.states) - 1:
             return ()
-        token = token_after(row.states[-1], row.key)
+        token = row.follow(row.states[-1], row.key)
         if row.logprobs >= 0:
             self._described.append(_describe(number, end, row.states[-1], token, row.logprobs))
         row.states.append(extend(row.states[-1], token))
+        if end + 1 == row.end:
+            self._complete.append(number)
         return (token,)
 
     def _read(self, number: int, row: _Row, group: int, table: list[int], start: int) -> None:

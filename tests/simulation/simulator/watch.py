@@ -116,7 +116,7 @@ class Watch:
                 self.fail(wrong)
             self._count_starts(message)
         held_up = isinstance(message, _DELAYED_CONTROLS) if control else not isinstance(message, StepFinished)
-        fault = self.injector.strike(box.name, "delay") if held_up and box.name in MAILBOXES else None
+        fault = self.injector.strike(box.name, "delay") if held_up and box.name in (*MAILBOXES, "guide") else None
         return 0.0 if fault is None else fault.seconds * self.random.choice((0.1, 1.0))
 
     def send_later(

@@ -1,5 +1,6 @@
 """One seed's universe: the real actors and a simulated outside, in two phases: chaos, and a calm that must drain."""
 
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -61,6 +62,8 @@ class World(Watch):
         clients = [Client(self, record) for record in self.records]
         if self.injector.strike("engine", "drain"):
             self.group.start_soon(self._drain)
+        if self.injector.strike("engine", "pause"):
+            self.group.start_soon(self._pause)
         if self.injector.strike("engine", "cache_reset"):
             self.group.start_soon(self._reset_cache)
         if self.injector.strike("engine", "wall_jump"):
@@ -124,6 +127,18 @@ class World(Watch):
         self.system.admission.close()
         if not await self.system.requests.wait_empty(DRAIN_SECONDS):
             self.system.requests.end_all(lambda: EngineStopped("the engine is shutting down"))
+
+    async def _pause(self) -> None:
+        """Everything stands still for a while; who was there is kept, or finishes first, and nobody notices."""
+        await anyio.sleep(self.random.uniform(0.0, 0.5))
+        mode = self.random.choice(("keep", "wait"))
+        self.note("pause", mode)
+        with suppress(EngineStopped), anyio.move_on_after(self.random.choice((0.1, 5.0))):
+            await self.system.rest.pause(mode, clear_cache=self.random.random() < 0.5)
+            self.note("paused")
+            await anyio.sleep(self.random.uniform(0.0, 6.0))
+        self.system.rest.resume()
+        self.note("resumed")
 
     async def _reset_cache(self) -> None:
         for _ in range(3):
