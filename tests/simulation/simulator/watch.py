@@ -30,7 +30,7 @@ from troupellm.protocol.scheduler import (
 from troupellm.protocol.worker import StepPlan
 
 MOST_MESSAGES = 50_000
-MOST_PREEMPTIONS = 40
+MOST_PREEMPTIONS = 12
 """Of one row."""
 _STARTS_PER_LOSS = 12
 """Halves and quarters of suspects go before it, and make way again."""
