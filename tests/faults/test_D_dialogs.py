@@ -1,15 +1,21 @@
 """Rows D1, D3, E3 and I2 of the fault table on the responses and messages APIs."""
 
 import json
+import signal
 import socket
+import sys
+from pathlib import Path
 
 import anyio
 import pytest
 from canary import under_attack
 from meddler import Seats, changed
+from processes import ready_process
 from serving import eventually, http_request, server_config
 
+from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import RowError, StepResult
+from troupellm.server.responses.store import ResponseStore
 
 pytestmark = pytest.mark.anyio
 
@@ -19,6 +25,8 @@ BODIES = {
     "/v1/messages": ENDLESS | {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000},
 }
 ROUTES = tuple(BODIES)
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+PACE = {"ODD_STEP_SECONDS": "0.01"}
 DELTA = {"/v1/responses": b"response.output_text.delta", "/v1/messages": b"text_delta"}
 FIRST_CHAT_TOKEN = 257
 """Prompts of chats begin with it, and those of the canaries do not."""
@@ -144,3 +152,24 @@ async def test_I3_what_runs_when_the_server_is_cut_is_told(tiny_engine):
         found = (await attacked.client.get(f"/v1/responses/{queued['id']}")).json()
     assert found["status"] == "failed"
     assert "shut down" in found["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "status"), [("20", "incomplete"), ("1", "failed")])
+async def test_I2_I3_background_responses_get_the_drain_as_well(checkpoint, tmp_path, seconds, status):
+    """Those that end in time end as they should; the others are told of, to whoever asks the next server."""
+    path = tmp_path / "responses.sqlite"
+    flags = ("--shutdown-timeout", seconds, "--responses-store", str(path))
+    body = BODIES["/v1/responses"] | {"background": True, "max_output_tokens": 300}
+    async with ready_process(checkpoint, *flags, prefix=ODD, environment=PACE) as server:
+        async with server.client() as client:
+            made = (await client.post("/v1/responses", json=body)).json()
+        server.signal(signal.SIGTERM)
+        assert await server.exit_code(int(seconds) + 5) == 0
+    kept = ResponseStore(ServerConfig(responses_store=str(path)))
+    try:
+        found = await kept.get("", made["id"])
+    finally:
+        await kept.close()
+    assert found.status == status
+    assert json.loads(found.body)["status"] == status
