@@ -1,7 +1,7 @@
 """Bodies of POST /v1/messages and its token count: what Anthropic's clients send and what they get back.
 
 Optional fields may also be null and unknown ones are ignored. Content blocks and tools are checked one by one by the
-server. Fields typed `Any` are refused by name when they are given.
+server.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.open_objects import Block, JsonFormat, MessageTool, Refused, SystemBlock
 from troupellm.protocol.openai_extras import Label
-
-Block = dict[str, Any]
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
-    role: str
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -38,8 +37,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 class OutputConfig(msgspec.Struct, kw_only=True):
     effort: str | None = None
-    format: dict[str, Any] | None = None
-    """{"type": "json_schema", "schema": ...}."""
+    format: JsonFormat | None = None
 
 
 class PromptFields(msgspec.Struct, kw_only=True):
@@ -47,17 +45,17 @@ class PromptFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     messages: list[InputMessage]
-    system: str | list[Block] | None = None
-    tools: list[dict[str, Any]] | None = None
+    system: str | list[SystemBlock] | None = None
+    tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
+    output_format: JsonFormat | None = None
     """The older place of `output_config.format`."""
     chat_template_kwargs: dict[str, Any] | None = None
 
-    container: Any = None
-    mcp_servers: Any = None
+    container: Refused = None
+    mcp_servers: Refused = None
 
 
 class CountTokensRequest(PromptFields, kw_only=True):

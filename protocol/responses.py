@@ -1,8 +1,8 @@
 """Bodies of POST /v1/responses: what clients send.
 
 Optional fields may also be null and unknown ones are ignored. `input` and `tools` are checked item by item by the
-server, because items may leave out their type. Fields typed `Any` belong to other APIs or to features that are not
-served, and are refused by name when they are given.
+server, because items may leave out their type. Fields typed `Refused` belong to other APIs or to features that are not
+served.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.open_objects import InputItem, Refused, ResponseTool, TextFormat
 from troupellm.protocol.openai_extras import DescriptiveFields
 
 
@@ -21,8 +22,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
-    format: dict[str, Any] | None = None
-    """{"type": "text" | "json_object"} or {"type": "json_schema", "name", "schema", "strict", "description"}."""
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     """A hint that no open model knows: accepted."""
 
@@ -36,7 +36,7 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     """`store` keeps the response for later; true unless told otherwise, where the server keeps any."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[InputItem] | None = None
     instructions: str | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -52,7 +52,7 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -81,17 +81,17 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     structured_outputs: Any = None
 
     # Refused by name.
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    messages: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    response_format: Any = None
-    functions: Any = None
-    n: Any = None
-    logprobs: Any = None
+    conversation: Refused = None
+    prompt: Refused = None
+    context_management: Refused = None
+    moderation: Refused = None
+    messages: Refused = None
+    max_tokens: Refused = None
+    max_completion_tokens: Refused = None
+    response_format: Refused = None
+    functions: Refused = None
+    n: Refused = None
+    logprobs: Refused = None
 
 
 class InputTokensRequest(ResponsesRequest, kw_only=True):

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.anthropic import Block, InputMessage
+from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.open_objects import Block
 
 SKIPPED = frozenset({"server_tool_use", "redacted_thinking", "container_upload", "compaction"})
 """What another server's own tools and thinking have left in a conversation: nothing of it can be read here."""
@@ -37,8 +38,6 @@ def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessa
                 messages.append(_assistant(message.content, f"{here}.content", calls))
             case "system":
                 messages.append({"role": "system", "content": text_of(message.content, f"{here}.content")})
-            case _:
-                raise InvalidRequest(f"{here}.role must be one of user, assistant, system", param=f"{here}.role")
     return messages
 
 

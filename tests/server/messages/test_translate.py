@@ -146,7 +146,6 @@ def user(*blocks):
         (user({"type": "tool_result", "tool_use_id": "t"}), "messages[0].content[0].tool_use_id"),
         (user({"type": "text"}), "messages[0].content[0].text"),
         (user({}), "messages[0].content[0]"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
