@@ -1,18 +1,20 @@
 """`troupellm serve [MODEL]`: the server, from flags to exit code."""
 
 import argparse
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
-from troupellm.server.cli.flags import add_config_flags, load_configs
+from troupellm.server.cli.flags import ENV_PREFIX, add_config_flags, load_configs
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
+SECRETS = (f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}ADMIN_API_KEY")
 _PATH = {True: "chat/completions", False: "completions"}
 """Route by whether the model chats."""
 
@@ -36,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif len(getattr(arguments, "config_served_model_name", ())) > 1:
         raise ConfigError("name the model before --served-model-name, or with --model", param="served_model_name")
     engine_config, server_config = load_configs(arguments)
+    for name in SECRETS:  # else every child process would have them in its environment
+        os.environ.pop(name, None)
     announce = partial(_announce, server_config)
     try:
         options = {"use_uvloop": _has_uvloop()}
