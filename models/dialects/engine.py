@@ -17,7 +17,17 @@ from troupellm.models.dialects.marks import Marks, text_until
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.python_calls import python_calls
 from troupellm.models.dialects.source import NewId, NotACall, Reading, Source, literal, peek, spaces, word
-from troupellm.models.dialects.syntax import CallSyntax, Dialect, Element, Hole, Maybe, Thinking, Word, elements
+from troupellm.models.dialects.syntax import (
+    CallSyntax,
+    Dialect,
+    Element,
+    Hole,
+    Maybe,
+    Thinking,
+    Word,
+    elements,
+    marks_of,
+)
 from troupellm.models.dialects.tagged import TaggedParameter, tagged_parameters
 from troupellm.protocol.dialect import ParsedPiece
 
@@ -64,6 +74,8 @@ class Plan:
             ValueError: the description contradicts itself.
         """
         calls, thinking = dialect.calls, dialect.thinking
+        marks = marks_of(dialect)
+        hidden = frozenset(text for text in hidden if all(text == mark or text not in mark for mark in marks))
         self.channels = None if dialect.channels is None else ChannelMarks(dialect.channels)
         self.thinking = thinking
         self.syntax = calls

@@ -12,7 +12,7 @@ from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start, plan_of
 from troupellm.models.dialects.forced import calls_guide, calls_or
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
-from troupellm.models.dialects.syntax import CallSyntax, Dialect, Thinking, elements, words
+from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
 from troupellm.models.tokenizer import Tokenizer, read_json
 from troupellm.protocol.config import ModelConfig
@@ -265,22 +265,5 @@ def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:
 
 def _marks_among(special: Mapping[str, int], dialect: Dialect) -> dict[str, int]:
     """The special tokens that are marks of a dialect, or part of one."""
-    marks = _all_marks(dialect)
+    marks = marks_of(dialect)
     return {text: token_id for text, token_id in special.items() if any(text in mark for mark in marks)}
-
-
-def _all_marks(dialect: Dialect) -> list[str]:
-    found: list[str] = []
-    calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
-    if calls is not None:
-        found += _words_of(calls)
-    if thinking is not None:
-        found += [*thinking.opens, *thinking.closes, *thinking.drops]
-    if channels is not None:
-        found += [channels.start, channels.channel, channels.constrain, channels.message, *channels.ends]
-    return found
-
-
-def _words_of(calls: CallSyntax) -> list[str]:
-    templates = [*calls.forms, calls.bare, calls.parameter]
-    return [*(calls.section or ()), *(word for template in templates for word in words(elements(template)))]

@@ -159,3 +159,18 @@ def words(parts: tuple[Element, ...]) -> list[str]:
         elif isinstance(part, Maybe):
             found += words(part.parts)
     return found
+
+
+def marks_of(dialect: Dialect) -> list[str]:
+    """All marks of a dialect, wherever they may stand."""
+    found: list[str] = []
+    calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
+    if calls is not None:
+        found += calls.section or ()
+        for template in (*calls.forms, calls.bare, calls.parameter):
+            found += words(elements(template))
+    if thinking is not None:
+        found += [*thinking.opens, *thinking.closes, *thinking.drops]
+    if channels is not None:
+        found += [channels.start, channels.channel, channels.constrain, channels.message, *channels.ends]
+    return found

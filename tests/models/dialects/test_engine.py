@@ -11,7 +11,7 @@ from troupellm.models.dialects.catalog import REASONING_PARSERS, TOOL_PARSERS, d
 from troupellm.models.dialects.engine import Parser, plan_of
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import MOST_HELD
-from troupellm.models.dialects.syntax import Dialect
+from troupellm.models.dialects.syntax import Dialect, marks_of
 from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble as join
 from troupellm.protocol.outputs import ToolCall
 
@@ -35,8 +35,10 @@ def parser_of(dialect: Dialect, start: str = "free", hidden: frozenset[str] = fr
     )  # fmt: skip
 
 
-def run(dialect: Dialect, pieces: Sequence[str], start: str = "free") -> tuple[list[ParsedPiece], object]:
-    parser = parser_of(dialect, start)
+def run(
+    dialect: Dialect, pieces: Sequence[str], start: str = "free", hidden: frozenset[str] = frozenset()
+) -> tuple[list[ParsedPiece], object]:
+    parser = parser_of(dialect, start, hidden)
     found = [piece for text in pieces for piece in parser.feed(text)]
     before = parser.state
     return found + parser.finish(), (before, parser.state)
@@ -78,13 +80,17 @@ def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
     words=st.lists(st.sampled_from([*MARKS, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]), max_size=25),
     places=st.lists(st.integers(0, 10_000), max_size=12),
     start=st.sampled_from(["free", "thinking", "answer"]),
+    special=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_any_text_in_any_cut_is_the_same(pair: tuple[str, str], words: list[str], places: list[int], start: str):
+def test_any_text_in_any_cut_is_the_same(
+    pair: tuple[str, str], words: list[str], places: list[int], start: str, special: bool
+):
     dialect = dialect_named(*pair)
+    hidden = frozenset(mark for mark in marks_of(dialect) if special and mark[0] in "<[")
     text = "".join(words)
-    whole, states = run(dialect, [text], start)
-    pieces, other = run(dialect, cut(text, places), start)
+    whole, states = run(dialect, [text], start, hidden)
+    pieces, other = run(dialect, cut(text, places), start, hidden)
     assert (assemble(pieces), other) == (assemble(whole), states)
     numbers = [piece.call for piece in whole if isinstance(piece, CallStart)]
     assert numbers == list(range(len(numbers)))
