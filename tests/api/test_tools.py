@@ -235,3 +235,29 @@ async def test_an_answer_of_some_form_may_call_a_tool_instead(client):
     whole = (await client.chat.completions.create(**request)).choices[0]
     if whole.message.tool_calls is None:
         jsonschema.validate(json.loads(whole.message.content), schema)
+
+
+async def test_the_clients_own_helper_puts_a_stream_together(client):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    async with client.chat.completions.stream(**ASK, tools=[strict]) as stream:
+        kinds = {event.type async for event in stream}
+        final = (await stream.get_final_completion()).choices[0]
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    (call,) = final.message.tool_calls
+    assert call.function.parsed_arguments == {"city": "Paris"}
+    assert final.finish_reason == "tool_calls"
+
+
+async def test_several_calls_in_one_answer(client):
+    """The model would end after one, so it is kept from ending for as long as one takes."""
+    request = ASK | {"tools": [WEATHER], "tool_choice": "required", "extra_body": {"min_tokens": 40}}
+    whole = (await client.chat.completions.create(**request)).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert len(whole.message.tool_calls) > 1
+    for call in whole.message.tool_calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["get_weather"])
+    _, _, calls, _ = await assembled(client, **request)
+    assert [c["arguments"] for c in calls] == [c.function.arguments for c in whole.message.tool_calls]
+    assert len({c["id"] for c in calls}) == len(calls)
+    one = (await client.chat.completions.create(**ASK, tools=[WEATHER], tool_choice="required")).choices[0]
+    assert len(one.message.tool_calls) == 1
