@@ -330,7 +330,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _help("SQLite file of what /v1/responses keeps (default: in memory, with one HTTP process)")
     ] = None
     responses_store_entries: Annotated[Count, _help("most responses that are kept; 0 keeps none")] = 10_000
-    responses_store_bytes: Annotated[PositiveInt, _help("most bytes of the responses that are kept")] = 64 * 2**20
+    responses_store_bytes: Annotated[PositiveInt, _help("most bytes of the responses that are kept")] = 128 * 2**20
     responses_ttl: Annotated[
         float, Meta(gt=0.0, description="seconds a response is kept, if there is room for so long")
     ] = 86_400.0

@@ -75,6 +75,12 @@ class BodyReader:
         return piece
 
 
+def is_large(exchange: Exchange) -> bool:
+    """Whether going through the whole body holds up the event loop, as far as its head tells."""
+    declared = exchange.header(b"content-length") or ""
+    return not declared.isdecimal() or len(declared) > 18 or int(declared) > INLINE_BYTES
+
+
 async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
     """Read the whole body. Arguments and errors are those of `BodyReader`."""
     reader = BodyReader(exchange, limit=limit, timeout=timeout)

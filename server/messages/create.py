@@ -8,7 +8,7 @@ import msgspec
 from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.openai import ChatRequest
-from troupellm.server.body import INLINE_BYTES
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
@@ -54,8 +54,7 @@ async def _translated(
     speaker = host.require().speaker
     thinking = speaker.dialect.thinking
     work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=speaker.thinks)
-    size = int(exchange.header(b"content-length") or INLINE_BYTES + 1)
-    return work() if size <= INLINE_BYTES else await offload(work)
+    return await offload(work) if is_large(exchange) else work()
 
 
 async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:

@@ -31,7 +31,7 @@ async def follow(host: EngineHost, jobs: Jobs, exchange: Exchange, owner: str, n
                 first, chunk = rows[-1]
                 number = max(number, first + chunk.count(b"\n\n"))
                 closed = any(mark in chunk for mark in _TERMINAL)
-            if stored is None or not stored.running:
+            if stored is None or not stored.running or not stored.logged:
                 await events.finish(data if closed else data + _farewell(stored, number), b"")
                 return
             if data:
@@ -58,6 +58,9 @@ def _farewell(stored: StoredResponse | None, number: int) -> bytes:
     if stored is None:
         error = ErrorEvent(code="response_not_found", message="the response was deleted", param=None)
         return encoded([msgspec.structs.replace(error, sequence_number=number)])
+    if stored.running or not stored.logged:
+        message = "the events of this response are too many to be kept; it can be retrieved once it has ended"
+        return encoded([ErrorEvent(sequence_number=number, code="stream_too_long", message=message, param=None)])
     response = msgspec.json.decode(stored.body, type=ResponseObject)
     why = "the response was cancelled" if response.error is None else response.error.message
     code = "response_cancelled" if stored.status == "cancelled" else "server_error"

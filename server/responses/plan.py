@@ -10,7 +10,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import ReasoningEcho, ResponseObject
 from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.body import INLINE_BYTES
+from troupellm.server.body import INLINE_BYTES, is_large
 from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -60,9 +60,8 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         before = [item for stored in past for item in (*_decoded(stored.items), *_output(stored))]
         return translate(request, [*before, *own], first=len(before)), _identified(own, name)
 
-    size = int(exchange.header(b"content-length") or INLINE_BYTES + 1)
-    size += sum(len(stored.items) + len(stored.body) for stored in past)
-    translated, items = work() if size <= INLINE_BYTES else await offload(work)
+    large = is_large(exchange) or sum(len(stored.items) + len(stored.body) for stored in past) > INLINE_BYTES
+    translated, items = await offload(work) if large else work()
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
     frame = ResponseObject(

@@ -60,6 +60,7 @@ class ResponseStore:
         self._entries = config.responses_store_entries
         self._bytes = config.responses_store_bytes
         self._seconds = config.responses_ttl
+        self._log_bytes = self._bytes // max(config.max_background_responses, 1)
         self.enabled = self._entries > 0 and (self._path is not None or config.api_server_count < 2)
         """False with several front processes and no file: each would know its own responses only."""
         self.shared = self._path is not None
@@ -150,14 +151,25 @@ class ResponseStore:
         return await self._do(write)
 
     async def log(self, name: str, first: int, events: bytes) -> None:
-        """Keep events of a running response; `first` is the number of the first of them."""
+        """Keep events of a running response; `first` is the number of the first of them.
+
+        Logs may take as many bytes together as all responses that have ended, and each its share of that: one that
+        grows beyond it is dropped, and what is generated is not.
+        """
 
         def write(database: sqlite3.Connection) -> None:
-            changed = database.execute(
-                "UPDATE responses SET bytes = bytes + ? WHERE id = ?", (len(events), name)
-            ).rowcount
-            if changed:
+            row = database.execute("SELECT bytes FROM responses WHERE id = ? AND logged", (name,)).fetchone()
+            if row is None:
+                return
+            size = row[0] + len(events)
+            if size <= self._log_bytes:
+                database.execute("UPDATE responses SET bytes = ? WHERE id = ?", (size, name))
                 database.execute("INSERT INTO events (id, first, data) VALUES (?, ?, ?)", (name, first, events))
+                return
+            database.execute("DELETE FROM events WHERE id = ?", (name,))
+            database.execute(
+                "UPDATE responses SET logged = 0, bytes = length(body) + length(items) WHERE id = ?", (name,)
+            )
 
         await self._do(write)
 

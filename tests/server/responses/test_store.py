@@ -39,10 +39,10 @@ async def stores():
         await store.close()
 
 
-def response(name, *, previous=None, status="completed", size=0, background=False):
+def response(name, *, previous=None, status="completed", size=0, background=False, logged=False):
     body = msgspec.json.encode({"id": name, "status": status, "text": "x" * size})
     return StoredResponse(
-        id=name, previous=previous, status=status, background=background, logged=False, body=body, items=b"[]"
+        id=name, previous=previous, status=status, background=background, logged=logged, body=body, items=b"[]"
     )
 
 
@@ -132,7 +132,7 @@ async def test_what_runs_is_not_pushed_out(stores, place):
 
 async def test_events_are_read_from_any_number_on(stores, place):
     store = stores(**place)
-    await store.put("a", response("resp_1", status="in_progress"))
+    await store.put("a", response("resp_1", status="in_progress", logged=True))
     for first, events in ((0, b"0\n\n1\n\n"), (2, b"2\n\n"), (3, b"3\n\n4\n\n")):
         await store.log("resp_1", first, events)
     assert [first for first, _ in (await store.logged("a", "resp_1", 0))[1]] == [0, 2, 3]
@@ -140,6 +140,17 @@ async def test_events_are_read_from_any_number_on(stores, place):
     assert [first for first, _ in (await store.logged("a", "resp_1", 4))[1]] == [3]
     await store.delete("a", "resp_1")
     assert await store.logged("a", "resp_1", 0) == (None, [])
+
+
+async def test_a_log_that_grows_too_long_is_dropped_and_the_response_is_not(stores, place):
+    store = stores(responses_store_bytes=8_000, max_background_responses=4, **place)
+    await store.put("a", response("resp_1", status="in_progress", logged=True))
+    for first in range(30):
+        await store.log("resp_1", first, b"x" * 100)
+    found, rows = await store.logged("a", "resp_1", 0)
+    assert (found.logged, rows) == (False, [])
+    assert (await store.counts()).bytes == len(found.body) + len(found.items)
+    assert await store.update("a", "resp_1", "completed", b"{}")
 
 
 async def test_a_file_is_shared_and_survives(stores, tmp_path):
