@@ -48,6 +48,7 @@ ELSEWHERE = {
     "output-tmp-dir": "results are written where they belong, and gone on with after an interruption; leave it out",
     "enable-metrics": "a batch has a progress bar; serve with --files-dir has /metrics",
     "task": "use --runner, or --convert",
+    "override-pooler-config": "use --pooler-config",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",
     "max-lora-rank": _LATER + "; merge the adapter into the checkpoint",
     "chat-template-content-format": "templates are given text; leave it out",

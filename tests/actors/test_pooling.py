@@ -1,6 +1,7 @@
 """Vectors, scores and labels through the whole engine, with small real models on worker threads and in processes."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_encoder
 import torch
+import transformers
 from engines import SETTINGS
 from front_pair import front_pair
 from meddler import Seats
@@ -355,3 +357,39 @@ async def test_a_call_is_one_request_to_its_tenants_limits(engine_for: Any) -> N
         await engine.embed(["a fox"] * 12, tenant="bert")
         with pytest.raises(RateLimited, match="100 tokens per minute"):
             await engine.embed(["a fox"] * 40, tenant="bert")
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_an_encoder_sleeps_and_wakes(engine_for: Any, level: int) -> None:
+    async with engine_for("encoder") as engine:
+        before = await engine.embed(TEXTS)
+        await engine.sleep(level, "keep")
+        async with anyio.create_task_group() as group:
+            found: list[Any] = []
+
+            async def embed() -> None:
+                found.append(await engine.embed(TEXTS))
+
+            group.start_soon(embed)
+            await eventually(lambda: engine.snapshot().open_requests > 0)
+            await engine.wake()
+        close(found[0], before)
+
+
+async def test_a_decoder_with_a_classifier_scores_pairs(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(folders["decoder"])
+    config.num_labels, config.pad_token_id = 1, 0
+    torch.manual_seed(3)
+    reference = transformers.LlamaForSequenceClassification(config).eval()
+    reference.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folders["decoder"] / name, tmp_path / name)
+    async with Engine(tmp_path, **SETTINGS) as engine:
+        assert engine.ready.pooling.tasks == ("score", "classify")
+        (score,) = await engine.score("what is it?", " a fox", PoolingParams(use_activation=False))
+        ids = engine.tokenizer.encode("what is it? a fox", add_special_tokens=True)
+        with torch.inference_mode():
+            expected = float(reference(torch.tensor([ids])).logits[0, 0])
+        assert score == pytest.approx(expected, abs=1e-4)
+        with pytest.raises(InvalidRequest, match="does not generate text; it supports score, classify"):
+            await engine.generate("a")

@@ -1,6 +1,7 @@
 """openai-python against the real server: embeddings in every form, and what other models do under the same roof."""
 
 import base64
+import re
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 import tiny_encoder
+from fuzzing import fuzz
 from processes import serving_process
 from serving import Served, running_server, server_config
 
@@ -19,6 +21,16 @@ from troupellm import Engine
 
 pytestmark = pytest.mark.anyio
 
+FUZZED = ("/v1/embeddings", "/pooling", "/classify", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/v1/comp")
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/completions",
+)
 TEXTS = ["a fox", "the quick brown fox", "x"]
 
 
@@ -153,3 +165,16 @@ async def test_a_server_with_fronts_and_a_worker_process(encoder: Path) -> None:
                     np.testing.assert_allclose(item["embedding"], vector, atol=1e-5)
             refused = await client.post("/v1/completions", json={"model": "minilm", "prompt": "a"})
             assert refused.json()["error"]["code"] == "unsupported_task"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_server_that_only_pools_keeps_its_promises(tmp_path: Path) -> None:
+    tiny_encoder.write_encoder(tmp_path / "cross", lambda: tiny_encoder.bert(1))
+    async with (
+        Engine(tmp_path / "cross", device="cpu", num_threads=1) as engine,
+        running_server(engine) as served,
+        served.client() as client,
+    ):
+        run = await fuzz(client, tmp_path, "--phases", "coverage,fuzzing", "-n", "15", only=FUZZED)
+    assert int(re.search(r"(\d+) generated", run["output"])[1]) > 1000
