@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from canary import Attacked, under_attack
 from matrix import OK, _refused, _served
-from serving import server_config
+from serving import eventually, http_request, server_config
 from tiny_model import CONTEXT, LOGITS_WIDTH
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +181,17 @@ async def test_A12_C1_texts_that_are_odd_or_too_long(tiny_engine):
         error = (await attacked.client.post("/v1/embeddings", json=body)).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert str(CONTEXT) in error["message"]
+
+
+async def test_D1_a_client_that_leaves_takes_its_call_along(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=20) as attacked:
+        body = {"model": "tiny", "input": [f"a text {number}" for number in range(2000)]}
+        steps = engine.snapshot().prompt_tokens_computed
+        connection = await attacked.served.raw(http_request("/v1/embeddings", body))
+        await eventually(lambda: engine.snapshot().prompt_tokens_computed > steps + 500)
+        await connection.close()
+        await eventually(lambda: len(attacked.served.host.in_flight) <= 2)  # the canaries'
+        assert engine.snapshot().prompt_tokens_computed < 20_000
 
 
 async def test_C3_a_full_server_refuses_at_once_and_takes_large_calls_in_turn(tiny_engine):
