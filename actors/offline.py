@@ -104,6 +104,7 @@ class LLM(OfflinePooling):
         tool_choice: str | Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
@@ -122,6 +123,7 @@ class LLM(OfflinePooling):
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 template_kwargs=chat_template_kwargs,
+                template=chat_template,
             )
             for conversation in conversations
         ]

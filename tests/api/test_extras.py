@@ -11,7 +11,7 @@ from front_pair import front_pair
 from serving import events_of, running_server, server_config
 from tokenizers import pre_tokenizers
 
-from troupellm import Engine
+from troupellm import LLM, Engine, SamplingParams
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
 
@@ -355,3 +355,17 @@ async def test_embeddings_of_tokens_give_the_answer_of_the_tokens(tiny_engine, c
             async with front_pair(engine) as pair:
                 with pytest.raises(InvalidRequest, match="caller's own process"):
                     await pair.remote.generate(prompt_embeds=table[ids], **options)
+
+
+def test_scripts_give_embeddings_and_templates_too(checkpoint):
+    from safetensors.numpy import load_file
+
+    table = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    ids, params = [LETTERS.index(letter) for letter in "Hello"], SamplingParams(temperature=0, max_tokens=5)
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        outputs = llm.generate([{"prompt_token_ids": ids}, {"prompt_embeds": table[ids]}], params, use_tqdm=False)
+        assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+        messages = [{"role": "user", "content": "Hello"}]
+        [chat] = llm.chat(messages, params, use_tqdm=False, chat_template="{{ messages[0].content }}")
+        assert chat.prompt_token_ids == ids
+        assert chat.outputs[0].token_ids == outputs[0].outputs[0].token_ids
