@@ -241,7 +241,7 @@ async def test_hanging_up_ends_the_request(tiny_engine, stream):
         await eventually(lambda: engine.snapshot().scheduler.running > 0)
         await connection.close()
         await eventually(lambda: not engine.snapshot().open_requests and not engine.snapshot().scheduler.running, 2)
-        assert engine.snapshot().scheduler.blocks_used == 0
+        await eventually(lambda: not engine.snapshot().scheduler.blocks_used, 2)  # when the last plan is back
 
 
 async def test_keep_alive_comments_fill_a_slow_start(tiny_engine):
