@@ -199,12 +199,15 @@ async def test_per_token_events_and_wider_ones(tiny_engine):
 
     async with tiny_engine(flush_interval=0.5) as engine, running_server(engine) as served:
         assert await sizes(served, stream_interval=1) == [1] * 24
-        assert (await sizes(served, stream_interval=5))[:4] == [1, 5, 5, 5]
+        wide = await sizes(served, stream_interval=5)
+        assert (wide[0], sum(wide)) == (1, 24)
+        assert min(wide[1:-1]) >= 5
+        assert len(wide) > 2
         assert len(await sizes(served)) <= 4
         refused = await posted(served, "/v1/completions", body | {"stream_interval": 0})
         assert refused.json()["error"]["param"] == "stream_interval"
     async with tiny_engine(stream_interval=4) as engine, running_server(engine) as served:
-        assert (await sizes(served, stream_interval=1))[:4] == [1, 4, 4, 4]
+        assert min((await sizes(served, stream_interval=1))[1:-1]) >= 4
     options = {"max_tokens": 12, "ignore_eos": True, "stream_interval": 1}
     async with (
         tiny_engine(flush_interval=0.5) as engine,
