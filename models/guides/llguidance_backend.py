@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from troupellm.models.guides.backend import GuideError, Masks, Matcher
 from troupellm.models.tokenizer import Tokenizer
@@ -12,6 +12,8 @@ from troupellm.models.tokenizer import Tokenizer
 FEW_MATCHERS = 4
 """So many masks are filled on the calling thread: waking others takes longer."""
 _LONGEST_REASON = 300
+_SPECIAL = b"\xff"
+"""Before the bytes of tokens that no text stands for."""
 _PLAINER = (
     ("NoExtensionBias", "no output can fit it"),
     ("regex parse error:", "pattern:"),
@@ -38,8 +40,32 @@ def vocabulary(tokenizer: Tokenizer, num_tokens: int) -> LLTokenizer:
     Raises:
         ValueError: the library cannot read this tokenizer.
     """
-    ends = sorted(tokenizer.eos_token_ids) or [num_tokens - 1]
+    ends = sorted(tokenizer.eos_token_ids)
+    if not ends:  # the library knows no such models: it is given one that ends with what is never drawn
+        pieces = _Pieces(tokenizer, num_tokens)
+        return LLTokenizer(TokenizerWrapper(pieces), n_vocab=num_tokens, eos_token=pieces.eos_token_id)
     return LLTokenizer(tokenizer.definition(), n_vocab=num_tokens, eos_token=ends)
+
+
+class _Pieces:
+    """A vocabulary as bytes, with one token more for the end."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, num_tokens: int) -> None:
+        if tokenizer.form == "other":
+            raise ValueError("its tokens are no plain bytes")
+        special = tokenizer.special_token_ids
+        marks = (_SPECIAL if token in special else b"" for token in range(num_tokens - 1))
+        self.tokens = [mark + tokenizer.token_bytes(token) for token, mark in enumerate(marks)]
+        self.tokens.append(_SPECIAL + b"<|end|>")
+        self.eos_token_id = num_tokens - 1
+        self.special_token_ids = [*sorted(special), self.eos_token_id]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        plain = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(plain, add_special_tokens=False)
 
 
 def vocabulary_marks(tokenizer: Tokenizer, tokens: LLTokenizer) -> dict[str, int]:
