@@ -23,6 +23,7 @@ from troupellm.protocol.guide_link import (
     Compile,
     Compiled,
     FromCompiler,
+    LoadBackend,
     Prepare,
     Prepared,
     Refused,
@@ -39,6 +40,10 @@ KILL_SECONDS = 5.0
 
 class GuideRefused(Exception):
     """The guide itself is at fault: it would be refused again. The text is fit for clients."""
+
+
+class _NoBackend(GuideRefused):
+    """A backend that is not there."""
 
 
 class GuideCompiler(Protocol):
@@ -94,12 +99,17 @@ class ProcessCompiler:
         child = await self._take()
         healthy = False
         try:
+            if backend not in child.backends:
+                await child.load(backend)
             with anyio.move_on_after(self._settings.timeout) as limit:
                 child.send(Compile(spec=spec, backend=backend, depth=self._settings.depth))
                 answer = await child.next()
                 healthy = True
             if limit.cancelled_caught:
                 raise GuideRefused(f"it takes longer than {self._settings.timeout:g} s to compile")
+        except _NoBackend:
+            healthy = True
+            raise
         except _ChildGone as gone:
             logger.warning("a process that compiled a guide is gone: %s", gone)
             raise GuideRefused("it takes too much memory to compile") from None
@@ -167,6 +177,8 @@ class _Child:
     def __init__(self) -> None:
         self.process: ChildProcess | None = None
         self.gone = False
+        self.backends = {"llguidance"}
+        """Those that it has ready."""
         self._codec: Codec[ToCompiler | Hello] = Codec(limit=MAX_FRAME_BYTES)
         self._assembler: Assembler[FromCompiler] = Assembler(FromCompiler, HELLO, limit=MAX_FRAME_BYTES)
         self._messages: deque[FromCompiler] = deque()
@@ -192,6 +204,17 @@ class _Child:
         if not isinstance(answer, Prepared) or answer.error is not None:
             logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("structured outputs are not possible with this model's tokenizer")
+
+    async def load(self, backend: str) -> None:
+        """Raises _NoBackend when there is none of this name here, _ChildGone when it did not survive."""
+        self.send(LoadBackend(backend))
+        with anyio.move_on_after(START_SECONDS):
+            answer = await self.next()
+            if isinstance(answer, Prepared) and answer.error is None:
+                self.backends.add(backend)
+                return
+            raise _NoBackend(getattr(answer, "error", None) or "the backend cannot be loaded")
+        raise _ChildGone("it takes too long to load a backend")
 
     def send(self, message: ToCompiler) -> None:
         assert self.process is not None

@@ -31,7 +31,13 @@ class Compile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     depth: int
 
 
-ToCompiler = Prepare | Compile
+class LoadBackend(msgspec.Struct, frozen=True, tag=True):
+    """Get a backend ready, which may take seconds; answered by `Prepared`."""
+
+    name: str
+
+
+ToCompiler = Prepare | Compile | LoadBackend
 
 # From the compiler.
 

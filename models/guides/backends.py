@@ -23,7 +23,9 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
         GuideError: the backend is not installed, or cannot read this tokenizer.
     """
     if name == "xgrammar":
-        raise GuideError("the backend xgrammar is not installed")
+        from troupellm.models.guides.xgrammar_backend import XGrammar
+
+        return XGrammar(tokenizer, masked_tokens(tokenizer, vocab_width), num_threads)
     from troupellm.models.guides.llguidance_backend import LLGuidance, vocabulary, vocabulary_marks
 
     try:
@@ -42,6 +44,10 @@ def program_text(spec: GuideSpec, backend: str, depth: int, special: Mapping[str
     Raises:
         GuideError: it has none.
     """
+    if backend == "xgrammar":
+        from troupellm.models.guides.xgrammar_backend import xgrammar_text
+
+        return xgrammar_text(spec, depth)
     return translate(spec, depth, special)
 
 

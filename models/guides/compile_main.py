@@ -21,6 +21,7 @@ from troupellm.protocol.guide_link import (
     Compile,
     Compiled,
     FromCompiler,
+    LoadBackend,
     Prepare,
     Prepared,
     Refused,
@@ -54,7 +55,7 @@ class _Server:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._tokenizer: Tokenizer | None = None
-        self._vocab_width = self._words = 0
+        self._vocab_width = self._words = self._memory_bytes = 0
         self._backends: dict[str, Backend] = {}
 
     def run(self) -> int:
@@ -62,6 +63,8 @@ class _Server:
             match self._link.receive():
                 case Prepare() as message:
                     self._link.send(Prepared(self._prepare(message)))
+                case LoadBackend(name=name):
+                    self._link.send(Prepared(self._load(name)))
                 case Compile() as message:
                     self._link.send(self._compile(message))
 
@@ -73,7 +76,18 @@ class _Server:
             self._backend("llguidance")
         except Exception as error:  # anything may go wrong with somebody's tokenizer
             return f"{type(error).__name__}: {error}"[:500]
+        self._memory_bytes = message.memory_bytes
         limit_memory(message.memory_bytes)
+        return None
+
+    def _load(self, name: str) -> str | None:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # for its libraries
+        try:
+            self._backend(name)
+        except GuideError as error:
+            return str(error)
+        finally:
+            limit_memory(self._memory_bytes)
         return None
 
     def _compile(self, message: Compile) -> Compiled | Refused:
@@ -103,7 +117,7 @@ def limit_memory(more: int) -> None:
     if status.is_file():  # Linux
         pages = int(status.read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Crowd:
 
     def __init__(self, library: GuideLibrary, tokenizer: Tokenizer, helper: ThreadPoolExecutor, seed: int = 0) -> None:
         self.guides = GuidedRows(library, helper)
+        self.decoding = "strict"
         self.sampler = Sampler(VOCAB, torch.device("cpu"))
         self.tokenizer = tokenizer
         self._random = torch.Generator().manual_seed(seed)
@@ -71,7 +72,7 @@ class Crowd:
     def text(self, row: int) -> str:
         tokens: Sequence[int] = self._tokens[row][1:]
         ends = self.tokenizer.eos_token_ids
-        return b"".join(self.tokenizer.token_bytes(token) for token in tokens if token not in ends).decode()
+        return b"".join(self.tokenizer.token_bytes(token) for token in tokens if token not in ends).decode(errors=self.decoding)
 
     def _drop(self, row: int) -> None:
         del self._tokens[row]

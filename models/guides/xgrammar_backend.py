@@ -1,0 +1,145 @@
+"""xgrammar, where it is installed: an optional second backend. It compiles ahead, and forces no tokens here."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+
+from troupellm.models.guides.backend import GuideError, Masks, Matcher
+from troupellm.models.guides.lark import literal
+from troupellm.models.guides.translate import close_objects, object_of, read_json
+from troupellm.models.guides.xgrammar_schema import check_schema
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.guide import GuideSpec
+
+_LONGEST_REASON = 300
+
+
+def xgrammar_text(spec: GuideSpec, depth: int) -> str:
+    """A guide as this backend's `compile` reads it: JSON.
+
+    Raises:
+        GuideError: it cannot be served by this backend.
+    """
+    if spec.whitespace_pattern:
+        raise GuideError("whitespace_pattern is not supported by the backend xgrammar")
+    match spec.kind:
+        case "json_object" | "json_schema":
+            schema = {"type": "object"} if spec.kind == "json_object" else read_json(spec.source, depth)
+            if isinstance(schema, bool):
+                schema = object_of(schema)
+            if not isinstance(schema, dict):
+                raise GuideError("a JSON schema is an object, true or false")
+            check_schema(schema)
+            if not spec.additional_properties:
+                schema = close_objects(schema)
+            made = {"schema": json.dumps(schema), "any_whitespace": spec.any_whitespace}
+        case "regex":
+            made = {"regex": spec.source}
+        case "choice":
+            made = {"ebnf": "root ::= " + " | ".join(map(literal, read_json(spec.source, depth)))}
+        case "grammar":
+            made = {"ebnf" if "::=" in spec.source else "lark": spec.source}
+        case "structural_tag":
+            made = {"structural_tag": json.dumps(read_json(spec.source, depth))}
+    return json.dumps(made)
+
+
+class XGrammarMatcher:
+    """Implements `Matcher`. It stops when an end token was drawn, which comes a step after the last of the text."""
+
+    __slots__ = ("_failed", "inner")
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self._failed: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.inner.is_terminated())
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self.inner.is_completed() or self.inner.is_terminated())
+
+    @property
+    def error(self) -> str | None:
+        return self._failed
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        for token_id in token_ids:
+            if self.inner.is_terminated() or not self.inner.accept_token(token_id):
+                self._failed = "the output does not fit it"
+                return False
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self.inner.rollback(num_tokens)
+
+    def forced(self) -> list[int]:
+        """None: it knows forced text, which may be cut into tokens in many ways."""
+        return []
+
+    def copy(self) -> "XGrammarMatcher":
+        return XGrammarMatcher(self.inner.fork())
+
+
+class XGrammar:
+    """Implements `Backend`."""
+
+    name = "xgrammar"
+
+    def __init__(self, tokenizer: Tokenizer, num_tokens: int, num_threads: int) -> None:
+        """
+        Args:
+            num_tokens: that masks speak of.
+
+        Raises:
+            GuideError: it is not installed, or this model has no end token or tokens that are no plain bytes.
+        """
+        if find_spec("xgrammar") is None:
+            raise GuideError("the backend xgrammar is not installed")
+        import xgrammar
+
+        if tokenizer.form == "other" or not tokenizer.eos_token_ids:
+            raise GuideError("the backend xgrammar cannot guide a model with this tokenizer")
+        special = tokenizer.special_token_ids
+        pieces = [b"" if token in special else tokenizer.token_bytes(token) for token in range(tokenizer.size)]
+        self._xgrammar: Any = xgrammar
+        info = xgrammar.TokenizerInfo(
+            pieces,
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=num_tokens,
+            stop_token_ids=sorted(tokenizer.eos_token_ids),
+        )
+        self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=num_threads, cache_enabled=False)
+        self.special_tokens: Mapping[str, int] = {}
+
+    def compile(self, text: str) -> XGrammarMatcher:
+        made, compiler = json.loads(text), self._compiler
+        try:
+            match made:
+                case {"schema": schema, "any_whitespace": free}:
+                    grammar = compiler.compile_json_schema(schema, any_whitespace=free, strict_mode=False)
+                case {"regex": pattern}:
+                    grammar = compiler.compile_regex(pattern)
+                case {"ebnf": ebnf}:
+                    grammar = compiler.compile_grammar(ebnf)
+                case {"lark": lark}:
+                    grammar = compiler.compile_lark(lark)
+                case {"structural_tag": tag}:
+                    grammar = compiler.compile_structural_tag(tag)
+                case _:
+                    raise GuideError("this is no guide of the backend xgrammar")
+        except (RuntimeError, ValueError, TypeError) as error:  # what its own code raises
+            raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None
+        return XGrammarMatcher(self._xgrammar.GrammarMatcher(grammar))
+
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
+        tensor = torch.from_numpy(masks)
+        for index, matcher in enumerate(matchers):
+            if not cast(XGrammarMatcher, matcher).inner.fill_next_token_bitmask(tensor, index):
+                masks[index] = -1  # all may come
