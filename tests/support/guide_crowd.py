@@ -72,7 +72,8 @@ class Crowd:
     def text(self, row: int) -> str:
         tokens: Sequence[int] = self._tokens[row][1:]
         ends = self.tokenizer.eos_token_ids
-        return b"".join(self.tokenizer.token_bytes(token) for token in tokens if token not in ends).decode(errors=self.decoding)
+        pieces = [self.tokenizer.token_bytes(token) for token in tokens if token not in ends]
+        return b"".join(pieces).decode(errors=self.decoding)
 
     def _drop(self, row: int) -> None:
         del self._tokens[row]
