@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -27,10 +27,14 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, WakeTag
 from troupellm.protocol.sampling import SamplingParams, beam_sampling
 from troupellm.protocol.tools import tool_use
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
+
+T = TypeVar("T")
+ArgsT = TypeVarTuple("ArgsT")
 
 CONCURRENCY = 1024
 """Requests handed to the engine at once; it schedules them as it can."""
@@ -159,9 +163,23 @@ class LLM(OfflinePooling):
 
     def reset_prefix_cache(self) -> bool:
         """Forget the keys and values of all prompts and answers so far; True."""
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
-        return self._home.portal.call(self.engine.reset_prefix_cache)
+        return self._call(self.engine.reset_prefix_cache)
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
+        """Give memory back until `wake_up`: at level 1 the KV cache, at level 2 the weights too; what that brought."""
+        return self._call(self.engine.sleep, level, mode)
+
+    def wake_up(self, tags: Sequence[WakeTag] | None = None) -> SleepReport:
+        """Take it back; only the parts that `tags` name (weights, kv_cache, scheduling), if given."""
+        return self._call(self.engine.wake, tags)
+
+    def start_profile(self, folder: str) -> None:
+        """Record with torch's profiler what the next steps do, up to a hundred of them."""
+        return self._call(self.engine.start_profile, folder)
+
+    def stop_profile(self) -> ProfileReport:
+        """Write what was recorded; where."""
+        return self._call(self.engine.stop_profile)
 
     def close(self) -> None:
         """Free the model and end the thread. Idempotent."""
@@ -175,6 +193,11 @@ class LLM(OfflinePooling):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
+        if not self._finalizer.alive:
+            raise EngineStopped("the LLM was closed", code="stopped")
+        return self._home.portal.call(function, *args)
 
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams | None] | None, use_tqdm: bool

@@ -6,6 +6,7 @@ actor alone calls it.
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -16,7 +17,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
-from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.worker import MOST_LAUNCHED, LoadProgress, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -150,7 +151,25 @@ class ThreadSeat:
         """A thread needs nothing."""
 
     async def command(self, command: WorkerCommand) -> WorkerReport:
-        return await self._thread.run(obey, self._worker, command, lambda _: None)
+        answer: list[tuple[WorkerReport | None, BaseException | None]] = []
+        told: list[LoadProgress] = []
+        waiter = new_waiter()
+
+        def done(report: WorkerReport | None, error: BaseException | None) -> None:
+            answer.append((report, error))
+            waiter.wake()
+
+        self._thread.post(partial(obey, self._worker, command, told.append), done)
+        while not await waiter.wait(self._timeout):  # reading weights takes as long as it moves on
+            if not told:
+                raise WorkerStuck(f"a command to the worker took longer than {self._timeout:g} s (step_timeout)")
+            told.clear()
+            waiter = new_waiter()
+        report, error = answer[0]
+        if error is not None:
+            raise error
+        assert report is not None
+        return report
 
     async def restart(self) -> WorkerReady:
         self._steps.over = True

@@ -164,6 +164,7 @@ async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> Asyn
     finally:
         if not isinstance(side, LocalSide):
             await host.responses.close()
+            await host.batches.close()
 
 
 async def _until_over(engine: Engine, side: HttpSide, shutdown: Shutdown) -> Exception | None:

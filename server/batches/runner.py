@@ -158,16 +158,12 @@ async def running_batches(
     if config.files_dir is None:
         yield
         return
-    store = Store(config)
-    runner = Runner(store, Inside(host, routes), engine, config)
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(runner.run)
-            host.batches.runs = True
-            try:
-                yield
-            finally:
-                host.batches.runs = False
-                group.cancel_scope.cancel()
-    finally:
-        await store.close()
+    runner = Runner(host.batches.store, Inside(host, routes), engine, config)
+    async with anyio.create_task_group() as group:
+        group.start_soon(runner.run)
+        host.batches.runs = True
+        try:
+            yield
+        finally:
+            host.batches.runs = False
+            group.cancel_scope.cancel()

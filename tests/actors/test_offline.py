@@ -108,6 +108,10 @@ def test_cached_tokens_are_counted_until_the_cache_is_reset(make_llm: Any) -> No
 
         assert [cached(), cached()] == [0, 39]
         assert llm.reset_prefix_cache() is True
+        assert llm.sleep(level=2).level == 2
+        assert llm.wake_up(tags=["weights"]).level == 2
+        assert llm.wake_up().level is None
+        assert len(llm.generate([[5]], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids) == 2
         assert [cached(), cached()] == [0, 39]
     with pytest.raises(troupellm.EngineStopped):
         llm.reset_prefix_cache()
