@@ -66,6 +66,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
             include_stop_str_in_output=True, ignore_eos=True, max_tokens=9, min_tokens=2, presence_penalty=0.5,
             frequency_penalty=-0.5, repetition_penalty=1.5, logit_bias={5: 1.5}, allowed_token_ids=[5, 6, 300],
             bad_words=["zz"], logprobs=2, prompt_logprobs=1, skip_special_tokens=False, priority=4,
+            kept_token_ids=[256],
             logprob_token_ids=[301, 5], spaces_between_special_tokens=False, thinking_token_budget=7,
             thinking=ThinkingMarks(start="<t>", end="</t>", open=True), stream_interval=3,
             repetition_detection=RepetitionDetection(max_pattern_size=9, min_pattern_size=2, min_count=3),

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from troupellm.models.call_arguments import CallArguments
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
@@ -140,3 +141,21 @@ def test_the_builtin_template_takes_tools_and_tool_results():
     text = template.render(messages, [{"type": "function", "function": {"name": "add"}}])
     assert '{"name": "add", "arguments": {"a": 1}}' in text
     assert text.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{{ call.function.arguments | tojson }}", "{{ call.function.arguments }}", "{{ '' + call.function.arguments }}"],
+)
+def test_arguments_of_past_calls_are_json_however_a_template_writes_them(written: str):
+    source = (
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}" + written + "{% endfor %}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": CallArguments({"city": "Zürich", "n": [1, None]})}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert ChatTemplate({"default": source}, {}).render(messages) == '{"city": "Zürich", "n": [1, null]}'
+
+
+def test_a_template_that_breaks_over_something_else_says_so():
+    with pytest.raises(InvalidRequest, match="refuses these messages"):
+        ChatTemplate({"default": "{{ '' + 1 }}"}, {}).render([{"role": "user", "content": "x"}])
