@@ -9,7 +9,7 @@ from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_config import BERT, DISTILBERT, ROBERTA, EncoderConfig, describe_encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.memory import available_memory
+from troupellm.models.memory import MemoryBudget, available_memory
 from troupellm.models.pooling_config import classifier_ability, embedding_ability, max_sequence_length
 from troupellm.models.sleep import Parts
 from troupellm.protocol.config import EngineConfig
@@ -49,7 +49,8 @@ class LoadedEncoder:
         self._ability = _ability(folder, reader, model, config)
         self._model, self._config, self._dtype = model, config, dtype
         self.weight_bytes = model.num_weights * dtype.itemsize
-        progress(LoadProgress(phase="weights", total=self.weight_bytes))
+        self._budget = self._plan_memory()
+        progress(LoadProgress(phase="weights", total=self.weight_bytes, detail=self._budget.table()))
         self.parts = Parts[Encoder, tuple[()]](
             lambda sink: _read(folder, model, config, dtype, sink, self.weight_bytes), lambda: ()
         )
@@ -64,14 +65,11 @@ class LoadedEncoder:
 
     def ready(self, seconds: float) -> WorkerReady:
         """`seconds`: how long loading took."""
-        model, scheduler = self._model, self._config.scheduler
-        activations = scheduler.max_num_batched_tokens * self._dtype.itemsize
-        activations *= 8 * model.hidden_size + 2 * model.intermediate_size
+        model, budget = self._model, self._budget
         return WorkerReady(
             vocab_width=model.vocab_size,
             max_model_len=self._max_len,
-            # A block stands for a prompt and for no memory; those whose plan has not come back count beside the others.
-            num_blocks=3 * scheduler.max_num_seqs + 3,
+            num_blocks=budget.num_blocks,
             block_size=self._max_len,
             groups=(CacheGroup(num_layers=model.num_layers),),
             dtype=str(self._dtype).removeprefix("torch."),
@@ -80,21 +78,47 @@ class LoadedEncoder:
             num_parameters=model.num_weights,
             weight_bytes=self.weight_bytes,
             kv_cache_bytes=0,
-            activation_bytes=activations,
-            memory_free_bytes=max(0, available_memory() - activations),
+            activation_bytes=budget.activation_bytes,
+            memory_free_bytes=budget.free_bytes,
             load_seconds=seconds,
             generates=False,
             pooling=self._ability,
             whole_prompts=True,
         )
 
+    def _plan_memory(self) -> MemoryBudget:
+        """
+        Raises:
+            ConfigError: the weights do not fit.
+        """
+        model, scheduler = self._model, self._config.scheduler
+        activations = scheduler.max_num_batched_tokens * self._dtype.itemsize
+        activations *= 8 * model.hidden_size + 2 * model.intermediate_size
+        free = available_memory() - self.weight_bytes - activations
+        if free < 0:
+            raise ConfigError(
+                f"weights of {self.weight_bytes} bytes and steps that take {activations} do not fit the memory",
+                param="max_num_batched_tokens",
+            )
+        return MemoryBudget(
+            weight_bytes=self.weight_bytes,
+            activation_bytes=activations,
+            kv_cache_bytes=0,
+            free_bytes=free,
+            # A block stands for a prompt and for no memory; those whose plan has not come back count beside the others.
+            num_blocks=3 * scheduler.max_num_seqs + 3,
+            max_model_len=self._max_len,
+        )
+
     def _warm_up(self, runner: EncoderRunner) -> None:
-        state = self._ability.resolve(PoolingParams())
+        state, length = self._ability.resolve(PoolingParams()), min(4, self._max_len)
         row = NewRow(
-            row=0, epoch=0, request_id="", token_ids=bytes(16), num_prompt_tokens=4,
+            row=0, epoch=0, request_id="", token_ids=bytes(4 * length), num_prompt_tokens=length,
             sampling=SamplingState(temperature=0.0), blocks=((0,),), pooling=state,
         )  # fmt: skip
-        runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(4,), new_rows=(row,)))
+        runner.run(
+            StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(length,), new_rows=(row,))
+        )
 
 
 def _max_length(folder: Path, model: EncoderConfig, config: EngineConfig) -> int:

@@ -159,3 +159,17 @@ def test_vectors_that_nobody_asked_for_are_a_worker_fault(wrong: tuple[RowPooled
     harness.lose()
     harness.run()
     assert vectors(harness) == {1: vector_of(PROMPT)}
+
+
+def test_priorities_and_turns_of_tenants() -> None:
+    harness = harness_of(scheduling_policy="priority", max_num_seqs=1)
+    for request, priority in ((1, 5), (2, 0), (3, -5)):
+        harness.submit(pooled(request, [request, *PROMPT], priority=priority))
+    harness.run()
+    assert list(vectors(harness)) == [3, 2, 1]
+    harness = harness_of(max_num_seqs=1)
+    for request in range(1, 7):
+        harness.submit(pooled(request, [request, *PROMPT], tenant="flood"))
+    harness.submit(pooled(7, [7, *PROMPT], tenant="polite"))
+    harness.run()
+    assert list(vectors(harness)).index(7) <= 2
