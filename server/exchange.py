@@ -1,7 +1,8 @@
 """One HTTP request and its response, over ASGI's two callables."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -23,6 +24,8 @@ MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
 """What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+SWIFT_SENDS = 8
+"""So many sends may end at once before others get their turn."""
 CLIENT_CLOSED = 499
 """Only ever logged and counted: the client left before the answer was complete."""
 _SCHEMES = (b"http://", b"https://")
@@ -69,6 +72,7 @@ class Exchange:
         """Ends the whole exchange; used at the end of a drain."""
         self.reading = anyio.CancelScope()
         """Around the reading of the body; a drain that begins meanwhile ends it, since the request will be refused."""
+        self._swift_sends = 0
         self._receive = receive
         self._send = send
         self._write_timeout = write_timeout or None
@@ -143,13 +147,53 @@ class Exchange:
         await self._send_in_time({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _send_in_time(self, message: Message) -> None:
-        """A send to a client that left returns at once without yielding, so every send is also a checkpoint."""
+        """Most sends end without waiting for anybody: only those that do not are given a deadline, which costs as much
+        as the send. And since a send to a client that left waits for nobody either, some are a checkpoint."""
+        begun = _begin(self._send(message))
+        if begun is None:
+            self._swift_sends += 1
+            if self._swift_sends % SWIFT_SENDS == 0 or message["type"] != "http.response.body":
+                await checkpoint()
+            return
         with anyio.move_on_after(self._write_timeout) as deadline:
-            await self._send(message)
-            await checkpoint()
+            await _Rest(*begun)
         if deadline.cancelled_caught:
             self.gone = True
             raise ClientGone
+
+
+_Steps = Generator[object, object, None]
+
+
+def _begin(awaitable: Awaitable[None]) -> tuple[_Steps, object] | None:
+    """Run an awaitable until it waits for something; None when it did not have to."""
+    steps = awaitable.__await__()
+    try:
+        return steps, next(steps)
+    except StopIteration:
+        return None
+
+
+class _Rest:
+    """An awaitable from its first wait on."""
+
+    def __init__(self, steps: _Steps, waits_for: object) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    def __await__(self) -> _Steps:
+        waits_for = self._waits_for
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as thrown:
+                step = partial(self._steps.throw, thrown)
+            else:
+                step = partial(self._steps.send, sent)
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
 
 
 def check_size(exchange: Exchange) -> None:

@@ -6,6 +6,7 @@ not per byte, so whatever one wake of a stream brings goes out in one send.
 """
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -35,7 +36,8 @@ class EventStream:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._lock = anyio.Lock(fast_acquire=True)
+        self._busy = False
+        self._queue: deque[anyio.Event] = deque()
         self._last = time.monotonic()
 
     def delivered(self, tokens: int) -> None:
@@ -43,16 +45,45 @@ class EventStream:
 
     async def send(self, data: bytes) -> None:
         """Send whole events. Returns when the transport has room again."""
-        async with self._lock:
+        await self._take_turn()
+        try:
             await self._begin()
             await self._exchange.write(data)
             self._last = time.monotonic()
+        finally:
+            self._end_turn()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""
-        async with self._lock:
+        await self._take_turn()
+        try:
             await self._begin()
             await self._exchange.write(data + end, last=True)
+        finally:
+            self._end_turn()
+
+    async def _take_turn(self) -> None:
+        """A lock in order of arrival that costs nothing while nobody else sends, which is nearly always."""
+        while self._busy:
+            event = anyio.Event()
+            self._queue.append(event)
+            try:
+                await event.wait()
+            except BaseException:  # whoever leaves hands the turn on, if it had got it already
+                if event.is_set():
+                    self._pass_turn()
+                else:
+                    self._queue.remove(event)
+                raise
+        self._busy = True
+
+    def _end_turn(self) -> None:
+        self._busy = False
+        self._pass_turn()
+
+    def _pass_turn(self) -> None:
+        if self._queue:
+            self._queue.popleft().set()
 
     async def _begin(self) -> None:
         if not self._exchange.status:

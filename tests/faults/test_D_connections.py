@@ -115,7 +115,12 @@ async def test_D4_a_storm_of_clients_that_leave_at_once_costs_nothing(checkpoint
             f"{connections} came, {await server.metric('troupellm_cancelled_total'):.0f} were let in, "
             f"capacity was back after {time.perf_counter() - over:.2f} s"
         )
-        assert await server.metric("troupellm_cancelled_total") >= 1
+        # Many have left before they are let in; those who have not are cancelled. All are known to have left.
+        async with server.client() as client:
+            counted = re.findall(
+                r'troupellm_http_requests_total\{.*status="499"\} (\S+)', (await client.get("/metrics")).text
+            )
+        assert sum(map(float, counted)) >= 0.9 * connections
         wasted = await server.metric("troupellm_generation_tokens_total") - before - (_sung(canaries) - sung)
         assert wasted < 0.01 * connections * ENDLESS["max_tokens"]
 

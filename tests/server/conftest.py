@@ -47,7 +47,14 @@ def make_wire() -> type[Wire]:
 
 @pytest.fixture
 def make_exchange() -> Callable[..., Exchange]:
-    def make(wire: Wire, *, headers: dict[str, str] | None = None, method: str = "POST", **scope: Any) -> Exchange:
+    def make(
+        wire: Wire,
+        *,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+        write_timeout: float = 0.05,
+        **scope: Any,
+    ) -> Exchange:
         given = {"content-type": "application/json"} if headers is None else headers
         fields = {
             "type": "http",
@@ -55,6 +62,6 @@ def make_exchange() -> Callable[..., Exchange]:
             "path": "/v1/completions",
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
-        return Exchange(fields | scope, wire.receive, wire.send, request_id="test-id", write_timeout=0.05)
+        return Exchange(fields | scope, wire.receive, wire.send, request_id="test-id", write_timeout=write_timeout)
 
     return make

@@ -5,7 +5,8 @@ import pytest
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.server.errors import ClientGone, answer, not_ready
-from troupellm.server.sse import DONE, KEEP_ALIVE, ChunkEncoder, event, open_events
+from troupellm.server.exchange import SWIFT_SENDS
+from troupellm.server.sse import DONE, KEEP_ALIVE, ChunkEncoder, EventStream, event, open_events
 
 pytestmark = pytest.mark.anyio
 
@@ -141,7 +142,7 @@ async def test_reader_that_stalls_past_the_write_timeout_is_gone(make_wire, make
         await exchange.write(b"y")
 
 
-async def test_each_send_lets_others_run(make_wire, make_exchange):
+async def test_sends_that_wait_for_nobody_let_others_run(make_wire, make_exchange):
     ran = False
 
     async def other() -> None:
@@ -152,7 +153,8 @@ async def test_each_send_lets_others_run(make_wire, make_exchange):
     await exchange.start(200, b"text/plain")
     async with anyio.create_task_group() as group:
         group.start_soon(other)
-        await exchange.write(b"x")
+        for _ in range(SWIFT_SENDS):
+            await exchange.write(b"x")
         assert ran
 
 
@@ -161,3 +163,67 @@ async def test_connection_header_is_left_out_on_http2(make_wire, make_exchange):
     exchange = make_exchange(wire, http_version="2")
     await exchange.respond_error(answer(not_ready("gone", code="draining", close=True)))
     assert b"connection" not in wire.headers()
+
+
+class SlowWire:
+    """Takes a send only when told to."""
+
+    def __init__(self) -> None:
+        self.taken = anyio.Event()
+        self.messages = []
+
+    async def receive(self):
+        await anyio.sleep_forever()
+
+    async def send(self, message):
+        await anyio.lowlevel.checkpoint()
+        if message["type"] == "http.response.body":
+            await self.taken.wait()
+        self.messages.append(message)
+
+
+async def test_a_send_that_waits_is_whole_when_it_ends(make_exchange):
+    wire = SlowWire()
+    exchange = make_exchange(wire, write_timeout=5.0)
+    async with anyio.create_task_group() as group:
+        await exchange.start(200, b"text/plain")
+        group.start_soon(exchange.write, b"x")
+        await anyio.wait_all_tasks_blocked()
+        assert len(wire.messages) == 1
+        wire.taken.set()
+    assert [message.get("body") for message in wire.messages] == [None, b"x"]
+
+
+async def test_a_send_that_waits_too_long_ends_the_exchange(make_exchange):
+    wire = SlowWire()
+    exchange = make_exchange(wire, write_timeout=0.01)
+    await exchange.start(200, b"text/plain")
+    with anyio.fail_after(5), pytest.raises(ClientGone):
+        await exchange.write(b"x")
+    assert exchange.gone
+
+
+async def test_a_send_that_waits_can_be_cancelled(make_exchange):
+    wire = SlowWire()
+    exchange = make_exchange(wire, write_timeout=5.0)
+    await exchange.start(200, b"text/plain")
+    with anyio.move_on_after(0.01) as scope:
+        await exchange.write(b"x")
+    assert scope.cancelled_caught
+    assert not exchange.gone
+
+
+async def test_senders_take_turns_and_who_is_cancelled_keeps_nobody_waiting(make_exchange):
+    wire = SlowWire()
+    exchange = make_exchange(wire, write_timeout=5.0)
+    events = EventStream(exchange)
+    async with anyio.create_task_group() as group:
+        group.start_soon(events.send, b"1")
+        await anyio.wait_all_tasks_blocked()
+        with anyio.move_on_after(0.01):
+            await events.send(b"left")
+        group.start_soon(events.send, b"2")
+        group.start_soon(events.send, b"3")
+        await anyio.wait_all_tasks_blocked()
+        wire.taken.set()
+    assert [message["body"] for message in wire.messages if "body" in message] == [b"1", b"2", b"3"]
