@@ -29,11 +29,10 @@ from troupellm.server.turn import Turn, TurnAnswer, open_turn
 
 
 async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> None:
-    name = f"chatcmpl-{secrets.token_hex(16)}"
+    name = f"chatcmpl-{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
     async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
-        shown = name if request.request_id is None else f"chatcmpl-{request.request_id}"
-        answer = _Answer(host, request, turn.model, shown)
+        answer = _Answer(host, request, turn.model, name)
         if streaming:
             await _stream(host, exchange, turn, answer)
         else:

@@ -38,7 +38,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     if request.stream:
         await _stream(host, exchange, engine, prompts, params, writer)
         return
-    completions = await _generate_all(exchange, engine, prompts, params, call_name(), options(exchange, request))
+    completions = await _generate_all(exchange, engine, prompts, params, response_id, options(exchange, request))
     account(exchange, completions)
     echoes = [
         await PromptEcho.of(engine, request, prompt, completion.prompt_token_ids)
@@ -64,15 +64,15 @@ async def _generate_all(
     engine: ServedEngine,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    call: str,
+    response_id: str,
     given: dict[str, Any],
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
-    party = party_of(call, prompts, params)
+    party = party_of(party_name(), prompts, params)
 
     async def generate(number: int, prompt: Prompt) -> None:
-        name = f"{call}-{number}"
+        name = f"{response_id}-{number}"
         async with engine.stream(prompt, params, request_id=name, streaming=False, party=party, **given) as stream:
             exchange.quota = stream.quota
             answers[number] = await stream.collect()
@@ -94,10 +94,9 @@ async def _stream(
     request = writer.request
     async with AsyncExitStack() as stack:
         streams: list[Stream] = []
-        call = call_name()
-        party = party_of(call, prompts, params)
+        party = party_of(party_name(), prompts, params)
         for number, prompt in enumerate(prompts):
-            name = f"{call}-{number}"
+            name = f"{writer.response_id}-{number}"
             stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
@@ -146,6 +145,6 @@ def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho 
     return writer.chunk(number, stream, delta, echo)
 
 
-def call_name() -> str:
-    """The engine's name for a call: ours alone, whatever the client calls it, since no two may share one."""
-    return f"cmpl-{secrets.token_hex(16)}"
+def party_name() -> str:
+    """Of a call with several prompts: ours alone, whatever the client calls it, since no two may share one."""
+    return secrets.token_hex(16)
