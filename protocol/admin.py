@@ -29,6 +29,15 @@ class PauseQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
     clear_cache: bool = True
     """Forget the prefix cache."""
+    wait_for_inflight_requests: bool | None = None
+    """An older name: true is mode wait."""
+
+
+class ResetQuery(msgspec.Struct, frozen=True, kw_only=True):
+    reset_running_requests: bool = False
+    """Requests that run go on with what they have computed: true is refused."""
+    reset_external: bool = False
+    """There is no external cache: true is refused."""
 
 
 class SleepQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +55,8 @@ class WakeQuery(msgspec.Struct, frozen=True, kw_only=True):
 class ProfileQuery(msgspec.Struct, frozen=True, kw_only=True):
     max_iterations: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Recording ends by itself after so many steps."""
+    prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
+    """Beginning of the file's name."""
 
 
 class NoArguments(msgspec.Struct, frozen=True):

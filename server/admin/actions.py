@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -80,7 +81,8 @@ async def abort(office: Office, body: admin.AbortBody) -> admin.AbortAnswer:
 
 
 async def pause(office: Office, query: admin.PauseQuery) -> admin.RestState:
-    await office.engine.pause(query.mode, clear_cache=query.clear_cache)
+    mode = "wait" if query.wait_for_inflight_requests else query.mode
+    await office.engine.pause(mode, clear_cache=query.clear_cache)
     return _rest_state(office)
 
 
@@ -93,7 +95,10 @@ async def is_paused(office: Office, _: admin.NoArguments) -> admin.PausedAnswer:
     return admin.PausedAnswer(office.engine.is_paused)
 
 
-async def reset_prefix_cache(office: Office, _: admin.NoArguments) -> admin.DoneAnswer:
+async def reset_prefix_cache(office: Office, query: admin.ResetQuery) -> admin.DoneAnswer:
+    for name in ("reset_running_requests", "reset_external"):
+        if getattr(query, name):
+            raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
     return admin.DoneAnswer(await office.engine.reset_prefix_cache())
 
 
@@ -114,7 +119,8 @@ async def start_profile(office: Office, query: admin.ProfileQuery) -> admin.Done
     folder = office.config.profile_dir
     if folder is None:
         raise InvalidRequest("profiles need a folder: start the server with --profile-dir", code="not_configured")
-    await office.engine.start_profile(folder, max_steps=query.max_iterations)
+    name = None if query.prefix is None else f"{query.prefix}-{secrets.token_hex(6)}"
+    await office.engine.start_profile(folder, name=name, max_steps=query.max_iterations)
     return admin.DoneAnswer()
 
 
@@ -164,7 +170,7 @@ ACTIONS: Mapping[str, Action] = {
     "pause": Action(admin.PauseQuery, pause),
     "resume": Action(admin.NoArguments, resume),
     "is_paused": Action(admin.NoArguments, is_paused),
-    "reset_prefix_cache": Action(admin.NoArguments, reset_prefix_cache),
+    "reset_prefix_cache": Action(admin.ResetQuery, reset_prefix_cache),
     "sleep": Action(admin.SleepQuery, sleep),
     "wake_up": Action(admin.WakeQuery, wake_up),
     "is_sleeping": Action(admin.NoArguments, is_sleeping),

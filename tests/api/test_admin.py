@@ -117,17 +117,25 @@ async def test_facts_profiles_and_log_levels(tiny_engine: Any, tmp_path: Path) -
         assert not any(secret in json.dumps(info) for secret in ("root-key", "sk-user", "hf_secret"))
         assert (await get(client, "/debug/snapshot"))["scheduler"]["blocks_total"] > 0
         assert await post(client, "/reset_prefix_cache") == {"success": True}
-        await post(client, "/start_profile?max_iterations=3")
+        await post(client, "/start_profile?max_iterations=3&prefix=mine")
         assert (await client.post("/start_profile", headers=ADMIN)).json()["error"]["code"] == "profile_running"
         await client.post("/v1/completions", json=STREAM | {"max_tokens": 5, "stream": False})
         profile = await post(client, "/stop_profile")
         assert profile["steps"] == 3
+        assert profile["file"].startswith("mine-")
         assert (tmp_path / "traces" / profile["file"]).is_file()
         before = (await get(client, "/log_level"))["level"]
         assert await post(client, "/log_level", json={"level": "debug"}) == {"level": "debug"}
         assert (await get(client, "/log_level")) == {"level": "debug"}
         await post(client, "/log_level", json={"level": before})
-        for path in ("/sleep?level=3", "/sleep?mode=later", "/pause?mode=x", "/wake_up?tags=all"):
+        for path in (
+            "/reset_prefix_cache?reset_external=true",
+            "/start_profile?prefix=../x",
+            "/sleep?level=3",
+            "/sleep?mode=later",
+            "/pause?mode=x",
+            "/wake_up?tags=all",
+        ):
             assert (await client.post(path, headers=ADMIN)).status_code == 400, path
         assert (await client.post("/log_level", headers=ADMIN, json={"level": "loud"})).status_code == 400
 
@@ -139,6 +147,7 @@ async def test_profiles_need_a_folder(tiny_engine: Any) -> None:
         assert refused.json()["error"]["code"] == "not_configured"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", MODES)
 async def test_a_server_process_sleeps_by_key_and_by_socket(
     checkpoint: Path, tmp_path: Path, flags: tuple[str, ...]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
-from serving import Served, eventually, running_server, server_config
+from serving import Served, eventually, lifespan_of, running_server, server_config
 
 from troupellm.server.app import App, asgi
 from troupellm.server.batches.runner import held_folder, running_batches
@@ -242,13 +243,19 @@ async def test_lines_leave_room_for_whoever_waits_for_an_answer(serving: Any) ->
         assert 'troupellm_batches{status="completed"} 1.0' in text
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+ENDPOINTS = ("/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["/v1/chat/completions", *(pytest.param(path, marks=pytest.mark.slow) for path in ENDPOINTS)]
+)
 async def test_lines_may_ask_for_every_route(serving: Any, endpoint: str) -> None:
     messages = [{"role": "user", "content": "hi"}]
     bodies = {
         "/v1/chat/completions": {"messages": messages, "max_tokens": 3},
         "/v1/responses": {"input": "hi", "max_output_tokens": 16},
         "/v1/messages": {"messages": messages, "max_tokens": 3},
+        "/v1/embeddings": {"input": ["one", "two"]},
         "/tokenize": {"prompt": "hello"},
     }
     lines = [{"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": "tiny"} | bodies[endpoint]}]
@@ -289,3 +296,28 @@ async def test_a_batch_goes_on_where_it_was(serving: Any) -> None:
 
 def _results(database: sqlite3.Connection) -> list[bytes]:
     return [data for (data,) in database.execute("SELECT data FROM results ORDER BY line")]
+
+
+async def test_an_app_works_on_batches_from_its_startup_on(tiny_engine: Any, tmp_path: Path) -> None:
+    """An app that somebody mounts without its lifespan says so, instead of taking what nobody would work on."""
+    config = server_config(files_dir=str(tmp_path / "files"))
+    async with tiny_engine() as engine:
+        app = asgi(engine, config=config)
+        async with running_server(engine, config, app=app) as served, sdk(served) as client:
+            file = await uploaded(client, [line(0)])
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+            assert "lifespan" in str(refused.value)
+        async with lifespan_of(app) as answers:
+            assert answers == ["lifespan.startup.complete"]
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://app") as plain:
+                given = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+                batch = (await plain.post("/v1/batches", json=given)).json()
+                with anyio.fail_after(30):
+                    while batch["status"] != "completed":
+                        await anyio.sleep(0.02)
+                        batch = (await plain.get(f"/v1/batches/{batch['id']}")).json()
+            other = asgi(engine, config=config)
+            async with lifespan_of(other) as refusals:
+                assert refusals == ["lifespan.startup.failed"]

@@ -105,6 +105,7 @@ def command(model: Path, *arguments: object) -> list[str]:
     return [*module, *map(str, arguments), *SMALL]
 
 
+@pytest.mark.slow
 def test_standard_input_and_output(checkpoint: Path, requests: Path) -> None:
     done = subprocess.run(
         command(checkpoint, "-i", "-", "-o", "-"), input=requests.read_bytes(), capture_output=True, check=True

@@ -183,7 +183,7 @@ def _parts(data: bytes, size: int) -> Iterator[bytes]:
         yield data[first : first + size]
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 64])
+@pytest.mark.parametrize("size", [7, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 64))])
 async def test_A1_a_form_is_the_same_however_it_is_cut(tiny_engine: Any, tmp_path: Path, size: int) -> None:
     content = b"\r\n--xy\r\n--xyz-\r--xyz\n" * 5
 

@@ -33,7 +33,9 @@ def test_every_action_has_a_route() -> None:
     assert len(admin_routes()) == len(ACTIONS)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", ["on, with API keys", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CONFIGS)[:3])]
+)
 async def test_G8_admin_verbs_need_a_key_of_their_own(tiny_engine: Any, name: str) -> None:
     """Every route, under every key that is not the admin's: nothing happens, and nobody notices."""
     config = CONFIGS[name]

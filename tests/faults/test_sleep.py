@@ -1,11 +1,13 @@
 """Engines with a real worker that sleep over their streams, in both seats."""
 
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 from engines import SETTINGS
 from tiny_model import write_tiny_model
@@ -14,6 +16,8 @@ from troupellm import Engine
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 pytestmark = pytest.mark.anyio
+
+MIB = 2**20
 
 
 @pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.slow)])
@@ -52,6 +56,7 @@ async def test_a_real_engine_sleeps_over_its_streams(tmp_path: Path, settings: d
         assert engine.snapshot().scheduler.worker_losses == 0
 
 
+@pytest.mark.slow
 async def test_a_worker_process_that_dies_in_its_sleep_is_replaced_at_the_waking(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     async with Engine(folder, **SETTINGS, worker_process=True, spare_worker=False) as engine:
@@ -95,3 +100,25 @@ async def test_a_profile_of_a_real_engine(tmp_path: Path, settings: dict[str, An
             await engine.stop_profile()
         with pytest.raises(InvalidRequest):
             await engine.start_profile(str(tmp_path), max_steps=0)
+
+
+@pytest.mark.slow
+async def test_a_worker_process_gives_its_memory_back(tmp_path: Path) -> None:
+    """As the system counts it: weights of 96 MiB, and a cache of 64 MiB that was written to."""
+    folder = write_tiny_model(tmp_path / "large")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_size": 512, "vocab_size": 24_576, "head_dim": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    large = {"load_format": "dummy", "kv_cache_memory_bytes": 64 * MIB, "poison_memory": "0x7f"}
+    async with Engine(folder, **(SETTINGS | large), worker_process=True, spare_worker=False) as engine:
+        before = await engine.generate([40, 41], max_tokens=5, ignore_eos=True, temperature=0.0)
+        process = psutil.Process(engine.snapshot().worker_pid)
+        awake = process.memory_info().rss
+        report = await engine.sleep(2)
+        asleep = process.memory_info().rss
+        assert awake - asleep > 0.9 * 160 * MIB
+        assert abs(report.freed - (awake - asleep)) < 8 * MIB
+        await engine.wake()
+        assert process.memory_info().rss > 0.9 * awake
+        after = await engine.generate([40, 41], max_tokens=5, ignore_eos=True, temperature=0.0)
+        assert after.token_ids == before.token_ids
