@@ -107,7 +107,7 @@ class MessageBuilder:
         if finished.reason == "length":
             full = usage.completion_tokens < self._max_tokens
             return ("model_context_window_exceeded" if full else "max_tokens"), None
-        if isinstance(finished.stop_reason, str):
+        if finished.reason == "stop" and isinstance(finished.stop_reason, str):
             return "stop_sequence", finished.stop_reason
         return "end_turn", None
 

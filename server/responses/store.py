@@ -22,6 +22,7 @@ import msgspec
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.offload import offload
+from troupellm.server.responses.eviction import evict
 from troupellm.server.responses.schema import open_database
 from troupellm.server.responses.store_metrics import StoreCounts, store_metrics
 
@@ -94,7 +95,7 @@ class ResponseStore:
                     stored.items, size, now, now + self._seconds, self._runner, time.monotonic(),
                 ),
             )  # fmt: skip
-            self._evict(database, now)
+            evict(database, now, self._entries, self._bytes)
             return True
 
         return await self._do(write)
@@ -137,7 +138,7 @@ class ResponseStore:
                 "owner = ? AND status IN ('queued', 'in_progress')",
                 (status, len(body), body, name, owner),
             ).rowcount
-            self._evict(database, time.time())
+            evict(database, time.time(), self._entries, self._bytes)
             return changed > 0
 
         return await self._do(write)
@@ -204,7 +205,7 @@ class ResponseStore:
 
     async def counts(self) -> StoreCounts:
         def read(database: sqlite3.Connection) -> StoreCounts:
-            self._evict(database, time.time())
+            evict(database, time.time(), self._entries, self._bytes)
             stored, size, running = database.execute(
                 "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(status IN ('queued', 'in_progress')), 0) "
                 "FROM responses"
@@ -270,37 +271,9 @@ class ResponseStore:
         database.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (body, name))
         return msgspec.structs.replace(stored, status="failed", body=body)
 
-    def _evict(self, database: sqlite3.Connection, now: float) -> None:
-        """Down to the bounds. What runs is never taken: it is bounded by itself."""
-        expired = database.execute(
-            "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
-        ).rowcount
-        _count(database, "expired", expired)
-        while True:
-            number, size = database.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM responses").fetchone()
-            if number <= self._entries and size <= self._bytes:
-                return
-            gone = database.execute(
-                "DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN "
-                "('queued', 'in_progress') AND owner = (SELECT owner FROM responses WHERE status NOT IN "
-                "('queued', 'in_progress') GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1) ORDER BY used, id LIMIT 1)"
-            ).rowcount
-            if not gone:
-                return
-            _count(database, "entries" if number > self._entries else "bytes", gone)
-
 
 def failed_body(body: bytes, message: str) -> bytes:
     """The response object of a response that will never be finished."""
     response = msgspec.json.decode(body)
     response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
     return msgspec.json.encode(response)
-
-
-def _count(database: sqlite3.Connection, reason: str, number: int) -> None:
-    if number > 0:
-        database.execute(
-            "INSERT INTO evictions (reason, number) VALUES (?, ?) ON CONFLICT (reason) DO UPDATE SET "
-            "number = number + excluded.number",
-            (reason, number),
-        )
