@@ -80,7 +80,7 @@ class ResponseStore:
                 await self._do(lambda database: None)
 
     async def put(self, owner: str, stored: StoredResponse) -> bool:
-        """Keep a response; False where it alone is larger than all of them may be."""
+        """Keep a response; False where there is no room for it, unless others' responses went."""
         size = len(stored.body) + len(stored.items)
         if size > self._bytes:
             return False
@@ -96,7 +96,8 @@ class ResponseStore:
                 ),
             )  # fmt: skip
             evict(database, now, self._entries, self._bytes)
-            return True
+            left = database.execute("SELECT 1 FROM responses WHERE id = ?", (stored.id,)).fetchone()
+            return left is not None
 
         return await self._do(write)
 

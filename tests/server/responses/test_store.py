@@ -98,6 +98,14 @@ async def test_their_bytes_are_bounded(stores, place):
     assert await store.get("a", "resp_19") is not None
 
 
+async def test_a_large_response_does_not_push_out_those_of_others(stores, place):
+    store = stores(responses_store_bytes=1_000, **place)
+    for number in range(4):
+        assert await store.put("polite", response(f"resp_{number}", size=50))
+    assert not await store.put("greedy", response("resp_large", size=800))
+    assert [bool(await store.get("polite", f"resp_{number}")) for number in range(4)] == [True] * 4
+
+
 async def test_what_was_used_last_stays(stores, place):
     store = stores(responses_store_entries=2, **place)
     await store.put("a", response("resp_1"))
