@@ -16,7 +16,7 @@ from troupellm.models.dialects.json_text import json_value
 from troupellm.models.dialects.marks import Marks, text_until
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.python_calls import python_calls
-from troupellm.models.dialects.source import NewId, NotACall, Reading, Source, literal, peek, spaces, word
+from troupellm.models.dialects.source import MOST_CALLS, NewId, NotACall, Reading, Source, literal, peek, spaces, word
 from troupellm.models.dialects.syntax import (
     CallSyntax,
     Dialect,
@@ -37,6 +37,8 @@ Start = Literal["free", "thinking", "answer"]
 """Where the prompt leaves off: before everything, inside of thoughts, or behind them."""
 
 NO_LIMIT: Final = 1 << 30
+MOST_TRIALS: Final = 512
+"""Beginnings of calls in one answer; each costs some ten microseconds."""
 _FIRSTS: Final = {"json": "{[", "python": "[", "arguments": "{"}
 _NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
@@ -90,6 +92,8 @@ class Plan:
         closers = frozenset[str]().union(*(form.closers for form in self.forms))
         self.content = Marks(plain)
         self.after_call = Marks(plain | closers)
+        self.beyond = Marks(self.opens | hidden)
+        """Behind so many calls, or beginnings of some, that nobody means them."""
         self.broken = Marks(self.leads | closers | hidden)
         """What ends arguments that are no JSON."""
         self.ends = frozenset(thinking.closes if thinking else ())
@@ -179,12 +183,14 @@ def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[Non
     else:
         mark = ""
     source.region = "content"
-    marks = plan.content
+    marks, trials = plan.content, 0
     if not mark and plan.bare is not None:
         mark = yield from _call(source, plan, offer, plan.bare, gap="")
     while True:
         gap = ""
-        if source.calls and not mark:
+        if source.calls >= MOST_CALLS or trials >= MOST_TRIALS:
+            marks = plan.beyond
+        elif source.calls:
             marks = plan.after_call
         if not mark:
             found = yield from text_until(source, marks, source.content)
@@ -192,6 +198,7 @@ def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[Non
                 return
             mark, gap = found.mark, found.gap
         if mark in plan.leads:
+            trials += 1
             mark = yield from _call(source, plan, offer, mark, gap=gap)
             source.region = "content"
             continue

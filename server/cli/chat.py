@@ -1,6 +1,7 @@
 """`troupellm chat`: talk to a running server."""
 
 import argparse
+import sys
 from typing import Any
 
 from troupellm.server.cli.client import ClientError, Server, Stats, add_client_flags, common_fields, converse
@@ -37,7 +38,11 @@ def _stream(server: Server, args: argparse.Namespace, messages: list[dict[str, A
     pieces: list[str] = []
     try:
         for choice in server.stream("/chat/completions", {"messages": messages, **common_fields(args)}, stats):
-            if piece := choice.get("delta", {}).get("content"):
+            delta = choice.get("delta", {})
+            if thought := delta.get("reasoning_content"):
+                stats.piece()
+                print(thought, end="", file=sys.stderr, flush=True)  # not part of the answer
+            if piece := delta.get("content"):
                 stats.piece()
                 pieces.append(piece)
                 print(piece, end="", flush=True)

@@ -7,6 +7,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from front_pair import front_pair
 from serving import running_server
 
 from troupellm.actors.engine import Engine
@@ -286,3 +287,19 @@ async def test_a_budget_ends_thoughts_and_form_and_calls_begin_behind_them():
         content, reasoning, calls, _ = await assembled(client, **forced)
         assert (content, reasoning) == ("", called.message.reasoning_content)
         assert calls[0]["arguments"] == call.function.arguments
+
+
+async def test_a_front_in_another_process_speaks_the_same():
+    """Guides, kept tokens and marks cross the socket; answers are parsed where they are read."""
+    small = {"kv_cache_memory_bytes": 16 * 2**20, "device": "cpu", "num_threads": 1}
+    choice = {"type": "function", "function": {"name": "book_table"}}
+    async with Engine(None, **small) as engine, front_pair(engine) as pair:
+        answers = []
+        for door in (engine, pair.remote):
+            async with door.chat(
+                ASK["messages"], tools=TOOLS, tool_choice=choice, temperature=0.0, max_tokens=200, streaming=False
+            ) as stream:
+                answers.append((await stream.collect()).choices[0].message)
+        assert [call.name for call in answers[1].tool_calls] == ["book_table"]
+        assert answers[0].tool_calls[0].arguments == answers[1].tool_calls[0].arguments
+        jsonschema.validate(json.loads(answers[1].tool_calls[0].arguments), SCHEMAS["book_table"])
