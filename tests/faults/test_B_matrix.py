@@ -73,7 +73,8 @@ def fields_of(route: Route) -> tuple[set[str], set[str]]:
         assert isinstance(kind, msgspec.inspect.StructType)
         for field in kind.fields:
             known.add(field.encode_name)
-            if isinstance(field.type, msgspec.inspect.AnyType) and field.encode_name not in HANDLED:
+            plain = field.type.type if isinstance(field.type, msgspec.inspect.Metadata) else field.type
+            if isinstance(plain, msgspec.inspect.AnyType) and field.encode_name not in HANDLED:
                 refusing.add(field.encode_name)
     return known, refusing
 
