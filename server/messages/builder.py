@@ -40,15 +40,17 @@ from troupellm.protocol.outputs import Usage
 class MessageBuilder:
     """Follows one message. Every method gives the events that are new."""
 
-    def __init__(self, message: Message, *, max_tokens: int, show_thinking: bool = True) -> None:
+    def __init__(self, message: Message, *, max_tokens: int, context: int, show_thinking: bool = True) -> None:
         """
         Args:
-            max_tokens: what the client allowed; an answer that was cut before has filled the context.
+            max_tokens: what the client allowed.
+            context: tokens that prompt and answer may have together; an answer may be cut there before.
             show_thinking: False leaves out what was thought, and not that it was.
         """
         self.message = message
         """Complete once `finish` was called."""
         self._max_tokens = max_tokens
+        self._context = context
         self._show_thinking = show_thinking
         self._blocks: list[ContentBlock] = []
         self._open: ContentBlock | None = None
@@ -106,6 +108,7 @@ class MessageBuilder:
             return "tool_use", None
         if finished.reason == "length":
             full = usage.completion_tokens < self._max_tokens
+            full = full and usage.prompt_tokens + usage.completion_tokens >= self._context
             return ("model_context_window_exceeded" if full else "max_tokens"), None
         if finished.reason == "stop" and isinstance(finished.stop_reason, str):
             return "stop_sequence", finished.stop_reason

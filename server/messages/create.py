@@ -22,16 +22,19 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
     translated = await _translated(host, exchange, request)
+    # max_tokens is only an upper bound in this API, which clients set without knowing the context: the answer may fill
+    # what the prompt leaves. A prompt that is too long by itself is refused all the same.
+    chat = translated.chat
+    unbounded = msgspec.structs.replace(chat, max_completion_tokens=None)
+    if request.max_tokens >= host.require().limits.max_model_len:
+        chat = unbounded
     try:
         try:
-            await _answer(host, exchange, request, translated.chat)
-        except ContextLengthExceeded:
-            if exchange.status:  # an answer has begun
-                raise
-            # max_tokens is only an upper bound in this API, which clients set without knowing the context: the answer
-            # may fill what the prompt leaves. A prompt that is too long by itself is refused again.
-            chat = msgspec.structs.replace(translated.chat, max_completion_tokens=None)
             await _answer(host, exchange, request, chat)
+        except ContextLengthExceeded:
+            if exchange.status or chat is unbounded:
+                raise
+            await _answer(host, exchange, request, unbounded)
     except TroupeError as error:
         raise relabelled(exchange, error, translated.names) from None
 
@@ -64,7 +67,8 @@ async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest
         usage = MessageUsage(input_tokens=0, output_tokens=0)
         message = Message(id=name, model=turn.model, content=[], usage=usage)
         show = request.thinking is None or request.thinking.display != "omitted"
-        builder = MessageBuilder(message, max_tokens=request.max_tokens, show_thinking=show)
+        context = host.require().limits.max_model_len
+        builder = MessageBuilder(message, max_tokens=request.max_tokens, context=context, show_thinking=show)
         if streaming:
             await _stream(host, exchange, turn, builder)
             return

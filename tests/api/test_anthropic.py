@@ -78,10 +78,11 @@ async def test_max_tokens_is_an_upper_bound(tiny_engine):
     async with tiny_engine(max_model_len=64) as engine, sdk(engine) as client:
         body = {"temperature": 0, "ignore_eos": True}
         made = await client.messages.create(model="tiny", max_tokens=16_000, messages=HI, extra_body=body)
+        near = await client.messages.create(model="tiny", max_tokens=60, messages=HI, extra_body=body)
         long = [{"role": "user", "content": "x" * 100}]
         with pytest.raises(anthropic.BadRequestError) as caught:
             await client.messages.create(model="tiny", max_tokens=16_000, messages=long, extra_body=body)
-    assert made.stop_reason == "model_context_window_exceeded"
+    assert made.stop_reason == near.stop_reason == "model_context_window_exceeded"
     assert made.usage.input_tokens + made.usage.output_tokens == 64
     assert caught.value.body["error"]["type"] == "invalid_request_error"
 

@@ -12,9 +12,9 @@ from troupellm.server.messages.builder import MessageBuilder, encoded
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
 
 
-def events_of(pieces, *, max_tokens=100, show_thinking=True, usage=USAGE):
+def events_of(pieces, *, max_tokens=100, context=12, show_thinking=True, usage=USAGE):
     empty = Message(id="msg_1", model="m", content=[], usage=MessageUsage(input_tokens=0, output_tokens=0))
-    builder = MessageBuilder(empty, max_tokens=max_tokens, show_thinking=show_thinking)
+    builder = MessageBuilder(empty, max_tokens=max_tokens, context=context, show_thinking=show_thinking)
     told = builder.begin(7)
     for piece in pieces:
         told += builder.feed([TurnEvent(0, piece)])
@@ -84,6 +84,11 @@ def test_thinking_text_and_tools():
 def test_stop_reasons(finished, max_tokens, reason, sequence):
     _, message = events_of([Content("x"), finished], max_tokens=max_tokens)
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
+
+
+def test_an_answer_that_was_cut_by_the_server_alone_has_reached_a_limit():
+    _, message = events_of([Content("x"), Finished("length")], max_tokens=6, context=13)
+    assert message.stop_reason == "max_tokens"
 
 
 def test_thinking_may_be_left_out():
