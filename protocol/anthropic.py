@@ -65,7 +65,7 @@ class CountTokensRequest(PromptFields, kw_only=True):
 class MessagesRequest(PromptFields, kw_only=True):
     """`max_tokens` is an upper bound: an answer that fills the context before it ends there."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
