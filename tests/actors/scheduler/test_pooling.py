@@ -1,5 +1,7 @@
 """Requests that are pooled, beside those that generate: they end with their prompt, exactly once, whatever happens."""
 
+import random
+
 import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission, vector_of
@@ -173,3 +175,47 @@ def test_priorities_and_turns_of_tenants() -> None:
     harness.submit(pooled(7, [7, *PROMPT], tenant="polite"))
     harness.run()
     assert list(vectors(harness)).index(7) <= 2
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_random_histories_end_with_every_vector(whole: bool) -> None:
+    for seed in range(40):
+        draw = random.Random(seed)
+        harness = harness_of(
+            whole=whole,
+            blocks={"num_blocks": 24},
+            max_num_batched_tokens=64 if whole else draw.choice((3, 8, 20)),
+            max_num_seqs=draw.choice((2, 5)),
+            max_plans_in_flight=draw.choice((1, 2)),
+        )
+        prompts: dict[int, list[int]] = {}
+        texts: dict[int, list[int]] = {}
+        aborted: set[int] = set()
+        for request in range(1, 30):
+            prompt = [draw.randrange(1, 4) for _ in range(draw.randrange(1, 30))]  # many begin alike
+            if whole or draw.random() < 0.6:
+                prompts[request] = prompt
+                harness.submit(pooled(request, prompt, draw.choice(("LAST", "MEAN", "CLS"))))
+            else:
+                texts[request] = prompt
+                harness.submit(submission(request, prompt, max_tokens=6))
+            for _ in range(draw.randrange(4)):
+                action = draw.random()
+                if action < 0.5:
+                    harness.plan()
+                elif action < 0.8 and harness.oracle.pending:
+                    harness.finish()
+                elif action < 0.9:
+                    gone = draw.randrange(1, request + 1)
+                    aborted.add(gone)
+                    harness.abort(gone)
+                elif action < 0.95:
+                    harness.lose(fault=False)
+        harness.run()
+        found = vectors(harness)
+        assert found.keys() >= prompts.keys() - aborted
+        for request, vector in found.items():
+            assert vector == vector_of(prompts[request]), (seed, request)
+        for request in texts.keys() - aborted:
+            assert harness.reader.streams[100 * request] == stream_of(texts[request], 0, 6, frozenset())
+        assert harness.core.snapshot().blocks_used == 0
