@@ -13,6 +13,8 @@ _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     # field: type of the branch that is meant: keywords
     "dimensions": {"integer": {"minimum": 1, "maximum": 2**31 - 1}},
     "top_n": {"integer": {"minimum": 0}},
+    "encoding_format": {"string": {"enum": ["float", "base64"]}},
+    "embed_dtype": {"string": {"enum": ["float32"]}},
     "top_logprobs": {
         "integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}
     },
