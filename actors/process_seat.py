@@ -104,12 +104,16 @@ class RemoteWorker:
         """Whether somebody has stopped the process by a signal."""
         return self.child is not None and self.child.stopped
 
+    def kill(self) -> None:
+        self._killed = True
+        if self.child is not None:
+            self.child.kill()
+
     async def end(self) -> bool:
         """Kill it and wait until it is gone; False if it does not go."""
+        self.kill()
         if self.child is None:
             return True
-        self._killed = True
-        self.child.kill()
         return await self.child.ended(KILL_SECONDS) is not None
 
     def received(self, data: bytes) -> None:
@@ -272,7 +276,10 @@ class ProcessSeat:
 
     async def close(self) -> bool:
         """End all processes; False when one does not go."""
-        ended = [await worker.end() for worker in (self._worker, self._spare) if worker is not None]
+        workers = [worker for worker in (self._worker, self._spare) if worker is not None]
+        for worker in workers:  # before one is waited for: they leave side by side
+            worker.kill()
+        ended = [await worker.end() for worker in workers]
         self._worker = self._spare = None
         return all(ended)
 

@@ -106,7 +106,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.process_seat", "fault=not outside", "fault=True"
     ),
     "the spare process is left behind": Mutation(
-        "actors.process_seat", "for worker in (self._worker, self._spare)", "for worker in (self._worker,)"
+        "actors.process_seat", "for worker in (self._worker, self._spare) if", "for worker in (self._worker,) if"
     ),
     "some ends are not counted": Mutation(
         "actors.scheduler.ledger",

@@ -51,6 +51,8 @@ def _search(seeds: range, jobs: int) -> int:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context) as pool, tqdm(total=len(seeds), unit=" seeds", mininterval=1.0) as bar:
         for future in as_completed([pool.submit(run_seeds, chunk) for chunk in chunks]):
+            if future.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
             verdicts, spent = future.result()
             seconds += spent
             for verdict in verdicts:

@@ -24,8 +24,14 @@ def run_seed(seed: int, *, tracing: bool = False) -> Verdict:
 
 def run_seeds(seeds: Sequence[int]) -> tuple[list[Verdict], float]:
     """Several, and the processor's seconds that they took."""
-    begin = time.process_time()
-    return [run_seed(seed) for seed in seeds], time.process_time() - begin
+    begin, verdicts = time.process_time(), []
+    for seed in seeds:
+        try:
+            verdicts.append(run_seed(seed))
+        except Exception as error:  # the simulation itself is broken
+            error.add_note(f"seed {seed}")
+            raise
+    return verdicts, time.process_time() - begin
 
 
 def digest(seed: int) -> int:

@@ -19,7 +19,7 @@ from simulator.workload import Scenario
 from troupellm.actors.process_seat import ProcessSeat
 from troupellm.actors.system import Company, System
 from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
-from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.errors import EngineStopped, TroupeError
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import ResetPrefixCache
 
@@ -133,7 +133,7 @@ class World(Watch):
         await anyio.sleep(self.random.uniform(0.0, 0.5))
         mode = self.random.choice(("keep", "wait"))
         self.note("pause", mode)
-        with suppress(EngineStopped), anyio.move_on_after(self.random.choice((0.1, 5.0))):
+        with suppress(TroupeError), anyio.move_on_after(self.random.choice((0.1, 5.0))):
             await self.system.rest.pause(mode, clear_cache=self.random.random() < 0.5)
             self.note("paused")
             await anyio.sleep(self.random.uniform(0.0, 6.0))
