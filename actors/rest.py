@@ -68,6 +68,8 @@ class Rest:
         self._missing: set[WakeTag] = set()
         self._changing = anyio.Lock()
         self._waiters: set[Waiter] = set()
+        self._finishing = 0
+        """Pauses and sleeps that wait for requests to finish."""
         self._over = False
         self.paused = False
         self.level: int | None = None
@@ -161,13 +163,15 @@ class Rest:
         """Have the worker do something between two steps.
 
         Raises:
-            Conflict: the engine sleeps.
+            Conflict: the engine sleeps, or is about to pause.
             InvalidRequest: the worker refuses.
             EngineStopped: the engine has ended.
         """
         async with self._changing:
             if self.level is not None:
                 raise Conflict("the engine sleeps: wake it first", code="asleep")
+            if self._finishing:
+                raise Conflict("requests finish before the engine pauses: come back then", code="pausing")
             try:
                 await self._stand_still(_COMMAND, "keep")
                 return await self._command(command)
@@ -194,7 +198,11 @@ class Rest:
                 self._scheduler.control(HaltPlanning(mode == "wait", settle))
                 if mode == "abort":
                     self._requests.end_all(_aborted, by="admin")
-                await waiter.wait()
+                self._finishing += mode == "wait"
+                try:
+                    await waiter.wait()
+                finally:
+                    self._finishing -= mode == "wait"
             if not settled:
                 raise self._error()
             if not settled[0]:

@@ -115,19 +115,20 @@ class Progress:
         )
 
     async def finish(self, status: BatchStatus) -> None:
-        """Make the output files, in the order of the input, and end the batch. May be called again after a crash."""
-        files: dict[bool, tuple[FileObject, Path]] = {}
+        """Make the output files, in the order of the input, and end the batch. May be called again after a crash.
+
+        Raises:
+            HttpError: the disk refuses.
+        """
+        written: dict[bool, Path] = {good: self.store.incoming(new_name()) for good in (True, False)}
         try:
-            for good in (True, False):
-                path = self.store.incoming(new_name())
-                size = await self._copy(good, path)
-                if size:
-                    files[good] = self._file(good, size), path
-                else:
-                    path.unlink()
+            sizes = {good: await self._copy(good, path) for good, path in written.items()}
+            files = {good: (self._file(good, size), written[good]) for good, size in sizes.items() if size}
             await self.store.do(lambda database: self._close(database, status, files))
+        except OSError as error:
+            raise self.store.refused(error) from error
         finally:
-            for _, path in files.values():
+            for path in written.values():
                 path.unlink(missing_ok=True)
 
     async def _copy(self, good: bool, path: Path) -> int:

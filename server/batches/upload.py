@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,7 +106,8 @@ class Upload:
             await offload(_finish, self._output)
         except BaseException:
             if self._output is not None:
-                self._output.close()
+                with suppress(OSError):  # a full disk refuses what is buffered once more
+                    self._output.close()
             self.path.unlink(missing_ok=True)
             raise
         return form

@@ -117,6 +117,8 @@ async def test_a_pause_that_waits_is_called_off(engine_of: Any, expected: Any, u
 
             group.start_soon(pause)
             await checkpoint()
+            with pytest.raises(Conflict, match="finish"):  # it would stop those who are to finish
+                await engine.stop_profile()
             await engine.resume()
         with anyio.move_on_after(0):
             await engine.pause("wait")

@@ -321,3 +321,22 @@ async def test_an_app_works_on_batches_from_its_startup_on(tiny_engine: Any, tmp
             other = asgi(engine, config=config)
             async with lifespan_of(other) as refusals:
                 assert refusals == ["lifespan.startup.failed"]
+
+
+@pytest.mark.slow
+async def test_a_batch_waits_for_its_disk(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output cannot be written at first; nothing is asked twice for that, and nothing is lost."""
+    monkeypatch.setattr("troupellm.server.batches.runner.RETRY_SECONDS", 0.02)
+    async with serving() as served, sdk(served) as client:
+        file = await uploaded(client, [line(number) for number in range(4)])
+        store = served.host.batches.store
+        (store.folder / "incoming").rmdir()
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        await eventually(lambda: store.errors > 1)
+        kept = await store.do(_results)
+        assert len(kept) == 4
+        assert (await client.batches.retrieve(batch.id)).status == "finalizing"
+        (store.folder / "incoming").mkdir()
+        done = await over(client, batch.id)
+        assert done.status == "completed"
+        assert (await client.files.content(done.output_file_id)).read().splitlines() == kept

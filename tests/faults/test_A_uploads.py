@@ -3,6 +3,7 @@
 Whatever comes, nothing of it stays on the disk, and nobody else notices.
 """
 
+import resource
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -163,6 +164,7 @@ async def test_A8_uploads_that_stop_or_leave(tiny_engine: Any, tmp_path: Path) -
                 await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_C8_a_disk_that_refuses(tiny_engine: Any, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     async with attacked_uploads(tiny_engine, folder) as attacked:
@@ -176,6 +178,21 @@ async def test_C8_a_disk_that_refuses(tiny_engine: Any, tmp_path: Path) -> None:
         (folder / "content" / first["id"]).unlink()
         assert (await attacked.client.get(f"/v1/files/{first['id']}/content")).status_code == 404
         assert "troupellm_files_errors_total 2.0" in (await attacked.client.get("/metrics")).text
+
+
+async def test_C8_a_disk_that_is_full(tiny_engine: Any, tmp_path: Path) -> None:
+    """No file of this process may be longer than a MiB for a while."""
+    body = part("purpose", b"batch") + part("file", b"x" * 3 * MIB, "a") + END
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with attacked_uploads(tiny_engine, tmp_path) as attacked:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+        try:
+            refused = await post(attacked, FORM, body)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_failed")
+        assert nothing_is_left(tmp_path)
+        assert (await post(attacked, FORM, body)).status_code == 200
 
 
 def _parts(data: bytes, size: int) -> Iterator[bytes]:

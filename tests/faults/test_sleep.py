@@ -84,6 +84,7 @@ async def test_weights_that_cannot_be_read_again(tmp_path: Path, settings: dict[
         assert (await engine.generate([40, 41], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
 
 
+@pytest.mark.slow
 async def test_a_profile_of_a_real_engine(tmp_path: Path, settings: dict[str, Any]) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     async with Engine(folder, **settings) as engine, anyio.create_task_group() as group:
