@@ -12,6 +12,7 @@ from troupellm.protocol.tools import Tool, ToolUse
 
 Format = dict[str, Any]
 _NUMBER: Final = "[0-9]{1,4}"
+_NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
 
 def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = True) -> GuideSpec | None:
@@ -26,9 +27,9 @@ def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = 
     """
     if not use.tools or not (use.required or use.strict):
         return None
+    if dialect.calls is None and not use.required:
+        return None  # channels have marks that free text would not be allowed
     if dialect.channels is None and dialect.calls is None:
-        if not use.required:
-            return None
         raise InvalidRequest(
             "tool_choice: this model has no known syntax of tool calls; the server must name one with"
             " --tool-call-parser",
@@ -41,7 +42,8 @@ def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = 
         written, syntax = _written(dialect)
         free = {_name(tool): not use.required and _name(tool) not in use.strict for tool in use.tools}
         tags = [_tag(written, syntax, tool, free=free[_name(tool)]) for tool in use.tools]
-        found = _required(written, tags, parallel=use.parallel) if use.required else _optional(written, tags)
+        write = _required if use.required else _optional
+        found = write(written, tags, parallel=use.parallel)
         if found is None:
             return None
         format_ = found
@@ -117,24 +119,35 @@ def _in_channels(channels: Channels, use: ToolUse, *, thoughts: bool) -> Format:
 
 
 def _required(written: Written, tags: list[Format], *, parallel: bool) -> Format:
-    calls: Format = {
+    calls = _row(written, tags, parallel=parallel)
+    around = [_text(written.before), calls, _text(written.after)]
+    elements = [element for element in around if element is not None]
+    return calls if len(elements) == 1 else _sequence(elements)
+
+
+def _row(written: Written, tags: list[Format], *, parallel: bool) -> Format:
+    return {
         "type": "tags_with_separator",
         "tags": tags,
         "separator": written.between,
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
-    around = [_text(written.before), calls, _text(written.after)]
-    elements = [element for element in around if element is not None]
-    return calls if len(elements) == 1 else {"type": "sequence", "elements": elements}
 
 
-def _optional(written: Written, tags: list[Format]) -> Format | None:
-    """Free text in which each call fits; None where calls have no mark of their own, so that a text may begin alike."""
+def _optional(written: Written, tags: list[Format], *, parallel: bool) -> Format | None:
+    """Free text in which each call fits; None where it could not be told from a call."""
+    if written.before:
+        calls = _row(written, tags, parallel=parallel)
+        tag: Format = {"type": "tag", "begin": written.before, "content": calls, "end": written.after}
+        return {"type": "triggered_tags", "triggers": [written.before.split()[0]], "tags": [tag]}
+    if written.call == "{json}":
+        text: Format = {"type": "regex", "pattern": _NO_OBJECT}
+        return {"type": "or", "elements": [_required(written, tags, parallel=parallel), text]}
     first = tags[0]["begin"]
     shared = next((length for length in range(len(first), 0, -1) if _all_begin(tags, first[:length])), 0)
     trigger = first[:shared].partition("\n")[0].partition('{"')[0].rstrip()
-    if not trigger or trigger[0] not in "<[" or written.before:
+    if not trigger or trigger[0] not in "<[":
         return None
     return {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
 

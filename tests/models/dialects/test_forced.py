@@ -1,0 +1,102 @@
+"""Guides for calls, compiled: what they let through is what the family's parser reads, and nothing else fits."""
+
+import json
+
+import pytest
+
+from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
+from troupellm.models.dialects.engine import Parser, plan_of
+from troupellm.models.dialects.forced import calls_guide, calls_or
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.syntax import Channels
+from troupellm.models.guides.backends import make_backend, program_text
+from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.dialect import assemble
+from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.tools import tool_use
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+TOOLS = [
+    {"function": {"name": "count", "parameters": SCHEMA, "strict": True}},
+    {"function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.load(BUILTIN_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def backend(tokenizer):
+    return make_backend("llguidance", tokenizer, tokenizer.size)
+
+
+def fits(backend, tokenizer, guide: GuideSpec, text: str) -> bool:
+    """Whether all of a text can be written under a guide, and may end there."""
+    matcher = backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not matcher.accept([token]) or matcher.error is not None:
+            return False
+    return matcher.accepting or matcher.stopped
+
+
+def written(name: str, call: str, arguments: str) -> str:
+    """One call as a family's grammar has it."""
+    found = TOOL_PARSERS[name]
+    if isinstance(found, Channels):
+        return found.call.replace("{name}", call).replace("{arguments}", arguments)
+    form = found.written
+    body = f'{{"{found.name_keys[0]}": "{call}", "{found.argument_keys[0]}": {arguments}}}'
+    text = form.call.replace("{json}", body).replace("{name}", call).replace("{arguments}", arguments)
+    return form.before + text.replace("{id}", f"functions.{call}:0") + form.after
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
+    dialect = dialect_named(name, "none")
+    guide = calls_guide(dialect, tool_use(TOOLS, "required"), after="", thoughts=False)
+    for call, arguments, good in [
+        ("count", '{"n": 3}', True),
+        ("stop", "{}", True),
+        ("count", "{}", False),
+        ("count", '{"n": "x"}', False),
+        ("other", "{}", False),
+    ]:
+        text = written(name, call, arguments)
+        assert fits(backend, tokenizer, guide, text) is good, text
+        if good:
+            parser = Parser(plan_of(dialect), offer=Offer(TOOLS), new_id=lambda number, name: "x")
+            message = assemble(parser.feed(text) + parser.finish())
+            assert message.content is None
+            (found,) = message.tool_calls
+            assert (found.name, json.loads(found.arguments)) == (call, json.loads(arguments))
+    assert not fits(backend, tokenizer, guide, "Hello.")
+    assert not fits(backend, tokenizer, guide, "")
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+def test_a_strict_tool_is_called_well_or_not_at_all(name: str, backend, tokenizer):
+    guide = calls_guide(dialect_named(name, "none"), tool_use(TOOLS), after="")
+    if name in ("glm4", "openai"):  # where text cannot be told from a call, or has marks of its own
+        assert guide is None
+        return
+    assert fits(backend, tokenizer, guide, "Hello there, [you] <b>and</b> you.")
+    assert fits(backend, tokenizer, guide, written(name, "count", '{"n": 3}'))
+    assert fits(backend, tokenizer, guide, written(name, "stop", '{"anything": [1]}'))
+    assert not fits(backend, tokenizer, guide, written(name, "count", '{"m": 3}'))
+
+
+def test_an_answer_of_some_form_or_a_call(backend, tokenizer):
+    for guide in (
+        GuideSpec(kind="json_schema", source=json.dumps({"type": "array", "items": {"type": "integer"}})),
+        GuideSpec(kind="choice", source='["[1, 2]", "no"]'),
+        GuideSpec(kind="regex", source=r"\[1, 2\]"),
+        GuideSpec(kind="grammar", source='start: "[1, " /2/ "]"'),
+    ):
+        either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), guide)
+        assert fits(backend, tokenizer, either, "[1, 2]")
+        assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))
+        assert not fits(backend, tokenizer, either, written("hermes", "count", '{"n": true}'))
+        assert not fits(backend, tokenizer, either, "Hello.")
