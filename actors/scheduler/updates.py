@@ -174,7 +174,7 @@ class Updates:
 
     def _end_some(self, samplers: list[Sequence], tokens: tuple[int, ...]) -> None:
         """Each has one more token, which may be the last one of some."""
-        self._crowd = _Crowd([])
+        ended = False
         for sequence, token in zip(samplers, tokens, strict=True):
             ends = token in sequence.stop_or_eos or len(sequence.tokens) >= sequence.limit
             if ends or sequence.repetition is not None:
@@ -182,6 +182,9 @@ class Updates:
                 _, finished = accept(sequence, (token,))
                 if finished is not None:
                     self._finish(sequence, finished)
+                    ended = True
+        if ended:
+            self._crowd = _Crowd([])
 
     def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
         """Row by row: ended and preempted sequences, failures, several tokens for a row."""
