@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import jsonschema
 import pytest
+from front_pair import front_pair
 from serving import eventually
 from tiny_model import VOCABULARY
 
@@ -232,3 +233,15 @@ async def test_forced_tokens_wait_for_slow_readers(tiny_engine):
                 tokens += delta.token_ids
                 await anyio.lowlevel.checkpoint()
         assert tuple(tokens) == (await steps_of(engine))[1]
+
+
+async def test_guides_cross_to_fronts_in_processes_of_their_own(tiny_engine):
+    async with tiny_engine() as engine, front_pair(engine) as pair:
+        for guide in GUIDES[:4]:
+            wanted = {"guide": guide, "max_tokens": 120, "seed": 4, "temperature": 1.0}
+            remote, local = await pair.remote.generate([5], **wanted), await engine.generate([5], **wanted)
+            assert remote.choices == local.choices
+            assert remote.choices[0].finish_reason == "stop"
+        with pytest.raises(InvalidRequest, match="uniqueItems") as refused:
+            await pair.remote.generate([5], structured_outputs=StructuredOutputsParams(json={"uniqueItems": True}))
+        assert (refused.value.param, refused.value.code) == ("structured_outputs.json", "invalid_schema")
