@@ -59,7 +59,7 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"{self.field} must be text", param=self.field, code="invalid_type")
         if not self.source and self.kind != "json_object":
             raise InvalidRequest(f"{self.field} must not be empty", param=self.field, code="invalid_schema")
-        if len(self.source) > MAX_SOURCE_BYTES:
+        if self._size() > MAX_SOURCE_BYTES:
             raise InvalidRequest(
                 f"{self.field} must be at most {MAX_SOURCE_BYTES} bytes", param=self.field, code="invalid_schema"
             )
@@ -69,6 +69,15 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
                 param=self.field,
             )
         backend_of(self.backend, self.field)
+
+    def _size(self) -> int:
+        """Bytes of all texts. Raises InvalidRequest for half of a surrogate pair, which has none."""
+        try:
+            return sum(len(text.encode()) for text in (self.source, self.after, self.whitespace_pattern))
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                f"{self.field} has half of a surrogate pair", param=self.field, code="invalid_schema"
+            ) from None
 
 
 def backend_of(name: str, field: str) -> str:

@@ -102,6 +102,8 @@ class _Server:
             return Refused("it is nested too deeply")
         except MemoryError:
             return Refused("it takes too much memory to compile")
+        except Exception:  # libraries raise what they like over the texts of strangers
+            return Refused("it cannot be compiled")
         return Compiled(text=text)
 
     def _backend(self, name: str) -> Backend:

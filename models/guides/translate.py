@@ -4,8 +4,9 @@ Everything here reads text of strangers: it runs in the process that may be kill
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from llguidance import LLMatcher
@@ -19,6 +20,7 @@ _CONTAINERS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 WHITESPACE: Final = r"\r?\n[ \t]{0,40}|[ \t]{1,4}"
 """Between the tokens of JSON: a new line with its indentation, or a little room. Without a bound a weak model stays
 here until its last token."""
+OPTIONS: Final = "x-guidance"
 _MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -64,10 +66,14 @@ def read_json(text: str, depth: int) -> Any:
         elif first in "]}":
             level -= 1
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise GuideError("it has half of a surrogate pair") from None
     except (ValueError, RecursionError) as error:
         text = f"it is no JSON: {error}" if isinstance(error, json.JSONDecodeError) else "it is no JSON"
         raise GuideError(text) from None
+    return value
 
 
 def json_options(spec: GuideSpec) -> dict[str, Any]:
@@ -77,13 +83,25 @@ def json_options(spec: GuideSpec) -> dict[str, Any]:
     return {"whitespace_pattern": spec.whitespace_pattern or WHITESPACE}
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-def _prepared(spec: GuideSpec) -> Any:
+def _prepared(spec: GuideSpec) -> Callable[[Any], Any]:
     """What is done with each schema before it is compiled."""
-    return (lambda schema: schema) if spec.additional_properties else close_objects
+    return without_options if spec.additional_properties else lambda schema: close_objects(without_options(schema))
+
+
+def without_options(schema: Any) -> Any:
+    """The schema without llguidance's own options, one of which passes over keywords that are not supported."""
+    return {name: value for name, value in schema.items() if name != OPTIONS} if isinstance(schema, dict) else schema
 
 
 def _schema(spec: GuideSpec, depth: int) -> Any:

@@ -52,7 +52,10 @@ REFUSED = [
         {"type": "string", "pattern": "("}, {"minimum": "x"}, False,
         {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},
     )),
-    *((guide_field(json=text), "structured_outputs.json") for text in ("{", "nothing", "[" * 60_000, '{"a":' * 60_000)),
+    *((guide_field(json=text), "structured_outputs.json") for text in (
+        "{", "nothing", "[" * 60_000, '{"a":' * 60_000, '{"const": "\\ud800"}', '{"enum": [1e400]}', '{"const": NaN}',
+        '{"const": ' + "9" * 5000 + "}", '{"required": ["\\udc00"]}', '{"not": {}, "x-guidance": {"lenient": true}}',
+    )),
     *((guide_field(regex=text), "structured_outputs.regex") for text in (
         "(", "", "a" * (MAX_SOURCE_BYTES + 1), "(" * 30_000, "[z-a]", "(?=a)b", "(a)\\1", "a\x00", "\\p{Nothing}",
     )),
