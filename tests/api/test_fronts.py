@@ -202,7 +202,7 @@ async def test_sigterm_drains_across_the_fronts(checkpoint, stopped: bool):
         refused = await raw_socket(fronts.server.port)
         with anyio.fail_after(5):
             while b"HTTP/1.1 503" not in refused.seen:
-                await refused.send(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+                await refused.send(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 await refused.read()
         late = await raw_socket(fronts.server.port, http_request("/v1/completions", {"model": "tiny", "prompt": "x"}))
         answer = await late.read_all(5)
