@@ -4,6 +4,7 @@ What was answered once is never asked again: the answers that were on the disk a
 """
 
 import json
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -98,3 +99,14 @@ async def second_server_is_refused(checkpoint: Path, folder: Path) -> None:
     server: ServerProcess
     async with serving_process(checkpoint, "--files-dir", str(folder)) as server:
         assert await server.exit_code(30) == 2
+
+
+@pytest.mark.slow
+async def test_E1_a_batch_does_not_notice_that_its_worker_died(checkpoint: Path, tmp_path: Path) -> None:
+    given = ("--files-dir", str(tmp_path / "files"), "--batch-concurrency", "4")
+    async with ready_process(checkpoint, *given) as server, server.client() as client:
+        batch = await begun(client)
+        await until(client, batch, 5)
+        os.kill(server.workers()[0], signal.SIGKILL)
+        done = await until(client, batch, LINES, "completed")
+        assert done["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
