@@ -11,18 +11,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import StepPlan, StepResult, Ticket
 from troupellm.server.front import HttpFront
+from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.listener import bind
+
+if TYPE_CHECKING:
+    from troupellm.actors.engine import Engine
 
 ANSWER_TOKENS = 1 << 17
 """Longer than any measurement."""
@@ -86,7 +93,7 @@ async def _bare(scope: Any, receive: Any, send: Send, *, chunk: bytes, interval:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    config = ServerConfig(port=0, disable_access_log=True)
+    config = ServerConfig(port=0, disable_access_log=True, api_server_count=args.fronts)
     listener, url = bind(config)
     if args.chunk_bytes:
         chunk = b"data: " + b"x" * max(1, args.chunk_bytes - 8) + b"\n\n"
@@ -94,7 +101,10 @@ async def _serve(args: argparse.Namespace) -> None:
         async def bare(scope: Any, receive: Any, send: Send) -> None:
             await _bare(scope, receive, send, chunk=chunk, interval=args.flush_ms / 1000)
 
-        await _run(Counted(bare), config, listener, url, lambda: 0)
+        if args.stock:
+            await _run_stock(Counted(bare), listener, url)
+        else:
+            await _run(Counted(bare), config, listener, url, lambda: 0)
         return
     from troupellm.actors.engine import Engine
     from troupellm.load_tests.random_model import SHAPES, write_random_model
@@ -113,26 +123,59 @@ async def _serve(args: argparse.Namespace) -> None:
             stall_timeout=0,
         )
         async with engine:
-            await _run(Counted(asgi(engine, config=config)), config, listener, url, lambda: worker.tokens)
+            if args.fronts:
+                await _run_fronts(engine, config, listener, url, lambda: worker.tokens)
+            else:
+                await _run(Counted(asgi(engine, config=config)), config, listener, url, lambda: worker.tokens)
 
 
 async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, tokens: Callable[[], int]) -> None:
-    front, process = HttpFront(app, config, listener), psutil.Process()
+    front = HttpFront(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
-        print(json.dumps({"url": url}), flush=True)
-        while await asyncio.to_thread(sys.stdin.readline):
-            seen = {
-                "sends": app.sends,
-                "bytes": app.sent_bytes,
-                "tokens": tokens(),
-                "cpu": time.process_time(),
-                "wall": time.monotonic(),
-                "rss": process.memory_info().rss,
-            }
-            print(json.dumps(seen), flush=True)
+        await _answer(url, lambda: {"sends": app.sends, "bytes": app.sent_bytes, "tokens": tokens()})
         await front.stop(0.0)
         group.cancel_scope.cancel()
+
+
+async def _run_stock(app: Counted, listener: Any, url: str) -> None:
+    """Behind hypercorn as it comes."""
+    settings = Config()
+    settings.bind = [f"fd://{listener.detach()}"]
+    settings.accesslog = settings.errorlog = None
+    over = asyncio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(serve, app, settings, shutdown_trigger=over.wait))
+        await _answer(url, lambda: {"sends": app.sends, "bytes": app.sent_bytes, "tokens": 0})
+        over.set()
+
+
+async def _run_fronts(
+    engine: "Engine", config: ServerConfig, listener: Any, url: str, tokens: Callable[[], int]
+) -> None:
+    """HTTP in processes of its own, whose sends their readers count."""
+    fleet = FrontFleet(config, listener)
+    async with anyio.create_task_group() as group:
+        await group.start(fleet.run)
+        await fleet.open(engine)
+        await _answer(url, lambda: {"sends": 0, "bytes": 0, "tokens": tokens()})
+        await fleet.stop(0.0)
+        group.cancel_scope.cancel()
+
+
+async def _answer(url: str, counts: Callable[[], dict[str, int]]) -> None:
+    process = psutil.Process()
+    print(json.dumps({"url": url}), flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        fronts = [child.cpu_times() for child in process.children()]
+        seen = {
+            **counts(),
+            "cpu": time.process_time(),
+            "fronts_cpu": sum(times.user + times.system for times in fronts),
+            "wall": time.monotonic(),
+            "rss": process.memory_info().rss,
+        }
+        print(json.dumps(seen), flush=True)
 
 
 def main() -> None:
@@ -140,6 +183,8 @@ def main() -> None:
     parser.add_argument("--readers", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)
     parser.add_argument("--flush-ms", type=float, required=True)
+    parser.add_argument("--fronts", type=int, default=0, help="HTTP in so many processes of its own")
+    parser.add_argument("--stock", action="store_true", help="the bare app behind hypercorn as it comes")
     parser.add_argument("--chunk-bytes", type=int, default=0, help="a bare app that sends chunks of so many bytes")
     anyio.run(_serve, parser.parse_args(), backend_options={"use_uvloop": find_spec("uvloop") is not None})
 

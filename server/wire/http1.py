@@ -6,8 +6,9 @@ import secrets
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
-from hypercorn.events import Closed, Updated
-from hypercorn.protocol.events import Body, EndBody, Response
+from h11._writers import ChunkedWriter
+from hypercorn.events import Closed, RawData, Updated
+from hypercorn.protocol.events import Body, EndBody, Event as StreamEvent, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 
 from troupellm.server.errors import HttpError, answer, bad_request_head, head_timeout
@@ -40,6 +41,14 @@ class Http1(H11Protocol):  # type: ignore[misc]
     async def refuse_slow_head(self, seconds: float) -> None:
         await self._refuse(head_timeout(seconds))
         await self.send(Closed())
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """hypercorn's, but for pieces of a chunked body: h11 would look at each for longer than sending it takes."""
+        if isinstance(event, Body) and isinstance(self.connection._writer, ChunkedWriter):
+            if event.data and self.connection.our_state is h11.SEND_BODY:
+                await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+            return
+        await super().stream_send(event)
 
     async def _handle_events(self) -> None:
         """hypercorn's loop, with pieces of a body that came together handed on together."""
