@@ -240,6 +240,12 @@ async def test_truncation_cuts_either_end(tiny_engine):
         assert (await posted(served, "/v1/chat/completions", chat)).json()["usage"]["prompt_tokens"] == 7
 
 
+def joined(events: list[dict[str, Any]]) -> dict[str, str]:
+    """The message of a streamed answer of one choice."""
+    deltas = [event["choices"][0]["delta"] for event in events]
+    return {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning", "content")}
+
+
 async def test_thinking_has_a_budget(tiny_engine):
     template = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
     budget = {"thinking_token_budget": 6, "max_tokens": 30, "ignore_eos": True, "n": 2, "seed": 1, "temperature": 1}
@@ -258,6 +264,12 @@ async def test_thinking_has_a_budget(tiny_engine):
             assert free["choices"][index]["message"]["reasoning"].startswith(choice["message"]["reasoning"][:-1])
             assert choice["message"]["content"]
             assert not free["choices"][index]["message"]["content"]
+        guided = chat | {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False, "n": 1}
+        for stream in (False, True):
+            answer = await posted(served, "/v1/chat/completions", guided | {"stream": stream})
+            message = answer.json()["choices"][0]["message"] if not stream else joined(events_of(answer.text))
+            assert message["content"].strip() in ("yes", "no")
+            assert message["reasoning"]
         text = {"prompt": "<think>"} | budget | {"echo": True}
         for choice in (await posted(served, "/v1/completions", text)).json()["choices"]:
             assert choice["text"].count("</think>") == 1
