@@ -5,7 +5,7 @@ from array import array
 from troupellm.actors.intake_core import Prepared, Preparer
 from troupellm.actors.prompts import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import PairPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.intake import EmbedsPrompt, PairPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams, PoolingState
 from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
@@ -39,6 +39,12 @@ class PoolingPreparer(Preparer):
 
     def _tokenize(self, prompt: Prompt) -> TokensPrompt:
         """Render, tokenize, cut. Slow for long texts."""
+        if isinstance(prompt, EmbedsPrompt):
+            raise InvalidRequest(
+                "prompt_embeds are for generation: what is pooled are texts or tokens",
+                param="prompt_embeds",
+                code="unsupported_parameter",
+            )
         longest = self._limits.max_model_len
         if isinstance(prompt, PairPrompt):
             return self._tokenize_pair(prompt, longest)

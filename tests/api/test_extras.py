@@ -12,6 +12,7 @@ from serving import events_of, running_server, server_config
 from tokenizers import pre_tokenizers
 
 from troupellm import LLM, Engine, SamplingParams
+from troupellm.actors.embeds import as_embeds
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
 
@@ -366,6 +367,8 @@ async def test_embeddings_of_tokens_give_the_answer_of_the_tokens(tiny_engine, c
             assert caught.value.param == "prompt_embeds"
         with pytest.raises(InvalidRequest):
             await engine.generate("text too", prompt_embeds=table[ids], **options)
+        with pytest.raises(InvalidRequest, match="prompt_embeds are for generation"):
+            await engine.embed([as_embeds(table[ids])])
         if not settings:
             async with front_pair(engine) as pair:
                 with pytest.raises(InvalidRequest, match="caller's own process"):
