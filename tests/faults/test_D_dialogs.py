@@ -92,6 +92,33 @@ async def test_D3_a_background_response_outlives_whoever_asked_for_it(tiny_engin
     assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 300)
 
 
+async def test_D3_whoever_follows_a_background_response_may_leave_it(tiny_engine):
+    body = BODIES["/v1/responses"] | {"background": True, "stream": True}
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+
+        def following():
+            paths = [one.route for one in attacked.served.host.in_flight]
+            return paths.count("/v1/responses/{response_id}")
+
+        first = await attacked.served.raw(http_request("/v1/responses", body))
+        seen = await first.read_until(b"response.in_progress")
+        name = "resp_" + seen.partition(b'"id":"resp_')[2][:32].decode()
+        ask = f"GET /v1/responses/{name}?stream=true&starting_after=1 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+        others = [await attacked.served.raw(ask) for _ in range(3)]
+        for other in others:
+            await other.read_until(b"response.output_text.delta")
+        assert following() == 3
+        for other in others:
+            await other.close()
+        await eventually(lambda: following() == 0)
+        found = (await attacked.client.get(f"/v1/responses/{name}")).json()
+        cancelled = (await attacked.client.post(f"/v1/responses/{name}/cancel")).json()
+        rest = await first.read_until(b"response.failed")
+        await first.close()
+    assert (found["status"], cancelled["status"]) == ("in_progress", "cancelled")
+    assert b"response_cancelled" in rest
+
+
 @pytest.mark.parametrize("after", [0, 20])
 async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, after):
     seats = Seats()
