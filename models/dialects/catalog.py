@@ -89,6 +89,7 @@ _REASONING_RULES: Final[tuple[tuple[str, Callable[[str, str], bool]], ...]] = (
     ("mistral", lambda kind, template: "[THINK]" in template or ("[INST]" in template and "</think>" in template)),
     ("granite", lambda kind, template: "Here is my thought process" in template),
     ("none", lambda kind, template: "think>" not in template),
+    ("granite", lambda kind, template: kind.startswith("granite")),
     ("kimi_k2", lambda kind, template: "<|tool_calls_section_begin|>" in template),
     ("deepseek_v3", lambda kind, template: "<｜Assistant｜>" in template and "thinking" in template),
     ("deepseek_r1", lambda kind, template: "<｜Assistant｜>" in template),

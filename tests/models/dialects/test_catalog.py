@@ -24,6 +24,9 @@ from troupellm.protocol.tools import tool_use
         ("mistral3", "[TOOL_CALLS]name[ARGS] [THINK]", ("mistral_v11", "mistral")),
         ("granite", "<|tool_call|> <|start_of_role|>", ("granite", "none")),
         ("granitemoehybrid", "<tool_call>", ("hermes", "none")),
+        ("granite", "<|tool_call|> Here is my thought process", ("granite", "granite")),
+        ("granite", "<|start_of_role|> <think> <response>", ("granite", "granite")),
+        ("phi3", "<|tool|> <think>", ("phi4_mini_json", "qwen3")),
         ("deepseek_v3", "<｜Assistant｜><｜tool▁calls▁begin｜>```json</think>", ("deepseek_v3", "deepseek_r1")),
         (
             "deepseek_v3",
