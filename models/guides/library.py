@@ -62,22 +62,29 @@ class GuideLibrary:
         key = program.backend, program.text
         with self._lock:
             built = self._built.get(key)
-            if built is None:
-                built = self._backend(program.backend).compile(program.text)
-                self._keep(key, built)
-            else:
+            if built is not None:
                 self._built.move_to_end(key)
+                return built.copy()
+            backend = self._backend(program.backend)
+        built = backend.compile(program.text)  # without the lock: others, whose grammars are built, are in a step
+        with self._lock:
+            if key not in self._built:
+                self._keep(key, built)
             return built.copy()
 
     def mark(self, text: str) -> Mark:
         """What is known of a mark that ends thinking."""
         with self._lock:
             mark = self._marks.get(text)
-            if mark is None:
-                if len(self._marks) >= _MOST_MARKS:
-                    self._marks.clear()
-                mark = self._marks[text] = Mark(text, self._tokens(), self.vocab_width)
-            return mark
+            if mark is not None:
+                return mark
+            tokenizer = self._tokens()
+        mark = Mark(text, tokenizer, self.vocab_width)
+        with self._lock:
+            if len(self._marks) >= _MOST_MARKS:
+                self._marks.clear()
+            self._marks[text] = mark
+        return mark
 
     def _backend(self, name: str) -> Backend:
         backend = self._backends.get(name)

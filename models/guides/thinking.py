@@ -24,7 +24,10 @@ class Mark:
         self._tokens = tokenizer
         open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
         _forbid(open_mask, sorted(tokenizer.eos_token_ids))
-        self._masks = [self._masked(open_mask, known) for known in range(len(self.text))]
+        last = self.text[-1:]
+        pieces = ((token_id, tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.size))
+        beyond = [(token_id, piece) for token_id, piece in pieces if last in piece[:-1]]
+        self._masks = [self._masked(open_mask, known, beyond) for known in range(len(self.text))]
         """By how many of the mark's bytes have been generated."""
 
     def mask(self, known: int) -> Mask:
@@ -41,16 +44,12 @@ class Mark:
                 return length
         return 0
 
-    def _masked(self, open_mask: Mask, known: int) -> Mask:
+    def _masked(self, open_mask: Mask, known: int, beyond: Sequence[tuple[int, bytes]]) -> Mask:
+        """beyond: the tokens that may hold the mark's end and more."""
         before, mark = self.text[:known], self.text
-        too_long = []
-        for token_id in range(self._tokens.size):
-            piece = self._tokens.token_bytes(token_id)
-            if len(piece) < len(mark) - known + 1 or mark[-1] not in piece:
-                continue
-            place = (before + piece).find(mark)
-            if 0 <= place < known + len(piece) - len(mark):
-                too_long.append(token_id)
+        too_long = [
+            token_id for token_id, piece in beyond if 0 <= (before + piece).find(mark) < known + len(piece) - len(mark)
+        ]
         if not too_long:
             return open_mask
         mask = open_mask.copy()
