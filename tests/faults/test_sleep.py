@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+import tiny_encoder
 from engines import SETTINGS
 from tiny_model import write_tiny_model
 
@@ -123,3 +124,17 @@ async def test_a_worker_process_gives_its_memory_back(tmp_path: Path) -> None:
         assert process.memory_info().rss > 0.9 * awake
         after = await engine.generate([40, 41], max_tokens=5, ignore_eos=True, temperature=0.0)
         assert after.token_ids == before.token_ids
+
+
+@pytest.mark.slow
+async def test_an_encoder_sleeps_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """It has no KV cache to give back, and makes the same vectors afterwards."""
+    folder = tmp_path / "encoder"
+    tiny_encoder.write_encoder(folder, tiny_encoder.bert, pooling="mean_tokens")
+    async with Engine(folder, **settings) as engine:
+        before = await engine.embed("one two three")
+        for level in (1, 2):
+            await engine.sleep(level)
+            assert engine.is_sleeping
+            await engine.wake()
+            assert await engine.embed("one two three") == before
