@@ -178,3 +178,14 @@ async def test_a_server_process_sleeps_by_key_and_by_socket(
             assert (await socket.post("/log_level", json={"level": "error"})).json() == {"level": "error"}
             assert (await get(client, "/log_level")) == {"level": "error"}
             assert (await socket.get("/v1/models")).status_code == 404
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream)
+                await server.until(lambda: server.metric("troupellm_requests_running"), 1)
+                assert await post(client, "/abort_requests", json={"all": True}) == {"aborted": 1}
+            assert '"code":"request_aborted"' in got[-1]
+            paused = await post(client, "/pause?mode=keep")
+            assert paused["is_paused"]
+            with anyio.fail_after(10):
+                while (await client.get("/readyz")).status_code != 503:  # noqa: ASYNC110 - fronts hear of it
+                    await anyio.sleep(0.02)
+            await post(client, "/resume")
