@@ -28,7 +28,7 @@ from troupellm.server.http_side import HttpSide
 
 logger = logging.getLogger("troupellm.server")
 
-FAREWELL_SECONDS = 1.0
+FAREWELL_SECONDS = 0.7
 """What streams get, after the drain, to write their last event."""
 CUT_SECONDS = 1.8
 """After the drain, farewells and closing included."""
