@@ -20,8 +20,9 @@ QUESTION = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": T
 PACE = {"ODD_STEP_SECONDS": "0.01"}
 GRACE_SECONDS = 2.0
 ABORT_SECONDS = 1.0
-NOTICE_SECONDS = 0.5
-"""What the tests allow for seeing the end of a process, beside the bound on the process itself."""
+NOTICE_SECONDS = 5.0
+"""What a busy machine may take until a test sees the end of a process. The bound is held by the process itself: its own
+timer ends it at the latest, with another exit code where everything should have gone well."""
 
 
 class Answers:
