@@ -36,8 +36,7 @@ STREAMS = 32
 LENGTH = 150
 GONE_SECONDS = 2.0
 DETECTED_SECONDS = 10.0
-"""The row wants one second, which this prints; the bound tells what waits for a deadline of minutes from a busy machine.
-"""
+"""The row wants one second, which this prints; the bound tells a busy machine from who waits for a deadline."""
 SPARE_SECONDS = 60.0
 """Another interpreter that imports torch, on a busy machine."""
 SUPPORT = Path(__file__).parents[1] / "support"
