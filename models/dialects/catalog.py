@@ -5,7 +5,6 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from troupellm.models.dialects.deepseek import DEEPSEEK_R1, DEEPSEEK_THINK, DEEPSEEK_V3, DEEPSEEK_V31
-from troupellm.models.dialects.engine import plan_of
 from troupellm.models.dialects.glm import GLM4, GLM45
 from troupellm.models.dialects.granite import GRANITE, GRANITE_FUNCTIONS, GRANITE_THINK
 from troupellm.models.dialects.hermes import HERMES, THINK
@@ -14,6 +13,7 @@ from troupellm.models.dialects.kimi import KIMI_K2, KIMI_THINK
 from troupellm.models.dialects.llama import LFM2, LLAMA_JSON, PYTHONIC
 from troupellm.models.dialects.mistral import MISTRAL, MISTRAL_NEW, MISTRAL_THINK
 from troupellm.models.dialects.phi import PHI4_MINI
+from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.qwen import QWEN_CODER
 from troupellm.models.dialects.syntax import CallSyntax, Channels, Dialect, Thinking
 from troupellm.protocol.errors import ConfigError

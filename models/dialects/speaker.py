@@ -8,10 +8,11 @@ import msgspec
 
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
-from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start, plan_of
+from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
 from troupellm.models.dialects.forced import calls_guide, calls_or
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
 from troupellm.models.tokenizer import Tokenizer, read_json

@@ -8,8 +8,9 @@ from hypothesis import given, settings, strategies as st
 from recorded_dialects import CASES, TOOLS, Case, plain_calls
 
 from troupellm.models.dialects.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
-from troupellm.models.dialects.engine import Parser, plan_of
+from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.source import MOST_HELD
 from troupellm.models.dialects.syntax import Dialect, marks_of
 from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble as join

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
-from troupellm.models.dialects.engine import Parser, plan_of
+from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.forced import calls_guide, calls_or
 from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Channels
 from troupellm.models.guides.backends import make_backend, program_text
 from troupellm.models.source import BUILTIN_FOLDER
