@@ -8,13 +8,16 @@ import anyio
 import pytest
 from engines import SETTINGS
 from front_pair import front_pair
+from meddler import Seats
 from serving import events_of, running_server, server_config
 from tokenizers import pre_tokenizers
 
 from troupellm import LLM, Engine, SamplingParams
 from troupellm.actors.embeds import as_embeds
+from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
+from troupellm.protocol.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
 
@@ -373,6 +376,42 @@ async def test_embeddings_of_tokens_give_the_answer_of_the_tokens(tiny_engine, c
             async with front_pair(engine) as pair:
                 with pytest.raises(InvalidRequest, match="caller's own process"):
                     await pair.remote.generate(prompt_embeds=table[ids], **options)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+async def test_embeddings_survive_preemption_and_the_loss_of_the_worker(tiny_engine, checkpoint, caching):
+    from safetensors.numpy import load_file
+
+    table = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    prompts = [[40 + number, *range(9, 21), 3] for number in range(7)]
+    options = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    async with tiny_engine() as engine:
+        wanted = [(await engine.generate(ids, **options)).token_ids for ids in prompts]
+    seats, steps = Seats(), [0]
+    settings = {"num_gpu_blocks_override": 26, "block_size": 4, "enable_prefix_caching": caching, "max_model_len": 96}
+    async with tiny_engine(worker=seats, **settings) as engine:
+
+        def die_now_and_then(plan: StepPlan) -> None:
+            steps[0] += 1
+            if steps[0] in (9, 40):
+                raise WorkerGone("somebody killed it", fault=False)
+
+        seats.worker.on_launch = die_now_and_then
+        found: dict[int, tuple[int, ...]] = {}
+
+        async def ask(number: int) -> None:
+            completion = await engine.generate(prompt_embeds=table[prompts[number]], n=1 + number % 2, **options)
+            assert len({choice.token_ids for choice in completion.choices}) == 1
+            found[number] = completion.token_ids
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for number in range(len(prompts)):
+                    group.start_soon(ask, number)
+        snapshot = engine.snapshot().scheduler
+        assert [found[number] for number in range(len(prompts))] == wanted
+        assert snapshot.preemptions > 0
+        assert snapshot.worker_losses == 2
 
 
 def test_scripts_give_embeddings_and_templates_too(checkpoint):
