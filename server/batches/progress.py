@@ -12,7 +12,8 @@ import msgspec
 
 from troupellm.protocol.batch import Batch, BatchResult, BatchStatus, FileObject
 from troupellm.server.batches.lines import failed, is_good
-from troupellm.server.batches.store import BATCH, Store, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.batches.rows import BATCH, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.batches.store import Store
 from troupellm.server.batches.upload import new_name
 from troupellm.server.offload import offload
 

@@ -16,9 +16,24 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from troupellm.protocol.batch import OVER, Batch, FileObject, Purpose, RequestCounts
+from troupellm.protocol.batch import Batch, FileObject
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import Conflict, EngineOverloaded, InvalidRequest
+from troupellm.server.batches.rows import (
+    BATCH,
+    FILE,
+    OVER_STATUSES,
+    add_usage,
+    as_batch,
+    as_file,
+    count,
+    find_batch,
+    page_clauses,
+    place_of,
+    save_batch,
+    sync_folder,
+    usage,
+)
 from troupellm.server.batches.schema import CONTENT, INCOMING, open_database
 from troupellm.server.errors import HttpError
 from troupellm.server.offload import offload
@@ -93,7 +108,8 @@ class Store:
             if self.find_file(database, owner, file_id) is None:
                 return False
             used = database.execute(
-                f"SELECT 1 FROM batches WHERE owner = ? AND input = ? AND status NOT IN {_OVER}", (owner, file_id)
+                f"SELECT 1 FROM batches WHERE owner = ? AND input = ? AND status NOT IN {OVER_STATUSES}",
+                (owner, file_id),
             ).fetchone()
             if used is not None:
                 raise Conflict("a batch that is not over yet reads this file", code="file_in_use")
@@ -109,16 +125,16 @@ class Store:
         """
 
         def read(database: sqlite3.Connection) -> Page:
-            place = _place(database, "files", owner, after)
-            clauses, values = _clauses(place, newest=newest)
+            place = place_of(database, "files", owner, after)
+            clauses, values = page_clauses(place, newest=newest)
             if purpose is not None:
                 clauses, values = clauses + " AND purpose = ?", [*values, purpose]
             rows = database.execute(
-                f"SELECT {_FILE} FROM files WHERE owner = ? AND (expires IS NULL OR expires > ?) {clauses} "
+                f"SELECT {FILE} FROM files WHERE owner = ? AND (expires IS NULL OR expires > ?) {clauses} "
                 f"ORDER BY number {'DESC' if newest else 'ASC'} LIMIT ?",
                 (owner, time.time(), *values, limit + 1),
             ).fetchall()
-            return Page([_file(row) for row in rows[:limit]], len(rows) > limit)
+            return Page([as_file(row) for row in rows[:limit]], len(rows) > limit)
 
         return await self.do(read)
 
@@ -128,7 +144,7 @@ class Store:
         def write(database: sqlite3.Connection) -> None:
             rows = database.execute(
                 "SELECT id FROM files WHERE expires <= ? AND NOT EXISTS "
-                f"(SELECT 1 FROM batches WHERE input = files.id AND status NOT IN {_OVER})",
+                f"(SELECT 1 FROM batches WHERE input = files.id AND status NOT IN {OVER_STATUSES})",
                 (time.time(),),
             ).fetchall()
             for (file_id,) in rows:
@@ -154,7 +170,7 @@ class Store:
                 message = "input_file_id must name an uploaded file with purpose batch"
                 raise InvalidRequest(message, param="input_file_id", code="invalid_file")
             (unfinished,) = database.execute(
-                f"SELECT count(*) FROM batches WHERE owner = ? AND status NOT IN {_OVER}", (owner,)
+                f"SELECT count(*) FROM batches WHERE owner = ? AND status NOT IN {OVER_STATUSES}", (owner,)
             ).fetchone()
             if unfinished >= self.config.max_batches:
                 raise EngineOverloaded(
@@ -168,7 +184,7 @@ class Store:
                 ),
             )  # fmt: skip
             database.execute(
-                f"DELETE FROM batches WHERE owner = ? AND status IN {_OVER} AND number <= "
+                f"DELETE FROM batches WHERE owner = ? AND status IN {OVER_STATUSES} AND number <= "
                 "(SELECT number FROM batches WHERE owner = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
                 (owner, owner, KEPT_BATCHES),
             )
@@ -176,7 +192,7 @@ class Store:
         await self.do(write)
 
     async def batch(self, owner: str, batch_id: str) -> Batch | None:
-        return await self.do(lambda database: _find_batch(database, owner, batch_id))
+        return await self.do(lambda database: find_batch(database, owner, batch_id))
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> Page:
         """
@@ -185,7 +201,7 @@ class Store:
         """
 
         def read(database: sqlite3.Connection) -> Page:
-            clauses, values = _clauses(_place(database, "batches", owner, after), newest=True)
+            clauses, values = page_clauses(place_of(database, "batches", owner, after), newest=True)
             rows = database.execute(
                 f"SELECT {BATCH} FROM batches WHERE owner = ? {clauses} ORDER BY number DESC LIMIT ?",
                 (owner, *values, limit + 1),
@@ -201,7 +217,7 @@ class Store:
         """
 
         def write(database: sqlite3.Connection) -> Batch | None:
-            batch = _find_batch(database, owner, batch_id)
+            batch = find_batch(database, owner, batch_id)
             if batch is None or batch.status in ("cancelling", "cancelled"):
                 return batch
             if batch.status not in ("validating", "in_progress"):
@@ -252,10 +268,10 @@ class Store:
 
     def find_file(self, database: sqlite3.Connection, owner: str, file_id: str) -> FileObject | None:
         row = database.execute(
-            f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
+            f"SELECT {FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
             (file_id, owner, time.time()),
         ).fetchone()
-        return None if row is None else _file(row)
+        return None if row is None else as_file(row)
 
     def insert_file(self, database: sqlite3.Connection, owner: str, file: FileObject, written: Path) -> None:
         """Its bytes are in `written`, and on the disk."""
@@ -287,79 +303,3 @@ class Store:
         if usage(database, owner) + size > self.config.max_stored_bytes:
             most = self.config.max_stored_bytes
             raise EngineOverloaded(f"files may have {most} bytes together: delete some", retry_after=60.0)
-
-
-_FILE = "id, bytes, created, expires, filename, purpose"
-BATCH = "body, total, completed, failed"
-_OVER = "(" + ", ".join(f"'{status}'" for status in sorted(OVER)) + ")"
-
-
-def usage(database: sqlite3.Connection, owner: str) -> int:
-    """Bytes of an owner's files, and of what its batches have answered so far."""
-    row = database.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
-    return 0 if row is None else int(row[0])
-
-
-def add_usage(database: sqlite3.Connection, owner: str, size: int) -> None:
-    database.execute(
-        "INSERT INTO usage (owner, bytes) VALUES (?, ?) "
-        "ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes",
-        (owner, size),
-    )
-
-
-def count(database: sqlite3.Connection, name: str, number: int = 1) -> None:
-    """Add to a counter that lasts."""
-    database.execute(
-        "INSERT INTO counts (name, number) VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET number = number + excluded.number",
-        (name, number),
-    )
-
-
-def save_batch(database: sqlite3.Connection, batch: Batch) -> None:
-    """Its counts are kept beside it."""
-    database.execute(
-        "UPDATE batches SET status = ?, body = ? WHERE id = ?", (batch.status, msgspec.json.encode(batch), batch.id)
-    )
-
-
-def as_batch(row: tuple[bytes, int, int, int]) -> Batch:
-    body, total, completed, failed = row
-    counts = RequestCounts(total=total, completed=completed, failed=failed)
-    return msgspec.structs.replace(msgspec.json.decode(body, type=Batch), request_counts=counts)
-
-
-def sync_folder(folder: Path) -> None:
-    """A name that was given or taken is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _find_batch(database: sqlite3.Connection, owner: str, batch_id: str) -> Batch | None:
-    row = database.execute(f"SELECT {BATCH} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
-    return None if row is None else as_batch(row)
-
-
-def _file(row: tuple[str, int, int, int | None, str, str]) -> FileObject:
-    file_id, size, created, expires, filename, purpose = row
-    known: Purpose = "batch" if purpose == "batch" else "batch_output"
-    return FileObject(
-        id=file_id, bytes=size, created_at=created, expires_at=expires, filename=filename, purpose=known
-    )  # fmt: skip
-
-
-def _place(database: sqlite3.Connection, table: str, owner: str, after: str | None) -> int | None:
-    if after is None:
-        return None
-    row = database.execute(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
-    if row is None:
-        raise InvalidRequest("after names nothing that is there", param="after")
-    return int(row[0])
-
-
-def _clauses(place: int | None, *, newest: bool) -> tuple[str, list[object]]:
-    return ("", []) if place is None else (f"AND number {'<' if newest else '>'} ?", [place])
