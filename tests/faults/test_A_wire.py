@@ -2,15 +2,20 @@
 
 import json
 import time
+from functools import partial
 
 import anyio
+import canary
 import h2.errors
 import pytest
-from canary import resident_bytes, under_attack
+from canary import resident_bytes
 from serving import http_request, server_config
 from stranger_http2 import StrangerHttp2
 
 pytestmark = pytest.mark.anyio
+
+under_attack = partial(canary.under_attack, canary_tokens=24)
+"""Short songs: there are many attacks."""
 
 SHAPE = {"message", "type", "param", "code"}
 BODY = b'{"model": "tiny", "prompt": "x", "max_tokens": 1}'

@@ -2,17 +2,21 @@
 
 import statistics
 import time
+from functools import partial
 
 import anyio
+import canary
 import httpx
 import pytest
-from canary import under_attack
 from serving import server_config
 
 from troupellm.server.auth import Gate
 from troupellm.server.errors import HttpError
 
 pytestmark = pytest.mark.anyio
+
+under_attack = partial(canary.under_attack, canary_tokens=24)
+"""Short songs: there are many attacks."""
 
 PROBES = {"/health", "/readyz", "/livez", "/startupz", "/ping"}
 
