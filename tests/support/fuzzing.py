@@ -54,4 +54,6 @@ def _narrow(schema: dict[str, Any], models: list[str]) -> None:
         if name in fields:
             fields[name] = _FEW
             needed.add(name)
+    if "queue_timeout" in fields:  # who asks not to wait at all is told 503, rightly
+        fields["queue_timeout"] = {"type": "number", "minimum": 30}
     schema["required"] = sorted(needed)
