@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from simulator.faults import GUIDE_FAULTS, PROCESS_FAULTS, Fault
+from simulator.faults import GUIDE_FAULTS, PROCESS_FAULTS, PROCESS_LOSSES, Fault
 from simulator.model import ToyGuide
 from simulator.workload import Ask, Scenario, draw_scenario
 from troupellm.protocol.config import TenantConfig
@@ -50,8 +50,11 @@ def extended(scenario: Scenario, random: Random) -> Scenario:
     if random.random() < 0.5 and not pressure.torch:
         pressure = msgspec.structs.replace(pressure, process=True, spare=random.random() < 0.5)
         for _ in range(random.choice((0, 1, 1, 2)) if faults else 0):
-            kind = random.choice(PROCESS_FAULTS)
-            faults = (*faults, Fault("process", kind, 1 + int(random.expovariate(0.2))))
+            kind, at = random.choice(PROCESS_FAULTS), 1 + int(random.expovariate(0.2))
+            if kind in PROCESS_LOSSES:
+                faults = (*faults, Fault("process", kind, at))
+            else:  # what can only go wrong with a successor
+                faults = (*faults, Fault("process", kind, 1), Fault("process", "signal", at))
     return msgspec.structs.replace(scenario, pressure=pressure, asks=asks, faults=faults, config=config)
 
 
