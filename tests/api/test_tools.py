@@ -205,10 +205,7 @@ async def test_the_parser_may_be_named_or_left_out():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("mistral", "deepseek_v3", "kimi_k2") else pytest.mark.slow)
-        for name in sorted(TOOL_PARSERS)
-    ],
+    [pytest.param(name, marks=() if name == "kimi_k2" else pytest.mark.slow) for name in sorted(TOOL_PARSERS)],
 )
 async def test_every_syntax_forced_gives_calls_that_validate(name):
     """The built-in model is made to write as every family does; what it writes is read as calls again."""

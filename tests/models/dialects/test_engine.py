@@ -68,7 +68,7 @@ def test_recorded_text_in_single_characters_is_the_same(case: Case):
 
 
 @given(case=st.sampled_from(CASES), places=st.lists(st.integers(0, 10_000), max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
     dialect = dialect_named(case.tool_parser, case.reasoning_parser)
     whole, states = run(dialect, [case.text], case.start)
@@ -83,7 +83,7 @@ def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
     start=st.sampled_from(["free", "thinking", "answer"]),
     special=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text_in_any_cut_is_the_same(
     pair: tuple[str, str], words: list[str], places: list[int], start: str, special: bool
 ):
