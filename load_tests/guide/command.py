@@ -102,6 +102,7 @@ async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> 
 
     settings: dict[str, Any] = {"num_threads": args.threads or os.cpu_count() or 1, "device": "cpu"}
     settings["worker_process"] = not args.embedded
+    settings["enable_prefix_caching"] = False  # both sides have the same prompts
     async with Engine(folder, **settings) as engine:
         ratios = [await _ratio(engine, args, name, batch) for batch in args.batches]
         return ratios, await _first_tokens(engine, args, name)
@@ -119,30 +120,27 @@ async def _ratio(engine: "Engine", args: argparse.Namespace, name: str, batch: i
 
 
 async def _round(engine: "Engine", batch: int, output_len: int, guide: "GuideSpec | None", seed: int) -> float:
-    """Seconds per output token after the first, over the requests of a batch."""
-    times: list[float] = []
+    """Seconds per output token, from when all requests of a batch have begun; the median over them."""
+    pieces: list[list[tuple[float, int]]] = []
+    """Per request, when each piece came, and how many tokens there were with it."""
 
     async def read(number: int) -> None:
         source = random.Random(1000 * seed + number)
         prompt = [source.randrange(3, 250) for _ in range(_PROMPT_TOKENS)]
-        options: dict[str, Any] = {
-            "max_tokens": output_len,
-            "temperature": 1.0,
-            "seed": number,
-            "ignore_eos": True,
-            "guide": guide,
-        }
-        async with engine.stream(prompt, **options) as stream:
-            await anext(stream)
-            first = time.perf_counter()
-            async for _ in stream:
-                pass
-            times.append((time.perf_counter() - first) / (output_len - 1))
+        options: dict[str, Any] = {"max_tokens": output_len, "temperature": 1.0, "seed": number, "ignore_eos": True}
+        count, own = 0, []
+        async with engine.stream(prompt, guide=guide, **options) as stream:
+            async for delta in stream:
+                count += len(delta.token_ids)
+                own.append((time.perf_counter(), count))
+        pieces.append(own)
 
     async with anyio.create_task_group() as group:
         for number in range(batch):
             group.start_soon(read, number)
-    return median(times)
+    begun = max(own[0][0] for own in pieces)
+    spans = [(next(piece for piece in own if piece[0] >= begun), own[-1]) for own in pieces if own[-1][0] > begun]
+    return median((last[0] - first[0]) / (last[1] - first[1]) for first, last in spans if last[1] > first[1])
 
 
 async def _first_tokens(engine: "Engine", args: argparse.Namespace, name: str) -> FirstToken:
