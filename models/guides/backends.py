@@ -1,6 +1,7 @@
 """The backends by name, and the check that a grammar can begin."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,8 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
         GuideError: the backend is not installed, or cannot read this tokenizer.
     """
     if name == "xgrammar":
+        if find_spec("xgrammar") is None:
+            raise GuideError("the backend xgrammar is not installed")
         from troupellm.models.guides.xgrammar_backend import XGrammar
 
         return XGrammar(tokenizer, masked_tokens(tokenizer, vocab_width), num_threads)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -98,10 +97,8 @@ class XGrammar:
             num_tokens: that masks speak of.
 
         Raises:
-            GuideError: it is not installed, or this model has no end token or tokens that are no plain bytes.
+            GuideError: this model has no end token, or tokens that are no plain bytes.
         """
-        if find_spec("xgrammar") is None:
-            raise GuideError("the backend xgrammar is not installed")
         import xgrammar
 
         if tokenizer.form == "other" or not tokenizer.eos_token_ids:
