@@ -3,12 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from math import sqrt
-from operator import mul
 from typing import Any
 
 import msgspec
 
+from troupellm.actors.cosines import cosines
 from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
@@ -193,19 +192,13 @@ class PoolingDoor(ABC):
         prompts = [_cut(prompt, truncation) for prompt in (*first, *second)]
         pooled = await self.pool_all(prompts, _for_task(params, "embed"), **options)
         ones, others = pooled[: len(first)], pooled[len(first) :]
-        vectors = [one.values for one in ones]
+        scores = await cosines([one.vector for one in ones], [other.vector for other in others])
         scored = []
-        for index, other in enumerate(others):
+        for index, (other, score) in enumerate(zip(others, scores, strict=True)):
             place = index if len(ones) > 1 else 0
             tokens = other.usage.prompt_tokens + (ones[place].usage.prompt_tokens if place == index else 0)
-            scored.append(Scored(cosine(vectors[place], other.values), tokens, other.quota))
+            scored.append(Scored(score, tokens, other.quota))
         return scored
-
-
-def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Of the angle between two vectors of the same length; 0 where one of them is zero."""
-    length = sqrt(sum(map(mul, first, first)) * sum(map(mul, second, second)))
-    return sum(map(mul, first, second)) / length if length else 0.0
 
 
 def _for_task(params: PoolingParams | None, task: str) -> PoolingParams:

@@ -42,12 +42,25 @@ class ThinkingWatch:
                 self._next = min(self._next + 1, len(self._forced) - 1)
             self._used += 1
             if self._says(self._ends):
-                self.thinking, self._next = False, 0
+                self.thinking, self._forced, self._next = False, self._ends[0], 0
+            elif self._used == self._budget:
+                self._forced, self._next = self._begun()
 
     @property
     def forced(self) -> int | None:
         """The only token that may come next; None when any may."""
         return self._forced[self._next] if self.thinking and self._used >= self._budget else None
+
+    def _begun(self) -> tuple[list[int], int]:
+        """The end mark that the model is writing itself, to be written to its end, and how much of it is there."""
+        recent = list(self._recent)[-self._used :] if self._used else []
+        best = self._ends[0], 0
+        for mark in self._ends:
+            for length in range(min(len(mark) - 1, len(recent)), best[1], -1):
+                if recent[-length:] == mark[:length]:
+                    best = mark, length
+                    break
+        return best
 
     def _says(self, marks: Sequence[Sequence[int]]) -> bool:
         recent = list(self._recent)

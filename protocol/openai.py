@@ -299,6 +299,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    """In the first chunk, where token ids are asked for."""
 
 
 class TextChunkChoice(msgspec.Struct, kw_only=True):
@@ -308,6 +310,8 @@ class TextChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    """In the first chunk of each choice, where token ids are asked for."""
 
 
 class TextChunk(msgspec.Struct, kw_only=True):

@@ -15,6 +15,9 @@ from troupellm.server.offload import offload
 from troupellm.server.unknown_fields import UnknownFields
 
 MAX_DEPTH = 64
+MAX_CONTAINERS = 200_000
+"""Objects and lists of one body: like short strings they cost far more than their bytes, and hold up all threads."""
+MAX_STRINGS = 500_000
 INLINE_BYTES = 65_536
 """Larger bodies are decoded on a thread, so that they do not hold the event loop."""
 
@@ -94,7 +97,8 @@ async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | 
     """Decode into `kind`; the time is linear in the size. What `kind` does not have is told to `unknown`.
 
     Raises:
-        InvalidRequest: not strict JSON, nested deeper than 64, a repeated key, or not what the API takes.
+        InvalidRequest: not strict JSON, too many strings, objects or lists, nested deeper than 64, a repeated key, or
+            not what the API takes.
     """
     if len(raw) > INLINE_BYTES:
         return await offload(decode_json, raw, kind, unknown)
@@ -102,6 +106,7 @@ async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | 
 
 
 def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
+    bare = _bare(raw)
     try:
         tree = msgspec.json.decode(raw)
     except RecursionError:
@@ -111,7 +116,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
         raise invalid_json(f"the request body is not valid JSON: {text}") from None
     keys = _count_keys(tree)
     # JSON text has one colon outside strings per key, and a decoded object keeps one of equal keys.
-    if keys != _STRING.sub(b"", raw).count(b":"):
+    if keys != bare.count(b":"):
         raise invalid_json("the request body has an object with the same key twice")
     if unknown is not None:
         unknown.report(tree, kind)
@@ -119,6 +124,21 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error), "the request body") from None
+
+
+def _bare(raw: bytes) -> bytes:
+    """The text without its strings.
+
+    Raises:
+        InvalidRequest: more strings, objects or lists than a body may have.
+    """
+    # Two for each string, or one where it ends with a backslash of its own; quotes inside of strings are none of them.
+    if raw.count(b'"') - raw.count(b'\\"') > 2 * MAX_STRINGS:
+        raise invalid_json(f"the request body has more than {MAX_STRINGS} strings")
+    bare = _STRING.sub(b"", raw)
+    if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
+        raise invalid_json(f"the request body has more than {MAX_CONTAINERS} objects and lists")
+    return bare
 
 
 def _count_keys(tree: Any) -> int:

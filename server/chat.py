@@ -98,7 +98,8 @@ class _Answer:
 
 
 class _Chunks:
-    """Encodes the events of one stream. The first piece of each choice is its role, in the same send as its text."""
+    """Encodes the events of one stream. The first piece of each choice is its role, in the same send as its text; the
+    very first has the prompt's token ids too, where they are wanted."""
 
     def __init__(self, answer: _Answer, turn: Turn) -> None:
         self._fingerprint = answer.fingerprint
@@ -125,9 +126,10 @@ class _Chunks:
         usage = self._running_usage() if self._continuous else None
         data = b""
         if event.index not in self._introduced:
+            prompt = self._turn.prompt_token_ids if self._show_ids and not self._introduced else None
             self._introduced.add(event.index)
             role = ChatChunkChoice(index=event.index, delta=ChatDelta(role="assistant", content=""))
-            data = self._encoder.choice(role, usage=usage)
+            data = self._encoder.choice(role, usage=usage, prompt_token_ids=prompt)
             if self._echo:
                 echo = ChatChunkChoice(index=event.index, delta=ChatDelta(content=self._echo))
                 data += self._encoder.choice(echo, usage=usage)

@@ -102,7 +102,7 @@ class ChoiceWriter:
             logprobs=logprobs,
             finish_reason="length" if self.scoring else choice.finish_reason,
             stop_reason=None if self.scoring else choice.stop_reason,
-            token_ids=choice.token_ids if self._show_ids else UNSET,
+            token_ids=(() if self.scoring else choice.token_ids) if self._show_ids else UNSET,
             prompt_token_ids=completion.prompt_token_ids if self._show_ids else UNSET,
             prompt_logprobs=prompt_logprobs(completion.prompt_logprobs or ()) if shown else UNSET,
         )
@@ -112,16 +112,17 @@ class ChoiceWriter:
         index = number * self._n + delta.index
         reason = finish_reason(delta)
         self._generated += len(delta.token_ids)
-        data = b""
+        data, prompt = b"", None
         if index not in self._offsets:
             self._offsets[index] = self._new_offsets(echo)
+            prompt = stream.prompt_token_ids if self._show_ids else None
             if echo is not None:
-                data = self._echo_chunk(index, stream, echo)
+                data, prompt = self._echo_chunk(index, stream, echo, prompt), None
         if self.scoring:
             delta = Delta(index=delta.index, finish_reason=delta.finish_reason)
             reason = "length" if reason else None
         usage = self._running_usage(stream)
-        show_ids = self._show_ids and bool(delta.token_ids)
+        show_ids = (self._show_ids and bool(delta.token_ids)) or prompt is not None
         if reason is None and not delta.logprobs and not show_ids and usage is None:
             return data + self._encoder.text(index, delta.text) if delta.text else data
         logprobs = text_logprobs(delta.logprobs, self._offsets[index], as_ids=self._as_ids)
@@ -132,17 +133,26 @@ class ChoiceWriter:
             finish_reason=reason,
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._show_ids else UNSET,
+            prompt_token_ids=UNSET if prompt is None else prompt,
         )
         return data + self._encoder.choice(choice, usage=usage, fingerprint=self._fingerprint if reason else None)
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         return self._encoder.usage(usage, fingerprint=self._fingerprint)
 
-    def _echo_chunk(self, index: int, stream: Stream, echo: PromptEcho) -> bytes:
-        if self.request.logprobs is None:
+    def _echo_chunk(self, index: int, stream: Stream, echo: PromptEcho, prompt: Sequence[int] | None) -> bytes:
+        logprobs = None
+        if self.request.logprobs is not None:
+            logprobs = echo.logprobs(stream.prompt_logprobs, stream.prompt_token_ids)
+        elif prompt is None:
             return self._encoder.text(index, echo.text)
-        logprobs = echo.logprobs(stream.prompt_logprobs, stream.prompt_token_ids)
-        choice = TextChoice(index=index, text=echo.text, logprobs=logprobs, finish_reason=None)
+        choice = TextChoice(
+            index=index,
+            text=echo.text,
+            logprobs=logprobs,
+            finish_reason=None,
+            prompt_token_ids=UNSET if prompt is None else prompt,
+        )
         return self._encoder.choice(choice, usage=self._running_usage(stream))
 
     def _new_offsets(self, echo: PromptEcho | None) -> TextOffsets:

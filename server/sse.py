@@ -7,7 +7,7 @@ not per byte, so whatever one wake of a stream brings goes out in one send.
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -147,15 +147,26 @@ class ChunkEncoder:
             self._prefixes[index] = prefix
         return prefix + _encode(text) + self._text_after
 
-    def choice(self, choice: object, *, fingerprint: str | None = None, usage: object = None) -> bytes:
+    def choice(
+        self,
+        choice: object,
+        *,
+        fingerprint: str | None = None,
+        usage: object = None,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> bytes:
         """A chunk with any choice object."""
-        return self._chunk(_encode(choice), fingerprint, usage)
+        return self._chunk(_encode(choice), fingerprint, usage, prompt_token_ids)
 
     def usage(self, usage: object, *, fingerprint: str | None = None) -> bytes:
         """The extra chunk that has usage and no choices."""
         return self._chunk(b"", fingerprint, usage)
 
-    def _chunk(self, choices: bytes, fingerprint: str | None, usage: object) -> bytes:
+    def _chunk(
+        self, choices: bytes, fingerprint: str | None, usage: object, prompt_token_ids: Sequence[int] | None = None
+    ) -> bytes:
         mark = b"" if fingerprint is None else b',"system_fingerprint":' + _encode(fingerprint)
+        if prompt_token_ids is not None:
+            mark += b',"prompt_token_ids":' + _encode(prompt_token_ids)
         end = self._end if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
         return self._head + choices + b"]" + mark + end

@@ -43,6 +43,10 @@ async def test_stream_gives_the_same_answer_in_the_exact_order(tiny_engine):
     assert text == whole["choices"][0]["message"]["content"]
     tokens = [token for choice in choices for token in choice.get("token_ids", [])]
     assert tokens == whole["choices"][0]["token_ids"]
+    assert whole["prompt_token_ids"]
+    assert [event.get("prompt_token_ids") for event in events] == [
+        whole["prompt_token_ids"], *[None] * (len(events) - 1)
+    ]  # fmt: skip
     assert len({event["id"] for event in events}) == 1
     assert ["system_fingerprint" in event for event in events] == [False] * (len(events) - 1) + [True]
 

@@ -31,8 +31,14 @@ async def test_many_prompts_times_n_have_ordered_indices(tiny_engine):
         alone = await post(client, **(fields | {"prompt": "Twice"}))
     assert [choice["index"] for choice in whole["choices"]] == list(range(6))
     streamed: dict[int, list[int]] = {index: [] for index in range(6)}
+    prompts: dict[int, list[list[int] | None]] = {index: [] for index in range(6)}
     for event in events:
         streamed[event["choices"][0]["index"]] += event["choices"][0]["token_ids"]
+        prompts[event["choices"][0]["index"]].append(event["choices"][0].get("prompt_token_ids"))
+    for choice in whole["choices"]:  # once, and first
+        first, *others = prompts[choice["index"]]
+        assert first == choice["prompt_token_ids"]
+        assert not any(others)
     assert streamed == {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
     assert [choice["text"] for choice in whole["choices"][2:4]] == [choice["text"] for choice in alone["choices"]]
     assert whole["usage"]["completion_tokens"] == 36
@@ -95,11 +101,20 @@ async def test_legacy_logprobs_count_characters_of_the_returned_text(tiny_engine
 async def test_scoring_gives_the_prompt_alone(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         scored = await post(client, echo=True, logprobs=0, max_tokens=0)
+        fields = {"echo": True, "max_tokens": 0, "return_token_ids": True}
+        shown = (await post(client, **fields))["choices"][0]
+        events = events_of((await client.post("/v1/completions", json=PROMPT | fields | {"stream": True})).text)
         refused = await client.post("/v1/completions", json=PROMPT | {"max_tokens": 0})
     assert scored["choices"][0]["text"] == "Once"
     assert len(scored["choices"][0]["logprobs"]["tokens"]) == 4
     assert scored["usage"]["completion_tokens"] == 0
     assert refused.json()["error"]["param"] == "max_tokens"
+    assert (shown["text"], shown["token_ids"], len(shown["prompt_token_ids"])) == ("Once", [], 4)
+    streamed = [event["choices"][0] for event in events]
+    assert [(choice["text"], choice.get("prompt_token_ids")) for choice in streamed if choice["text"]] == [
+        ("Once", shown["prompt_token_ids"])
+    ]
+    assert not any(choice.get("token_ids") for choice in streamed)
 
 
 async def test_prompt_logprobs_are_tables_by_token_id(tiny_engine):

@@ -64,6 +64,19 @@ def test_other_spellings_of_the_end_are_understood():
     assert follow(watch(6, ends=ends), [7, 5, 8, 10, 5, 5, 5, 5, 5, 5]) == [7, 5, 8, 10, 5, 5, 5, 5, 5, 5]
 
 
+def test_a_mark_that_the_model_is_writing_when_the_budget_ends_is_written_to_its_end():
+    assert follow(watch(2), [7, 5, 8, 5, 5, 5]) == [7, 5, 8, 9, 5, 5]
+    assert follow(watch(2, ends=((8, 8, 9),)), [7, 8, 8, 5, 5]) == [7, 8, 8, 9, 5]
+    assert follow(watch(3, ends=((8, 8, 9),)), [7, 8, 8, 8, 5, 5]) == [7, 8, 8, 8, 9, 5]
+    assert follow(watch(2, ends=(END, (6, 10))), [7, 5, 6, 5, 5]) == [7, 5, 6, 10, 5]
+    assert follow(watch(1, ends=(END, (6, 10))), [7, 6, 5, 7, 5, 5, 5]) == [7, 6, 10, 7, 8, 9, 5]
+
+
+def test_what_came_before_the_thinking_begins_no_end():
+    assert follow(watch(1, (1, 8, 7)), [5, 5, 5, 5]) == [5, 8, 9, 5]
+    assert follow(watch(0, (1, 8), inside=True), [5, 5, 5]) == [8, 9, 5]
+
+
 @pytest.mark.parametrize("cut", range(9))
 def test_whoever_comes_later_is_told_the_same(cut):
     tokens = follow(watch(2), [7, 5, 5, 5, 5, 5, 7, 5, 5])

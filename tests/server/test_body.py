@@ -5,7 +5,7 @@ import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest, CompletionRequest
-from troupellm.server.body import decode_body, decode_json, read_body
+from troupellm.server.body import MAX_CONTAINERS, MAX_STRINGS, decode_body, decode_json, read_body
 from troupellm.server.errors import ClientGone, HttpError
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +54,29 @@ def test_body_that_is_not_strict_json_is_refused_quickly(raw):
 def test_body_accepts_colons_and_quotes_in_strings_and_64_levels():
     assert decode_json(b'{"a":"x\\":\\"y: \\\\","b":":"}', Anything).a == 'x":"y: \\'
     assert decode_json(nested(64), Anything).a is not None
+
+
+@pytest.mark.parametrize(
+    ("unit", "most", "what"),
+    [
+        (b"[],", MAX_CONTAINERS, "objects and lists"),
+        (b"[{}],", MAX_CONTAINERS // 2, "objects and lists"),
+        (b'"",', MAX_STRINGS, "strings"),
+        (b'"\\\\",', 2 * MAX_STRINGS, "strings"),
+        (b'{"k":"v"},', MAX_CONTAINERS, "objects and lists"),
+    ],
+)
+def test_what_costs_more_than_its_bytes_is_counted_before_anything_is_made(monkeypatch, unit, most, what):
+    made = []
+    monkeypatch.setattr(msgspec.json, "decode", lambda raw: made.append(raw) or {})
+    with pytest.raises(InvalidRequest, match=f"more than [0-9]+ {what}") as caught:
+        decode_json(b'{"x":[' + unit * most + b'"",""]}', Anything)
+    assert (caught.value.code, made) == ("invalid_json", [])
+
+
+def test_brackets_and_quotes_inside_of_strings_count_for_nothing():
+    raw = b'{"a":"' + b'[{\\"\\\\' * (2 * MAX_STRINGS) + b'"}'
+    assert len(str(decode_json(raw, Anything).a)) == 8 * MAX_STRINGS
 
 
 @pytest.mark.parametrize("unit", [b"[],", b'"a",', b'{"k":1},', b'"\\"",', b'":",'])
