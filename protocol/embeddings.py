@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.openai import ChatMessage, UsageBody
 from troupellm.protocol.openai_extras import Label
-from troupellm.protocol.pooling import PoolingTask
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
@@ -68,8 +67,8 @@ class EmbeddingRequest(VectorFields, kw_only=True):
 
 
 class PoolingRequest(VectorFields, kw_only=True):
-    task: PoolingTask | None = None
-    """What the model was made for, where it is not given."""
+    task: str | None = None
+    """embed, classify or score; what the model was made for, where it is not given."""
 
 
 class ClassifyRequest(InputFields, kw_only=True):

@@ -29,7 +29,8 @@ class DescriptiveFields(msgspec.Struct, kw_only=True):
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None
     ) = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    """All are served alike; vLLM's `priority` is what orders requests here."""
     prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
     prediction: dict[str, Any] | None = None
     """A hint that could make an answer faster, and never another one."""

@@ -11,6 +11,8 @@ PoolingTask = Literal["embed", "classify", "score"]
 PoolingType = Literal["CLS", "LAST", "MEAN"]
 """Which tokens' hidden states make the vector: the first's, the last's, or the mean of all."""
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
+TASKS_ELSEWHERE = ("token_embed", "token_classify", "plugin", "embed&token_classify")
+"""What vLLM calls the tasks that are not done here."""
 
 _INTEGERS = {"dimensions": (1, 2**31 - 1), "priority": (-(2**31), 2**31 - 1)}
 
@@ -50,6 +52,12 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Lower runs earlier under the priority policy."""
 
     def __post_init__(self) -> None:
+        if self.task in TASKS_ELSEWHERE:
+            raise InvalidRequest(
+                f"the task {self.task} is not supported; supported are {', '.join(POOLING_TASKS)}",
+                param="task",
+                code="unsupported_parameter",
+            )
         if self.task is not None and self.task not in POOLING_TASKS:
             raise InvalidRequest(f"task must be one of {', '.join(POOLING_TASKS)}", param="task")
         for field, (least, most) in _INTEGERS.items():

@@ -59,8 +59,10 @@ def sampling_params(
         raise InvalidRequest("best_of is for completions; here it must be absent or equal to n", param="best_of")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-    if request.stream and request.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs needs stream: false", param="prompt_logprobs")
+    if request.stream and request.prompt_logprobs:
+        raise InvalidRequest("prompt_logprobs needs stream: false, or to be 0", param="prompt_logprobs")
+    if request.stream:
+        values.pop("prompt_logprobs", None)  # clients say 0 for none of them
     wanted = _wanted_logprobs(request)
     if wanted is not None:
         values["logprobs"] = wanted

@@ -3,6 +3,7 @@
 from typing import Any
 
 from troupellm.protocol import checks, sampling
+from troupellm.protocol.pooling import POOLING_TASKS
 from troupellm.server.extras import MAX_DOCUMENTS
 
 _TOKEN_ID = {"minimum": 0, "maximum": 2**31 - 1}
@@ -15,6 +16,7 @@ _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     "top_n": {"integer": {"minimum": 0}},
     "encoding_format": {"string": {"enum": ["float", "base64"]}},
     "embed_dtype": {"string": {"enum": ["float32"]}},
+    "task": {"string": {"enum": list(POOLING_TASKS)}},
     "top_logprobs": {
         "integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}
     },

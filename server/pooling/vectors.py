@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import msgspec
 
@@ -44,7 +45,7 @@ async def pooling(host: EngineHost, exchange: Exchange, request: PoolingRequest)
     def item(index: int, pooled: Pooled) -> msgspec.Struct:
         return PoolingItem(index=index, data=encode(pooled.vector))
 
-    await _answer(host, exchange, request, "pool", request.task, item)
+    await _answer(host, exchange, request, "pool", cast(PoolingTask | None, request.task), item)
 
 
 async def classify(host: EngineHost, exchange: Exchange, request: ClassifyRequest) -> None:

@@ -121,6 +121,7 @@ async def test_prompt_logprobs_are_tables_by_token_id(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         choice = (await post(client, prompt_logprobs=1))["choices"][0]
         streamed = await client.post("/v1/completions", json=PROMPT | {"prompt_logprobs": 1, "stream": True})
+        none = await client.post("/v1/completions", json=PROMPT | {"prompt_logprobs": 0, "stream": True})
     assert choice["prompt_logprobs"][0] is None
     assert all(
         set(entry) >= {"logprob", "rank", "decoded_token"}
@@ -128,6 +129,7 @@ async def test_prompt_logprobs_are_tables_by_token_id(tiny_engine):
         for entry in row.values()
     )
     assert streamed.json()["error"]["param"] == "prompt_logprobs"
+    assert "".join(event["choices"][0]["text"] for event in events_of(none.text)) == choice["text"]
 
 
 async def test_stop_string_ends_the_text_and_is_named(tiny_engine):

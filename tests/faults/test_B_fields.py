@@ -51,7 +51,8 @@ async def test_B13_labels_are_bounded_and_show_nowhere(tiny_engine):
     wrong = ({f"k{number}": "v" for number in range(17)}, {"k" * 65: "v"}, {"k": "v" * 513}, "x", [])
     cases += [({"metadata": value}, "metadata") for value in wrong]
     cases += [({"metadata": {"k": 5}}, "metadata"), ({"metadata": {"k": odd}}, OK)]
-    cases += [({"store": True}, "store"), ({"store": False}, OK), ({"service_tier": "flex"}, "service_tier")]
+    cases += [({"store": True}, "store"), ({"store": False}, OK), ({"service_tier": "best"}, "service_tier")]
+    cases += [({"service_tier": tier}, OK) for tier in ("auto", "default", "flex", "scale", "priority", None)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check_matrix(attacked, cases)
         shown = (await attacked.client.get("/metrics")).text

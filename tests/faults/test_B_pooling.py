@@ -135,9 +135,19 @@ async def test_B8_B9_conversations(tiny_engine):
 
 async def test_B12_models(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
-        for name in (None, "", "other", "../../x", "x\0y", "m" * 2**20):
+        await check(attacked, [({"model": None}, OK)])
+        for name in ("", "other", "../../x", "x\0y", "m" * 2**20):
             await check(attacked, [({"model": name}, "model")], status=404)
         await check(attacked, [({"model": 5}, "model")])
+
+
+async def test_B15_tasks_of_other_engines_are_refused_by_name(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        for task in ("token_embed", "token_classify", "plugin", "embed&token_classify"):
+            response = await attacked.client.post("/pooling", json={"input": "Hi", "task": task})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"], error["code"]) == (400, "task", "unsupported_parameter")
+            assert task in error["message"]
 
 
 @pytest.mark.slow
@@ -158,7 +168,8 @@ async def test_B15_fields_that_are_not_for_clients(tiny_engine):
     forms += [({"encoding_format": 5}, "encoding_format"), ({"embed_dtype": "fp8_e4m3"}, "embed_dtype")]
     forms += [({"endianness": "big"}, "endianness"), ({"endianness": "middle"}, "endianness")]
     forms += [({"encoding_format": "base64", "endianness": "big"}, OK), ({"embed_dtype": "float32"}, OK)]
-    tasks: list[Case] = [({"task": "token_embed"}, "task"), ({"task": "classify"}, "model"), ({"task": "embed"}, OK)]
+    tasks: list[Case] = [({"task": "dance"}, "task"), ({"task": 5}, "task"), ({"task": "classify"}, "model")]
+    tasks += [({"task": "embed"}, OK)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check(attacked, [*refused, (unknown, OK)])
         await check(attacked, forms, VECTORS)
