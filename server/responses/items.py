@@ -1,7 +1,8 @@
 """Input items of the responses API as chat messages.
 
 Items of one answer (reasoning, text, calls) become one assistant message, which is what chat templates know. Messages
-of the system before everything else become one, because few templates take several.
+of the system before everything else become one, because few templates take several. Their texts are put together once,
+at the end: what a conversation costs is linear in its size, however it is cut into items.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 
 Item = Mapping[str, Any]
+Items = list[dict[str, Any]]
 
 MAX_ITEMS = 10_000
 
@@ -61,15 +63,25 @@ def messages_of(items: Sequence[Item], instructions: str | None, *, first: int =
     transcript = _Transcript(instructions)
     for position, item in enumerate(items):
         transcript.add(item, f"input[{position - first}]" if position >= first else "previous_response_id")
-    return transcript.messages
+    return transcript.finish()
 
 
 class _Transcript:
+    """Texts that grow are lists of their pieces until `finish`."""
+
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self._calls: set[str] = set()
         if instructions:
-            self.messages.append({"role": "system", "content": instructions})
+            self.messages.append({"role": "system", "content": [instructions]})
+
+    def finish(self) -> list[dict[str, Any]]:
+        for message in self.messages:
+            separator = "\n\n" if message["role"] == "system" else ""
+            for field in ("content", "reasoning_content"):
+                if isinstance(pieces := message.get(field), list):
+                    message[field] = separator.join(pieces)
+        return self.messages
 
     def add(self, item: Item, here: str) -> None:
         kind = item_type(item)
@@ -98,11 +110,12 @@ class _Transcript:
             answer = self._answer()
             if "tool_calls" in answer:
                 answer = self._new_answer()
-            answer["content"] = (answer["content"] or "") + text
-        elif role in _SYSTEM and all(message["role"] == "system" for message in self.messages) and self.messages:
-            self.messages[-1]["content"] += f"\n\n{text}"
+            answer["content"] = answer["content"] or []
+            answer["content"].append(text)
+        elif role in _SYSTEM and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"].append(text)
         else:
-            self.messages.append({"role": "system" if role in _SYSTEM else "user", "content": text})
+            self.messages.append({"role": "system", "content": [text]} if role in _SYSTEM else _user(text))
 
     def _reasoning(self, item: Item, here: str) -> None:
         parts = item.get("content") or item.get("summary") or []
@@ -112,7 +125,7 @@ class _Transcript:
         last = self.messages[-1] if self.messages else None
         fresh = last is None or last["role"] != "assistant" or last["content"] is not None or "tool_calls" in last
         answer = self._new_answer() if fresh else self._answer()
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+        answer.setdefault("reasoning_content", []).append(text)
 
     def _call(self, item: Item, kind: str, here: str) -> None:
         name = _text(item.get("name", "local_shell" if kind == "local_shell_call" else None), f"{here}.name")
@@ -144,6 +157,10 @@ class _Transcript:
     def _new_answer(self) -> dict[str, Any]:
         self.messages.append({"role": "assistant", "content": None})
         return self.messages[-1]
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def text_of(content: object, here: str, *, separator: str = "") -> str:

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -53,6 +53,10 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in RUNNING
 
 
+class TooMuchError(Exception):
+    """More was asked for at once than may be read at once."""
+
+
 class ResponseStore:
     """`put`, `get` and their kin raise HttpError 503 where the disk is full, or another process holds the file."""
 
@@ -70,6 +74,8 @@ class ResponseStore:
         """This process, among those that share the database."""
         self._database: sqlite3.Connection | None = None
         self._turn = anyio.CapacityLimiter(1)
+        self.decoding = anyio.CapacityLimiter(1)
+        """Who makes a conversation from what was stored: one at a time, since a short request may ask for much."""
         self._errors = 0
         self._finalizer: weakref.finalize[..., ResponseStore] | None = None
 
@@ -107,28 +113,52 @@ class ResponseStore:
 
         return await self._do(read)
 
-    async def chain(self, owner: str, name: str, most: int) -> list[StoredResponse]:
-        """A response and all before it, oldest first.
+    async def chain(self, owner: str, name: str, most: int, most_bytes: int) -> list[StoredResponse]:
+        """A response and all before it, oldest first. Nothing is read unless all of it may be.
 
         Raises:
             KeyError: one of them is not there (any more); its id is the error's argument.
             OverflowError: there are more than `most`.
+            TooMuchError: they have more than `most_bytes`.
         """
 
         def read(database: sqlite3.Connection) -> list[StoredResponse]:
-            found: list[StoredResponse] = []
+            names: list[str] = []
             wanted: str | None = name
+            room = most_bytes
             while wanted is not None:
-                if len(found) >= most:
+                if len(names) >= most:
                     raise OverflowError
-                stored = self._read(database, owner, wanted)
-                if stored is None:
+                row = _size(database, owner, wanted)
+                if row is None:
                     raise KeyError(wanted)
-                found.append(stored)
-                wanted = stored.previous
-            return found[::-1]
+                names.append(wanted)
+                wanted, size = row
+                room -= size
+                if room < 0:
+                    raise TooMuchError
+            return list(self._several(database, owner, names[::-1]).values())
 
         return await self._do(read)
+
+    async def several(self, owner: str, names: Sequence[str], most_bytes: int) -> dict[str, StoredResponse]:
+        """Those of these that are there.
+
+        Raises:
+            TooMuchError: they have more than `most_bytes`, and nothing was read.
+        """
+
+        def read(database: sqlite3.Connection) -> dict[str, StoredResponse]:
+            rows = [_size(database, owner, name) for name in names]
+            if sum(row[1] for row in rows if row is not None) > most_bytes:
+                raise TooMuchError
+            return self._several(database, owner, names)
+
+        return await self._do(read)
+
+    def _several(self, database: sqlite3.Connection, owner: str, names: Sequence[str]) -> dict[str, StoredResponse]:
+        found = [(name, self._read(database, owner, name)) for name in names]
+        return {name: stored for name, stored in found if stored is not None}
 
     async def update(self, owner: str, name: str, status: str, body: bytes) -> bool:
         """Write a running response anew; False where it runs no more, or is gone."""
@@ -271,6 +301,15 @@ class ResponseStore:
         body = failed_body(stored.body, LOST)
         database.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (body, name))
         return msgspec.structs.replace(stored, status="failed", body=body)
+
+
+def _size(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | None, int] | None:
+    """What comes before a response, and its bytes, which are not read for this."""
+    row: tuple[str | None, int] | None = database.execute(
+        "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ?",
+        (name, owner, time.time()),
+    ).fetchone()
+    return row
 
 
 def failed_body(body: bytes, message: str) -> bytes:

@@ -4,6 +4,7 @@ import copy
 import sqlite3
 
 import anyio
+import msgspec
 import pytest
 from canary import under_attack
 from serving import server_config
@@ -142,6 +143,32 @@ async def test_C5_responses_that_are_kept_are_bounded(tiny_engine):
     assert 0 < counts["troupellm_responses_stored_bytes"] <= 40_000
     evicted = sum(number for name, number in counts.items() if name.startswith("troupellm_responses_evicted_total"))
     assert counts["troupellm_responses_stored"] + evicted == 60
+
+
+async def test_C6_short_requests_do_not_bring_in_more_than_a_body_may_have(tiny_engine):
+    """Items that are referred to again and again, and chains of responses whose items nobody can read."""
+    calls = [{"type": "web_search_call", "id": f"ws_{number}", "junk": [[1]] * 900} for number in range(100)]
+    calls.append({"type": "message", "role": "user", "content": "x"})
+    async with tiny_engine() as engine, under_attack(engine, server_config(max_body_bytes=500_000)) as attacked:
+        input_items = [{"type": "message", "role": "assistant", "content": "x" * 2_000, "id": None}, *calls[-1:]]
+        made = (await attacked.client.post(RESPONSES, json=HI | {"input": input_items})).json()
+        reference = {"id": f"in_{made['id'].removeprefix('resp_')}0000"}
+        many = await attacked.client.post(RESPONSES, json=HI | {"input": [reference] * 250})
+        chained = (await attacked.client.post(RESPONSES, json=HI | {"input": calls})).json()
+        listed = (await attacked.client.get(f"{RESPONSES}/{chained['id']}/input_items?order=asc")).json()
+        again = await attacked.client.post(RESPONSES, json=HI | {"previous_response_id": chained["id"]})
+        large = HI | {"input": "x" * 500}
+        name, answer = None, None
+        for _ in range(3):
+            answer = await attacked.client.post(RESPONSES, json=large | {"previous_response_id": name})
+            name = answer.json()["id"]
+        attacked.served.host.config = msgspec.structs.replace(attacked.served.host.config, max_body_bytes=3_000)
+        full = await attacked.client.post(RESPONSES, json=HI | {"previous_response_id": name})
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
+    assert "max-body-bytes" in many.json()["error"]["message"]
+    assert listed["data"][0] == {"type": "web_search_call", "id": "ws_0"}
+    assert again.status_code == 200
+    assert (full.status_code, full.json()["error"]["param"]) == (400, "previous_response_id")
 
 
 @pytest.mark.parametrize("kind", ["input", "messages"])

@@ -99,3 +99,25 @@ def test_errors_count_from_the_requests_own_input():
     with pytest.raises(InvalidRequest) as caught:
         messages_of([*past, {"role": "nobody"}], None, first=2)
     assert caught.value.param == "input[0].role"
+
+
+class Counted(str):
+    """A text that notes when it is copied behind another one, which makes many of them quadratic."""
+
+    copied = 0
+
+    def __radd__(self, before):
+        Counted.copied += len(before)
+        return Counted(str(before) + str(self))
+
+    def __format__(self, spec):
+        Counted.copied += len(self)
+        return str(self)
+
+
+@pytest.mark.parametrize(("role", "length"), [("assistant", 2_000 * 5), ("system", 2_000 * 7 - 2)])
+def test_texts_are_put_together_once_however_many_items_they_come_in(role, length):
+    Counted.copied = 0
+    (message,) = messages_of([{"role": role, "content": Counted("word ")}] * 2_000, None)
+    assert len(message["content"]) == length
+    assert Counted.copied == 0

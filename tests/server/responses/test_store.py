@@ -10,7 +10,7 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.responses import store as module
 from troupellm.server.responses.schema import check_database
-from troupellm.server.responses.store import LOST, ResponseStore, StoredResponse
+from troupellm.server.responses.store import LOST, ResponseStore, StoredResponse, TooMuchError
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ async def test_a_response_is_there_for_its_owner_only(stores, place):
     assert not await store.delete("bob", "resp_1")
     assert not await store.update("bob", "resp_1", "cancelled", b"{}")
     with pytest.raises(KeyError):
-        await store.chain("bob", "resp_1", 10)
+        await store.chain("bob", "resp_1", 10, 10**6)
     assert (await store.logged("bob", "resp_1", 0))[0] is None
     assert await store.delete("alice", "resp_1")
     assert await store.get("alice", "resp_1") is None
@@ -69,12 +69,28 @@ async def test_a_chain_is_read_oldest_first_and_a_gap_in_it_is_told(stores, plac
     store = stores(**place)
     for number in range(3):
         await store.put("a", response(f"resp_{number}", previous=f"resp_{number - 1}" if number else None))
-    assert [one.id for one in await store.chain("a", "resp_2", 3)] == ["resp_0", "resp_1", "resp_2"]
+    assert [one.id for one in await store.chain("a", "resp_2", 3, 10**6)] == ["resp_0", "resp_1", "resp_2"]
     with pytest.raises(OverflowError):
-        await store.chain("a", "resp_2", 2)
+        await store.chain("a", "resp_2", 2, 10**6)
     await store.delete("a", "resp_0")
     with pytest.raises(KeyError, match="resp_0"):
-        await store.chain("a", "resp_2", 3)
+        await store.chain("a", "resp_2", 3, 10**6)
+
+
+async def test_what_is_too_much_is_not_even_read(stores, place, monkeypatch):
+    store = stores(**place)
+    for number in range(3):
+        await store.put("a", response(f"resp_{number}", previous=f"resp_{number - 1}" if number else None, size=500))
+    size = sum([len(one.body) + len(one.items) for one in await store.chain("a", "resp_2", 3, 10**6)])
+    names = ["resp_0", "resp_1", "resp_2", "resp_none"]
+    assert len(await store.chain("a", "resp_2", 3, size)) == 3
+    assert list(await store.several("a", names, size)) == names[:3]
+    assert await store.several("b", names, 0) == {}
+    monkeypatch.setattr(store, "_read", None)
+    with pytest.raises(TooMuchError):
+        await store.chain("a", "resp_2", 3, size - 1)
+    with pytest.raises(TooMuchError):
+        await store.several("a", names, size - 1)
 
 
 async def test_their_number_is_bounded_and_whoever_has_most_loses_the_oldest(stores, place):

@@ -1,0 +1,139 @@
+"""What a request takes from responses that are kept: those before it, and the items that it refers to.
+
+A short request may ask for much, so all of it together counts as if the client had sent it: at most `max_body_bytes`,
+which is looked at before anything is read, and again before a reference puts an item into the conversation once more.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.responses import ResponsesRequest
+from troupellm.server.errors import HttpError
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
+from troupellm.server.responses.builder import response_of_item
+from troupellm.server.responses.items import Items, as_items, item_type
+from troupellm.server.responses.store import ResponseStore, StoredResponse, TooMuchError
+
+MAX_TURNS = 1_000
+"""Responses that one conversation may be made of, and that the references of one request may name."""
+_PREVIOUS = "previous_response_id"
+_REFERENCE = "item_reference"
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """Where the items of a conversation are, none of them decoded yet."""
+
+    own: Items
+    past: Sequence[StoredResponse]
+    """Oldest first."""
+    referred: Mapping[str, StoredResponse]
+    """By id; those that are there."""
+    room: int
+    """Bytes that items may have which references put in."""
+
+    @property
+    def stored_bytes(self) -> int:
+        return _bytes_of([*self.past, *self.referred.values()])
+
+    def items(self) -> tuple[Items, Items]:
+        """The items before the request, and its own with those in place of references that they refer to. Slow.
+
+        Raises:
+            InvalidRequest: the references bring in too much.
+            HttpError: 404, there is no such item.
+        """
+        before = [item for stored in self.past for item in _items_of(stored)]
+        known = {item["id"]: item for stored in self.referred.values() for item in _items_of(stored)}
+        sizes: dict[str, int] = {}
+        own, room = [], self.room
+        for position, item in enumerate(self.own):
+            if item_type(item) != _REFERENCE:
+                own.append(item)
+                continue
+            name = str(item.get("id"))
+            if name not in known:
+                raise _no_item(position)
+            if name not in sizes:
+                sizes[name] = len(msgspec.json.encode(known[name]))
+            room -= sizes[name]
+            if room < 0:
+                raise _too_much("input", "the items that it refers to")
+            own.append(known[name])
+        return before, own
+
+
+async def gather(host: EngineHost, exchange: Exchange, request: ResponsesRequest, owner: str) -> Conversation:
+    """
+    Raises:
+        InvalidRequest: too much of it, or the response before it is not there or not finished.
+        HttpError: 503, the store cannot be read.
+    """
+    room = host.config.max_body_bytes - _declared(exchange)
+    past = await _past(host.responses, owner, request.previous_response_id, room)
+    room -= _bytes_of(past)
+    own = as_items(request.input)
+    referred: Mapping[str, StoredResponse] = {}
+    wanted = {response_of_item(str(item.get("id"))): None for item in own if item_type(item) == _REFERENCE}
+    names = [name for name in wanted if name is not None]
+    if len(names) > MAX_TURNS:
+        raise InvalidRequest(f"input refers to items of more than {MAX_TURNS} responses", param="input")
+    if names and host.responses.enabled:
+        try:
+            referred = await host.responses.several(owner, names, room)
+        except TooMuchError:
+            raise _too_much("input", "the responses that it refers to") from None
+    return Conversation(own, past, referred, room)
+
+
+async def _past(store: ResponseStore, owner: str, name: str | None, room: int) -> Sequence[StoredResponse]:
+    if name is None:
+        return ()
+    try:
+        past = await store.chain(owner, name, MAX_TURNS, room)
+    except KeyError as error:
+        gone = "" if error.args[0] == name else ": a response before it is not kept any more"
+        message = f"{_PREVIOUS}: no response with this id is kept here{gone}"
+        raise InvalidRequest(message, param=_PREVIOUS, code="previous_response_not_found") from None
+    except OverflowError:
+        raise InvalidRequest(f"{_PREVIOUS}: more than {MAX_TURNS} responses before this one", param=_PREVIOUS) from None
+    except TooMuchError:
+        raise _too_much(_PREVIOUS, "the responses before this one") from None
+    if any(stored.running for stored in past):
+        raise InvalidRequest(f"{_PREVIOUS}: this response is not finished yet", param=_PREVIOUS)
+    return past
+
+
+def _declared(exchange: Exchange) -> int:
+    """Bytes of the body, as far as its head tells; a body without a length is bounded by itself."""
+    declared = exchange.header(b"content-length") or ""
+    return int(declared) if declared.isdecimal() and len(declared) <= 18 else 0
+
+
+def _too_much(param: str, what: str) -> InvalidRequest:
+    message = f"{param}: {what} have more bytes together with the request than one may have (--max-body-bytes)"
+    return InvalidRequest(message, param=param, code="request_too_large")
+
+
+def _no_item(position: int) -> HttpError:
+    error = HttpError(404, f"input[{position}]: no item with this id is kept here", code="item_not_found")
+    error.param = f"input[{position}].id"
+    return error
+
+
+def _bytes_of(responses: Sequence[StoredResponse]) -> int:
+    return sum(len(stored.items) + len(stored.body) for stored in responses)
+
+
+class _Answer(msgspec.Struct):
+    """What is needed of a response object; the rest is not even made."""
+
+    output: Items = []
+
+
+def _items_of(stored: StoredResponse) -> Items:
+    """Input and output of a response."""
+    items = msgspec.json.decode(stored.items, type=Items)
+    return [*items, *msgspec.json.decode(stored.body, type=_Answer).output]

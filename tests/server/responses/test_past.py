@@ -1,0 +1,56 @@
+"""What a request takes from stored responses: bounded before it is read, and as a whole."""
+
+import msgspec
+import pytest
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.errors import HttpError
+from troupellm.server.responses.past import Conversation
+from troupellm.server.responses.plan import _identified
+from troupellm.server.responses.store import StoredResponse
+
+NAME = "resp_" + "a" * 32
+ITEM = f"in_{'a' * 32}0000"
+
+
+def stored(*items, output=()):
+    body = msgspec.json.encode({"id": NAME, "output": list(output), "tools": [{"x": "y"}]})
+    return StoredResponse(
+        id=NAME, previous=None, status="completed", background=False, logged=False, body=body,
+        items=msgspec.json.encode(list(items)),
+    )  # fmt: skip
+
+
+def item(text):
+    return {"role": "assistant", "content": text, "id": ITEM}
+
+
+def test_references_and_the_past_become_items():
+    kept = stored(item("x"), output=[{"type": "message", "id": "msg_1"}])
+    conversation = Conversation([{"id": ITEM}, {"role": "user", "content": "y"}], [kept], {NAME: kept}, 10**6)
+    before, own = conversation.items()
+    assert before == [item("x"), {"type": "message", "id": "msg_1"}]
+    assert own == [item("x"), {"role": "user", "content": "y"}]
+    assert conversation.stored_bytes == 2 * (len(kept.items) + len(kept.body))
+
+
+def test_an_item_counts_as_often_as_it_is_referred_to():
+    kept = stored(item("x" * 1_000))
+    size = len(msgspec.json.encode(item("x" * 1_000)))
+    references = [{"type": "item_reference", "id": ITEM}] * 3
+    assert len(Conversation(references, (), {NAME: kept}, 3 * size).items()[1]) == 3
+    with pytest.raises(InvalidRequest, match="max-body-bytes") as caught:
+        Conversation(references, (), {NAME: kept}, 3 * size - 1).items()
+    assert caught.value.param == "input"
+
+
+def test_a_reference_to_nothing_is_told():
+    with pytest.raises(HttpError) as caught:
+        Conversation([{"id": "msg_none"}], (), {}, 10).items()
+    assert (caught.value.status, caught.value.param) == (404, "input[0].id")
+
+
+def test_what_cannot_be_read_is_not_kept():
+    call = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"x": ["y"] * 99}}
+    (kept,) = _identified([call], NAME)
+    assert kept == {"type": "web_search_call", "id": "ws_1", "status": "completed"}
