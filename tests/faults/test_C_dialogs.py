@@ -173,7 +173,7 @@ async def test_C6_short_requests_do_not_bring_in_more_than_a_body_may_have(tiny_
 
 @pytest.mark.parametrize("kind", ["input", "messages"])
 async def test_C6_many_small_items_leave_the_loop_free(tiny_engine, kind):
-    items = [{"role": "user", "content": "x"}] * 200_000
+    items = [{"role": "user", "content": "x"}] * 100_000
     route, body = (RESPONSES, HI) if kind == "input" else (MESSAGES, {"model": "tiny", "max_tokens": 1})
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for _ in range(2):
