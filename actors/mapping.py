@@ -1,11 +1,13 @@
 """Many prompts through one engine, a bounded number at a time, in the order in which they finish."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from troupellm.actors.stream import Stream
 from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.protocol.errors import TroupeError
 
 AnswerT = TypeVar("AnswerT")
 
@@ -21,7 +23,7 @@ async def map_streams(
     still runs then is ended.
 
     Raises:
-        TroupeError: the first request that failed; the others are ended.
+        TroupeError: the first request that failed, with its index as `entry`; the others are ended.
     """
     todo = enumerate(streams)
     active: dict[int, Stream] = {}
@@ -45,16 +47,28 @@ async def map_streams(
                     exhausted = True
                     break
                 stream = active[index] = make()
-                await stream.when_terminal(finished(index))
+                with _naming(index):
+                    await stream.when_terminal(finished(index))
             if not active:
                 return
             while not done:
                 waiter = new_waiter()
                 await waiter.wait()
             index = done.popleft()
-            yield index, await collect(active.pop(index))
+            with _naming(index):
+                answer = await collect(active.pop(index))
+            yield index, answer
     finally:
         for stream in active.values():
             stream.abort()
         for stream in active.values():
             await stream.cancel()
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    try:
+        yield
+    except TroupeError as error:
+        error.entry = index
+        raise

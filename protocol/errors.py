@@ -19,10 +19,12 @@ class TroupeError(Exception):
         param: the request field at fault, as a JSON path without the leading `$.`, or None.
         code: a stable string for programs.
         retryable: the same request may succeed later.
+        entry: which prompt of a call with many it is about; None where that is not told.
     """
 
     default_code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    entry: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
 """From request bodies to prompts and pooling parameters, and refusals of what is not served."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
@@ -111,6 +112,26 @@ def prompts_of(request: InputFields, most: int) -> list[Prompt]:
     if empty is not None:
         raise InvalidRequest(f"input[{empty}] must not be empty", param=f"input[{empty}]")
     return [TokensPrompt(ids, truncation) for ids in lists]
+
+
+@contextmanager
+def naming(exchange: Exchange, name: Callable[[int], str]) -> Iterator[None]:
+    """Errors about a prompt of the call inside call it as the request does.
+
+    Args:
+        name: of the prompt with an index.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        exchange.renames = {"prompt": name(error.entry or 0)}
+        raise
+
+
+def name_in(field: str, given: object) -> Callable[[int], str]:
+    """Names of the prompts that a field gives: its entries, unless it is one text or one list of token ids."""
+    many = isinstance(given, list) and not isinstance(given[0], int)
+    return lambda index: f"{field}[{index}]" if many else field
 
 
 def check_number(field: str, number: int, most: int) -> None:

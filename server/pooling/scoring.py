@@ -1,7 +1,7 @@
 """POST /v1/score, /score, and /rerank under its three names: how well texts go together."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,8 @@ from troupellm.server.pooling.answers import respond_items
 from troupellm.server.pooling.inputs import (
     as_texts,
     check_number,
+    name_in,
+    naming,
     options,
     pooling_params,
     refuse_unsupported,
@@ -47,7 +49,8 @@ async def score(host: EngineHost, exchange: Exchange, request: ScoreRequest) -> 
             f"{first} must have one entry or as many as {second} ({len(others)}), got {len(ones)}", param=first
         )
     answer_id = f"score-{request.request_id or secrets.token_hex(16)}"
-    scored = await _scores(host, exchange, request, answer_id, ones, others, second)
+    names = name_in(first, getattr(request, first)), name_in(second, getattr(request, second))
+    scored = await _scores(host, exchange, request, answer_id, (ones, others), names)
     tokens = _account(exchange, scored)
     usage = UsageBody(tokens, 0, tokens, PromptTokensDetails(0))
     envelope = PoolingEnvelope(id=answer_id, created=host.now(), model=model, usage=usage)
@@ -64,7 +67,8 @@ async def rerank(host: EngineHost, exchange: Exchange, request: RerankRequest) -
         raise InvalidRequest("top_n must be at least 0", param="top_n", code="integer_below_min_value")
     texts = [_document_text(index, document) for index, document in enumerate(request.documents)]
     answer_id = f"rerank-{request.request_id or secrets.token_hex(16)}"
-    scored = await _scores(host, exchange, request, answer_id, [request.query], texts, "documents")
+    names = name_in("query", request.query), name_in("documents", texts)
+    scored = await _scores(host, exchange, request, answer_id, ([request.query], texts), names)
     tokens = _account(exchange, scored)
     ranked = sorted(range(len(texts)), key=lambda index: -scored[index].score)
     results = [
@@ -84,22 +88,27 @@ async def _scores(
     exchange: Exchange,
     request: PoolingFields,
     answer_id: str,
-    first: Sequence[str],
-    second: Sequence[str],
-    field: str,
+    texts: tuple[Sequence[str], Sequence[str]],
+    names: tuple[Callable[[int], str], Callable[[int], str]],
 ) -> list[Scored]:
     """
     Args:
-        field: what errors call the texts.
+        names: what errors call the entries of either side.
     """
     engine = host.require()
-    exchange.renames = {"prompt": field}
     refuse_unsupported(request)
     ability = require_pooling(engine.ready)
-    params = pooling_params(engine, request, "embed" if ability.scores_by_vectors else "score")
-    scored = await engine.score_pairs(
-        first, second, params, truncation=truncation_of(request), **options(exchange, request, answer_id)
-    )
+    by_vectors = ability.scores_by_vectors
+    params = pooling_params(engine, request, "embed" if by_vectors else "score")
+    ones = len(texts[0]) if by_vectors else 0  # a cross-encoder reads pairs, which are named after their second text
+
+    def name(index: int) -> str:
+        return names[0](index) if index < ones else names[1](index - ones)
+
+    with naming(exchange, name):
+        scored = await engine.score_pairs(
+            *texts, params, truncation=truncation_of(request), **options(exchange, request, answer_id)
+        )
     exchange.quota = scored[0].quota
     return scored
 

@@ -25,7 +25,15 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.extras import unsupported
 from troupellm.server.host import EngineHost
 from troupellm.server.pooling.answers import account, encode_vector, respond_items
-from troupellm.server.pooling.inputs import ENCODINGS, options, pooling_params, prompts_of, refuse_unsupported
+from troupellm.server.pooling.inputs import (
+    ENCODINGS,
+    name_in,
+    naming,
+    options,
+    pooling_params,
+    prompts_of,
+    refuse_unsupported,
+)
 
 Item = Callable[[int, Pooled], msgspec.Struct]
 
@@ -65,12 +73,12 @@ async def _answer(
 ) -> None:
     engine = host.require()
     model = host.check_model(request.model)
-    exchange.renames = {"prompt": "input"}
     refuse_unsupported(request)
     params = pooling_params(engine, request, task)
     prompts = prompts_of(request, host.config.max_pooling_inputs)
     answer_id, created = f"{kind}-{request.request_id or secrets.token_hex(16)}", host.now()
-    pooled = await engine.pool_all(prompts, params, **options(exchange, request, answer_id))
+    with naming(exchange, name_in("input", request.input)):
+        pooled = await engine.pool_all(prompts, params, **options(exchange, request, answer_id))
     exchange.quota = pooled[0].quota
     envelope = PoolingEnvelope(id=answer_id, created=created, model=model, usage=account(exchange, pooled))
     await respond_items(exchange, envelope, (item(index, each) for index, each in enumerate(pooled)))

@@ -137,6 +137,8 @@ async def test_scores_ranks_and_classes(tmp_path: Path, encoder: Path) -> None:
                 assert [item["index"] for item in found] == ranked[:2]
                 assert [item["document"]["text"] for item in found] == [TEXTS[index] for index in ranked[:2]]
                 assert found[0]["relevance_score"] == pytest.approx(local[ranked[0]], abs=1e-5)
+            body = {"model": name, "query": "a fox", "documents": ["a", "b", "x " * 300]}
+            assert (await client.post("/rerank", json=body)).json()["error"]["param"] == "documents[2]"
     tiny_encoder.write_encoder(tmp_path / "classes", lambda: tiny_encoder.distilbert(3))
     async with sdk(tmp_path / "classes") as (_, served, engine), served.client() as client:
         client.headers.update(key)

@@ -91,6 +91,11 @@ async def test_B6_pairs(tiny_engine):
         ({"text_2": [1]}, "text_2[0]"),
         ({"text_2": {"content": []}}, "text_2"),
         ({"text_2": ["a", "\ud800"]}, None),
+        ({"text_1": ""}, "text_1"),
+        ({"text_2": ""}, "text_2"),
+        ({"text_2": ["a", "", "b"]}, "text_2[1]"),
+        ({"text_1": ["a", ""], "text_2": ["a", "b"]}, "text_1[1]"),
+        ({"text_1": ["a", "b"], "text_2": ["a", ""]}, "text_2[1]"),
         ({"text_1": ["a", "b"], "text_2": ["a", "b"]}, OK),
     ]
     ranks: list[Case] = [
@@ -103,7 +108,9 @@ async def test_B6_pairs(tiny_engine):
         ({"documents": ["a", {"title": "b"}]}, "documents[1]"),
         ({"documents": ["a", {"text": 5}]}, "documents[1]"),
         ({"documents": [5]}, "documents[0]"),
-        ({"documents": [""]}, "documents"),
+        ({"documents": [""]}, "documents[0]"),
+        ({"documents": ["a", "b", {"text": ""}]}, "documents[2]"),
+        ({"query": ""}, "query"),
         ({"return_documents": False}, OK),
     ]
     config = server_config(max_pooling_inputs=8)
@@ -182,10 +189,11 @@ async def test_A12_C1_texts_that_are_odd_or_too_long(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         vectors: list[Case] = [({"input": text}, None if text == "\ud800" else OK) for text in odd]
         vectors += [({"input": long}, "input"), ({"input": [1] * (CONTEXT + 1)}, "input")]
-        vectors += [({"input": "x" * 10**6}, "input"), ({"input": ["a", long]}, "input")]
+        vectors += [({"input": "x" * 10**6}, "input"), ({"input": ["a", long]}, "input[1]")]
+        vectors += [({"input": [[1], [1] * (CONTEXT + 1)]}, "input[1]"), ({"input": ["a", "b", ""]}, "input[2]")]
         vectors += [({"input": long, "truncate_prompt_tokens": -1}, OK), ({"input": [1] * CONTEXT}, OK)]
         await check(attacked, vectors, VECTORS)
-        ranks: list[Case] = [({"documents": ["a", long]}, "documents"), ({"query": long}, "documents")]
+        ranks: list[Case] = [({"documents": ["a", long]}, "documents[1]"), ({"query": long}, "query")]
         ranks += [({"documents": ["a", long], "truncate_prompt_tokens": -1}, OK)]
         await check(attacked, ranks, {"/v1/rerank": PAIRS["/v1/rerank"]})
         body = {"model": "tiny", "input": long}
