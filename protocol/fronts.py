@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol import errors
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import RequestFailed, TroupeError
 from troupellm.protocol.intake import Demand
@@ -151,11 +152,11 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Which of the fronts it is, from 0."""
     server: ServerConfig
     """Without keys."""
-    keys: dict[bytes, str]
-    """SHA-256 of each API key to its name, as they were read once for all fronts."""
+    keys: dict[bytes, Caller]
+    """SHA-256 of each API key to who has it, as they were read once for all fronts."""
     created: int
     """Epoch seconds, the same on every front."""
-    admin_keys: dict[bytes, str] = {}
+    admin_keys: dict[bytes, Caller] = {}
     """The same for the admin routes; without any they are not there."""
 
 

@@ -12,6 +12,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.openai import (
     ChatChunk,
@@ -91,10 +92,10 @@ def asgi(
     else:
         require_limits(keys.tenants, engine.config)
         host = EngineHost(config, engine)
-    return App(host, prefix=prefix, keys=None if auth is None else keys.names, owned=owned, **admin_access(config))
+    return App(host, prefix=prefix, keys=None if auth is None else keys.callers, owned=owned, **admin_access(config))
 
 
-def admin_access(config: ServerConfig, digests: Mapping[bytes, str] | None = None) -> dict[str, Any]:
+def admin_access(config: ServerConfig, digests: Mapping[bytes, Caller] | None = None) -> dict[str, Any]:
     """Arguments of `App` for the port that everybody reaches: the admin routes are there only for an admin key.
 
     Raises:
@@ -157,8 +158,8 @@ class App:
         host: EngineHost,
         *,
         prefix: str = "/v1",
-        keys: str | Sequence[str] | Mapping[bytes, str] | None = (),
-        admin: Mapping[bytes, str] | None = None,
+        keys: str | Sequence[str] | Mapping[bytes, Caller] | None = (),
+        admin: Mapping[bytes, Caller] | None = None,
         scopes: Container[RouteScope] = ("open", "api"),
         guard: Guard | None = None,
         owned: Engine | None = None,
@@ -177,6 +178,8 @@ class App:
         self._router = Router(self.routes)
         host.batches.endpoints = frozenset(route.path for route in table if is_plain(route))
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
+        self.owners: Mapping[str, str] = self._gates["api"].owners
+        """Of what outlives a request, and the names that they have now."""
         self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
         self._owned = owned
@@ -185,7 +188,7 @@ class App:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await run_lifespan(self.host, self._owned, self.routes, receive, send)
+            await run_lifespan(self.host, self._owned, self.routes, self.owners, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000, "reason": "no websockets here"})
@@ -220,7 +223,7 @@ class App:
                 await exchange.respond(204, b"", preflight)
                 return
             gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
-            exchange.key = gate.check(
+            exchange.caller = gate.check(
                 exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
             )
             route, found = self._router.match(exchange.method, exchange.raw_path)

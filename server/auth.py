@@ -5,13 +5,14 @@ import hmac
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
+from troupellm.protocol.caller import NOBODY, Caller
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import unauthorized
 
-_NOBODY = bytes(32)
+_NO_KEY = bytes(32)
 """What the digest of a key that nobody has is compared with."""
-ADMIN = "admin"
-"""Name of whoever uses an admin route, in the log."""
+ADMIN = Caller("admin", "admin")
+"""Whoever uses an admin route, in the log."""
 
 
 def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -31,8 +32,13 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def admin_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
-    """Digests of keys for the admin routes, all of one name.
+def named(name: str) -> Caller:
+    """Who has this name in a key file: the same after the key was replaced by another one."""
+    return Caller(name, f"name:{name}")
+
+
+def admin_keys(keys: str | Iterable[str] | None) -> dict[bytes, Caller]:
+    """Digests of keys for the admin routes, all of one caller.
 
     Raises:
         ConfigError: an empty key.
@@ -43,16 +49,23 @@ def admin_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
         raise ConfigError("admin_api_key: a key must be a text that is not empty", param="admin_api_key") from None
 
 
-def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, str]:
-    """Digests of keys without names, and the names that they get: `key-1`, `key-2` in their order.
+def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, Caller]:
+    """Digests of keys without names, and who has them: `key-1`, `key-2` in their order.
 
     Raises:
         ConfigError: see `as_keys`.
     """
-    named: dict[bytes, str] = {}
+    callers: dict[bytes, Caller] = {}
     for number, key in enumerate(as_keys(keys), start=1):
-        named.setdefault(digest_of(key), f"key-{number}")
-    return named
+        digest = digest_of(key)
+        owner = hashlib.sha256(b"owner\0" + digest).hexdigest()
+        callers.setdefault(digest, Caller(f"key-{number}", f"key:{owner}"))
+    return callers
+
+
+def owners_of(callers: Mapping[bytes, Caller]) -> dict[str, str]:
+    """The owners that there are, and the names that they have now; without keys it is nobody."""
+    return {caller.owner: caller.name for caller in callers.values() or (NOBODY,)}
 
 
 class Gate:
@@ -61,20 +74,22 @@ class Gate:
     What is looked up is a digest under a secret of this process, so the time that it takes tells nothing about a key.
     """
 
-    def __init__(self, keys: str | Iterable[str] | Mapping[bytes, str] | None, open_paths: frozenset[bytes]) -> None:
-        """keys: as texts, or SHA-256 digest to name; none opens everything.
+    def __init__(self, keys: str | Iterable[str] | Mapping[bytes, Caller] | None, open_paths: frozenset[bytes]) -> None:
+        """keys: as texts, or SHA-256 digest to who has it; none opens everything.
 
         Raises:
             ConfigError: see `as_keys`.
         """
-        named = keys if isinstance(keys, Mapping) else anonymous_keys(keys)
+        callers = keys if isinstance(keys, Mapping) else anonymous_keys(keys)
+        self.owners = owners_of(callers)
+        """Of what outlives a request, and the names that they have now."""
         self._secret = secrets.token_bytes(32)
-        self._names: dict[bytes, tuple[bytes, str | None]] = {
-            self._blind(digest): (digest, name) for digest, name in named.items()
+        self._callers: dict[bytes, tuple[bytes, Caller | None]] = {
+            self._blind(digest): (digest, caller) for digest, caller in callers.items()
         }
         self._open_paths = open_paths
 
-    def check(self, raw_path: bytes, authorization: Sequence[bytes], api_key: Sequence[bytes] = ()) -> str:
+    def check(self, raw_path: bytes, authorization: Sequence[bytes], api_key: Sequence[bytes] = ()) -> Caller:
         """Let a request through, or refuse it.
 
         Args:
@@ -83,26 +98,26 @@ class Gate:
             api_key: every X-Api-Key header, where Anthropic's clients send the key; with both, both must be right.
 
         Returns:
-            the name of its key; "" where none is needed.
+            who has its key; `NOBODY` where none is needed.
 
         Raises:
             HttpError: 401, the same for a missing and for a wrong key.
         """
-        if not self._names or raw_path in self._open_paths:
-            return ""
+        if not self._callers or raw_path in self._open_paths:
+            return NOBODY
         if len(authorization) > 1 or len(api_key) > 1:
             raise unauthorized()
-        names = {self._name_of(key.strip()) for key in (*map(_bearer, authorization), *api_key)}
-        name = names.pop() if len(names) == 1 else None
-        if name is None:
+        callers = {self._caller_of(key.strip()) for key in (*map(_bearer, authorization), *api_key)}
+        caller = callers.pop() if len(callers) == 1 else None
+        if caller is None:
             raise unauthorized()
-        return name
+        return caller
 
-    def _name_of(self, key: bytes) -> str | None:
+    def _caller_of(self, key: bytes) -> Caller | None:
         """Takes the same time for every key of the same length."""
         digest = hashlib.sha256(key).digest()
-        known, name = self._names.get(self._blind(digest), (_NOBODY, None))
-        return name if hmac.compare_digest(known, digest) and key else None
+        known, caller = self._callers.get(self._blind(digest), (_NO_KEY, None))
+        return caller if hmac.compare_digest(known, digest) and key else None
 
     def _blind(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from troupellm.protocol.caller import NOBODY, Caller
 from troupellm.protocol.quota import Quota
 from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large
 from troupellm.server.ratelimits import ratelimit_headers
@@ -52,8 +53,8 @@ class Exchange:
         self.tail = ""
         self.route = ""
         """Path of the route that answers; "" before it is known, and where there is none."""
-        self.key = ""
-        """Name of the API key that was given; "" without keys."""
+        self.caller: Caller = NOBODY
+        """Who asks, as the gate has found."""
         self.quota: Quota | None = None
         """What was left of the key's limits when its request was let in."""
         self.began = time.monotonic()
@@ -77,6 +78,16 @@ class Exchange:
         self._send = send
         self._write_timeout = write_timeout or None
         self._http1 = str(scope.get("http_version", "1.1")).startswith("1")
+
+    @property
+    def key(self) -> str:
+        """Name of the API key that was given; "" without keys."""
+        return self.caller.name
+
+    @property
+    def owner(self) -> str:
+        """Whose it is what outlives this request."""
+        return self.caller.owner
 
     def header_values(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.headers if key.lower() == name]

@@ -71,7 +71,7 @@ class LocalSide:
         self.host = EngineHost(config)
         self.host.loading = True
         self.host.vitals = Vitals(config.loop_lag_warning)
-        app = App(self.host, keys=read_keys(config).names, guard=guard_of(config), **admin_access(config))
+        app = App(self.host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
         self._front = HttpFront(app, config, listener)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import anyio
 import msgspec
 
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.body import decode_body
 from troupellm.server.errors import answer, flatten
@@ -37,12 +38,12 @@ class Inside:
         self._unknown = UnknownFields()
         self.urls = frozenset(route.path for route in table)
 
-    async def post(self, url: str, raw: bytes, *, key: str) -> Answered:
+    async def post(self, url: str, raw: bytes, *, caller: Caller) -> Answered:
         """
         Args:
             url: one of `urls`.
             raw: the body.
-            key: name of the API key for which it is answered.
+            caller: for whom it is answered.
         """
         request_id, sent = secrets.token_hex(16), list[Message]()
 
@@ -55,7 +56,7 @@ class Inside:
 
         scope = {"method": "POST", "path": url, "headers": ()}
         exchange = Exchange(scope, receive, send, request_id=request_id, write_timeout=0.0)
-        exchange.key = key
+        exchange.caller = caller
         try:
             route, _ = self._router.match("POST", url.encode())
             exchange.route, exchange.error_shape = route.path, route.error_shape
@@ -63,6 +64,9 @@ class Inside:
             body = await decode_body(raw, route.body, self._unknown)
             if getattr(body, "stream", None):
                 raise InvalidRequest("stream: a line of a batch has one answer", param="stream")
+            if getattr(body, "background", None):  # nobody would ever hear of its end
+                message = "background: a line of a batch has its answer in the batch's output"
+                raise InvalidRequest(message, param="background", code="unsupported_parameter")
             if "priority" in body.__struct_fields__ and body.priority is None:
                 body = msgspec.structs.replace(body, priority=LOW_PRIORITY)
             await route.handler(exchange, body)

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import EngineConfig, ServerConfig, TenantConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.auth import anonymous_keys, digest_of
+from troupellm.server.auth import anonymous_keys, digest_of, named
 
 MAX_KEYS = 1024
 """Names in the file; each is a label in the metrics."""
@@ -42,8 +43,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keys(msgspec.Struct, frozen=True):
     """Everybody who may come in."""
 
-    names: dict[bytes, str]
-    """SHA-256 of a key to its name."""
+    callers: dict[bytes, Caller]
+    """SHA-256 of a key to who has it."""
     tenants: tuple[TenantConfig, ...]
 
 
@@ -53,22 +54,24 @@ def read_keys(config: ServerConfig) -> Keys:
     Raises:
         ConfigError: the file cannot be read or says something wrong, or a key is empty.
     """
-    names: dict[bytes, str] = {}
+    callers: dict[bytes, Caller] = {}
     tenants: list[TenantConfig] = []
     for number, entry in enumerate(_entries(config.api_key_file), start=1):
         digest = _digest(entry, number)
-        if digest in names:
-            raise _wrong(f"keys {number} ({entry.name}) and {names[digest]} are the same")
-        if entry.name in names.values():
+        if digest in callers:
+            raise _wrong(f"keys {number} ({entry.name}) and {callers[digest].name} are the same")
+        caller = named(entry.name)
+        if caller in callers.values():
             raise _wrong(f"two keys have the name {entry.name}")
-        names[digest] = entry.name
+        callers[digest] = caller
         tenants.append(_tenant(entry))
-    anonymous = {digest: name for digest, name in anonymous_keys(config.api_key).items() if digest not in names}
-    if taken := set(anonymous.values()) & set(names.values()):
+    anonymous = {digest: caller for digest, caller in anonymous_keys(config.api_key).items() if digest not in callers}
+    numbered = [caller.name for caller in anonymous.values()]
+    if taken := set(numbered) & {caller.name for caller in callers.values()}:
         raise _wrong(f"the name {min(taken)} is that of a key without a name; take another one")
-    if len(names) + len(anonymous) > 1:
-        tenants += [TenantConfig(name=name) for name in anonymous.values()]
-    return Keys(names | anonymous, tuple(tenants))
+    if len(callers) + len(anonymous) > 1:
+        tenants += [TenantConfig(name=name) for name in numbered]
+    return Keys(callers | anonymous, tuple(tenants))
 
 
 def with_tenants(engine: EngineConfig, tenants: tuple[TenantConfig, ...]) -> EngineConfig:

@@ -1,6 +1,6 @@
 """Engines that live as long as an application: for host frameworks, and for apps that own their engine."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -45,23 +45,30 @@ async def _engine(host: "EngineHost", owned: Engine | None) -> AsyncIterator["Se
 
 
 @asynccontextmanager
-async def _batches(host: "EngineHost", engine: "ServedEngine", routes: Sequence["Route"]) -> AsyncIterator[None]:
+async def _batches(
+    host: "EngineHost", engine: "ServedEngine", routes: Sequence["Route"], owners: Mapping[str, str]
+) -> AsyncIterator[None]:
     from troupellm.server.batches.runner import held_folder, running_batches
 
     with held_folder(host.config):
-        async with running_batches(engine, host.config, routes, host):
+        async with running_batches(engine, host.config, routes, host, owners):
             yield
 
 
 async def run_lifespan(
-    host: "EngineHost", owned: Engine | None, routes: Sequence["Route"], receive: "Receive", send: "Send"
+    host: "EngineHost",
+    owned: Engine | None,
+    routes: Sequence["Route"],
+    owners: Mapping[str, str],
+    receive: "Receive",
+    send: "Send",
 ) -> None:
     """Answer the server's lifespan messages; between startup and shutdown an owned engine is open."""
     await receive()
     host.loading = host.engine is None
     started = False
     try:
-        async with _engine(host, owned) as engine, host.running(), _batches(host, engine, routes):
+        async with _engine(host, owned) as engine, host.running(), _batches(host, engine, routes, owners):
             host.engine = engine
             started = True
             await send({"type": "lifespan.startup.complete"})

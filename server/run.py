@@ -17,6 +17,7 @@ from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
 from troupellm.server.app import routes
+from troupellm.server.auth import owners_of
 from troupellm.server.batches.runner import held_folder, running_batches
 from troupellm.server.errors import flatten
 from troupellm.server.exit_codes import EXIT_FAILED
@@ -159,7 +160,7 @@ async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> Asyn
         return
     host = side.host if isinstance(side, LocalSide) else EngineHost(config, engine)
     try:
-        async with running_batches(engine, config, routes(host, "/v1"), host):
+        async with running_batches(engine, config, routes(host, "/v1"), host, owners_of(read_keys(config).callers)):
             yield
     finally:
         if not isinstance(side, LocalSide):

@@ -1,18 +1,15 @@
 """How a line is asked until it has its answer: patiently where the server has no room, a few times where it fails."""
 
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import anyio
-
 from troupellm.protocol.batch import BatchResult
+from troupellm.protocol.caller import NOBODY, Caller
 from troupellm.server.batches.lines import Good, answered
 from troupellm.server.inside import Inside
 
 MOST_ATTEMPTS = 5
 """Of a line that the server could not answer; being told to come later is no attempt."""
-LONGEST_PAUSE = 5.0
 
 
 class Room(Protocol):
@@ -22,27 +19,40 @@ class Room(Protocol):
 
     def leave(self) -> None: ...
 
+    async def pause(self, seconds: float) -> None:
+        """A line that has left was told to come again after so long; it enters next."""
+
+    def ended(self) -> None:
+        """A line has an answer that stays."""
+
 
 async def ask(
-    inside: Inside, line: Good, room: Room, keep: Callable[[int, BatchResult], Awaitable[None]], *, key: str = ""
+    inside: Inside,
+    line: Good,
+    room: Room,
+    keep: Callable[[int, BatchResult], Awaitable[None]],
+    *,
+    caller: Caller = NOBODY,
 ) -> None:
     """Ask for a line that has room, which is given back when `keep` has its result.
 
     Args:
-        key: name of the API key for which it is asked.
+        caller: for whom it is asked.
     """
     has_room, attempts = True, 0
     try:
         while True:
-            answer = await inside.post(line.url, line.body, key=key)
+            answer = await inside.post(line.url, line.body, caller=caller)
             attempts += answer.status != 429
             if answer.retry_after is None or attempts >= MOST_ATTEMPTS:
                 break
             room.leave()
             has_room = False
-            await anyio.sleep(min(answer.retry_after, LONGEST_PAUSE) * (0.5 + secrets.randbelow(100) / 200))
+            await room.pause(answer.retry_after)
             await room.enter()
             has_room = True
+        if answer.retry_after is None:
+            room.ended()
         await keep(line.number, answered(line, answer))
     finally:
         if has_room:

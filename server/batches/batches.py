@@ -40,26 +40,26 @@ async def create(host: EngineHost, exchange: Exchange, request: BatchRequest) ->
         metadata=request.metadata,
     )
     life = None if request.output_expires_after is None else request.output_expires_after.seconds
-    await batches.store.add_batch(exchange.key, batch, life)
+    await batches.store.add_batch(exchange.owner, batch, life)
     await exchange.respond(200, msgspec.json.encode(batch))
 
 
 async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     """GET /v1/batches."""
     query: BatchesQuery = exchange.query
-    page = await host.batches.store.batches(exchange.key, after=query.after, limit=query.limit)
+    page = await host.batches.store.batches(exchange.owner, after=query.after, limit=query.limit)
     found = cast(list[Batch], page.entries)
     await exchange.respond(200, msgspec.json.encode(BatchList(data=found, **ends(page))))
 
 
 async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
     """GET /v1/batches/{batch_id}."""
-    await _answer(exchange, await host.batches.store.batch(exchange.key, exchange.path_values["batch_id"]))
+    await _answer(exchange, await host.batches.store.batch(exchange.owner, exchange.path_values["batch_id"]))
 
 
 async def cancel(host: EngineHost, exchange: Exchange, _: None) -> None:
     """POST /v1/batches/{batch_id}/cancel."""
-    batch = await host.batches.store.cancel_batch(exchange.key, exchange.path_values["batch_id"])
+    batch = await host.batches.store.cancel_batch(exchange.owner, exchange.path_values["batch_id"])
     await _answer(exchange, batch)
 
 

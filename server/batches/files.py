@@ -26,7 +26,7 @@ PIECE_BYTES = 65_536
 async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
     """POST /v1/files."""
     store = host.batches.store
-    await store.check_room(exchange.key)
+    await store.check_room(exchange.owner)
     if host.batches.uploads >= MAX_UPLOADS:
         raise EngineOverloaded(f"{MAX_UPLOADS} files are being uploaded already, which is the most")
     most = store.config.max_file_bytes + OVERHEAD_BYTES
@@ -39,7 +39,7 @@ async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
         with exchange.reading:
             file, path = await _take(store, upload, reader), upload.path
             try:
-                await store.add_file(exchange.key, file, path)
+                await store.add_file(exchange.owner, file, path)
             finally:
                 path.unlink(missing_ok=True)
             await exchange.respond(200, msgspec.json.encode(file))
@@ -95,7 +95,7 @@ async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     """GET /v1/files."""
     query: FilesQuery = exchange.query
     page = await host.batches.store.files(
-        exchange.key, after=query.after, limit=query.limit, newest=query.order == "desc", purpose=query.purpose
+        exchange.owner, after=query.after, limit=query.limit, newest=query.order == "desc", purpose=query.purpose
     )
     files = cast(list[FileObject], page.entries)
     await exchange.respond(200, msgspec.json.encode(FileList(data=files, **ends(page))))
@@ -109,7 +109,7 @@ async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
 async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
     """DELETE /v1/files/{file_id}."""
     file_id = exchange.path_values["file_id"]
-    if not await host.batches.store.delete_file(exchange.key, file_id):
+    if not await host.batches.store.delete_file(exchange.owner, file_id):
         raise no_file()
     await exchange.respond(200, msgspec.json.encode(FileDeleted(id=file_id)))
 
@@ -155,7 +155,7 @@ def no_file() -> HttpError:
 
 
 async def _find(host: EngineHost, exchange: Exchange) -> FileObject:
-    file = await host.batches.store.file(exchange.key, exchange.path_values["file_id"])
+    file = await host.batches.store.file(exchange.owner, exchange.path_values["file_id"])
     if file is None:
         raise no_file()
     return file

@@ -1,19 +1,18 @@
 """One batch, from its input file to its output files. What was answered once is not asked again, whatever happens."""
 
 import math
-import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import BinaryIO
 
 import anyio
 
 from troupellm.protocol.batch import BatchError, BatchErrors, BatchResult
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.batches.asking import ask
-from troupellm.server.batches.governor import Governor
 from troupellm.server.batches.lines import Bad, Checker, Good, Lines, count_lines, failed
 from troupellm.server.batches.progress import Entry, Progress
+from troupellm.server.batches.share import Share
 from troupellm.server.batches.store import Store
 from troupellm.server.inside import Inside
 from troupellm.server.offload import offload
@@ -22,11 +21,19 @@ from troupellm.server.offload import offload
 class Job:
     """`run` ends when the batch is over. `cancel` and `expire` end the asking, and it goes on to its output files."""
 
-    def __init__(self, entry: Entry, store: Store, inside: Inside, governor: Governor, config: ServerConfig) -> None:
+    def __init__(
+        self, entry: Entry, store: Store, inside: Inside, share: Share, config: ServerConfig, *, tenant: str
+    ) -> None:
+        """
+        Args:
+            share: of its owner.
+            tenant: the owner's name now.
+        """
         self.entry = entry
         self._store = store
         self._inside = inside
-        self._governor = governor
+        self._share = share
+        self._caller = Caller(tenant, entry.owner)
         self._longest = config.max_body_bytes
         self._most = config.max_batch_lines
         self._progress = Progress(store, entry)
@@ -36,11 +43,6 @@ class Job:
     def cancel(self) -> None:
         """Nothing more is asked for it."""
         self._asking.cancel()
-
-    @property
-    def expired(self) -> bool:
-        expires = self.entry.batch.expires_at
-        return expires is not None and time.time() >= expires
 
     async def run(self) -> None:
         """
@@ -55,10 +57,10 @@ class Job:
                 return
             batch = await self._progress.set_status("in_progress", total=self._total)
         if batch.status == "in_progress":
-            if not self.expired:
+            if not self.entry.expired:
                 with self._asking:
                     await self._ask()
-            if self.expired:
+            if self.entry.expired:
                 await self._give_up()
             batch = await self._progress.set_status("finalizing")
         if batch.status == "cancelling":
@@ -83,9 +85,8 @@ class Job:
         return None
 
     async def _ask(self) -> None:
-        """Have every line answered that is not yet."""
+        """Have every line answered that is not yet. No more of them are in memory than its owner may have out."""
         done = await self._progress.answered()
-        work = partial(ask, self._inside, room=self._governor, keep=self._progress.put, key=self.entry.owner)
         async with anyio.create_task_group() as group:
 
             async def take(line: Good | Bad) -> None:
@@ -93,11 +94,22 @@ class Job:
                     return
                 if isinstance(line, Bad):
                     await self._progress.put(line.number, line.result)
-                else:
-                    await self._governor.enter()
-                    group.start_soon(work, line)
+                    return
+                await self._share.claim()
+                try:
+                    await self._share.enter()
+                except BaseException:
+                    self._share.release()
+                    raise
+                group.start_soon(self._ask_for, line)
 
             await self._for_each(take)
+
+    async def _ask_for(self, line: Good) -> None:
+        try:
+            await ask(self._inside, line, self._share, self._progress.put, caller=self._caller)
+        finally:
+            self._share.release()
 
     async def _give_up(self) -> None:
         """What is not answered in time is said so, line by line."""

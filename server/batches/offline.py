@@ -6,6 +6,7 @@ before them, of which there are never many.
 """
 
 import os
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from troupellm.server.offload import offload
 
 AHEAD = 4
 """So many times as many results as requests in flight may wait for one before them."""
+LONGEST_PAUSE = 5.0
+"""Seconds. Nobody has limits here, so whatever keeps a line from being answered is soon over."""
 
 
 class ResumeError(TroupeError):
@@ -50,6 +53,12 @@ class _Slots:
 
     def leave(self) -> None:
         self._slots.release()
+
+    async def pause(self, seconds: float) -> None:
+        await anyio.sleep(min(seconds, LONGEST_PAUSE) * (0.5 + secrets.randbelow(100) / 200))
+
+    def ended(self) -> None:
+        pass
 
 
 class Writer:

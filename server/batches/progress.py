@@ -29,6 +29,11 @@ class Entry(msgspec.Struct, frozen=True):
     life: int | None
     batch: Batch
 
+    @property
+    def expired(self) -> bool:
+        expires = self.batch.expires_at
+        return expires is not None and time.time() >= expires
+
 
 async def unfinished(store: Store) -> list[Entry]:
     """Oldest first."""

@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from troupellm.server.batches.governor import Governor
 from troupellm.server.batches.job import Job
 from troupellm.server.batches.progress import Entry, Progress, unfinished
 from troupellm.server.batches.schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
+from troupellm.server.batches.share import Share
 from troupellm.server.batches.store import Store
 from troupellm.server.errors import HttpError
 from troupellm.server.host import EngineHost
@@ -39,18 +40,26 @@ RETRY_SECONDS = 5.0
 PURGE_LOOKS = 120
 """Expired files are removed once in so many looks."""
 MOST_ACTIVE = 8
-"""Batches at once; their lines take turns."""
+"""Batches at once, or one of each owner if those are more; owners take turns."""
 
 
 class Runner:
     """Works until it is cancelled; what it was at is taken up again by the next one."""
 
-    def __init__(self, store: Store, inside: Inside, engine: ServedEngine, config: ServerConfig) -> None:
+    def __init__(
+        self, store: Store, inside: Inside, engine: ServedEngine, config: ServerConfig, owners: Mapping[str, str]
+    ) -> None:
+        """owners: those that the gate knows, and their names."""
         self._store = store
         self._inside = inside
         self._config = config
+        self._owners = owners
+        self._most = {tenant.name: tenant.max_concurrency for tenant in engine.config.scheduler.tenants}
         self._governor = Governor(engine, config.batch_concurrency)
+        self._shares: dict[str, Share] = {}
         self._active: dict[int, Job] = {}
+        self._unwanted: set[int] = set()
+        """Batches that were told of once."""
 
     async def run(self) -> None:
         looks = 0
@@ -66,19 +75,37 @@ class Runner:
                 await anyio.sleep(LOOK_SECONDS)
 
     def _follow(self, entries: list[Entry], group: TaskGroup) -> None:
-        """Start what there is room for, whoever has least at work first; stop what is not wanted any more."""
+        """Start what there is room for, whoever has least at work first; stop what is not wanted any more.
+
+        Every owner has a place: nobody waits for another one's batches to be over.
+        """
         for entry in entries:
             job = self._active.get(entry.number)
-            if job is not None and (entry.batch.status == "cancelling" or job.expired):
+            if job is not None and (entry.batch.status == "cancelling" or entry.expired):
                 job.cancel()
-        waiting = [entry for entry in entries if entry.number not in self._active]
-        while waiting and len(self._active) < MOST_ACTIVE:
+        waiting = [entry for entry in entries if entry.number not in self._active and self._is_wanted(entry)]
+        while waiting:
             at_work = Counter(job.entry.owner for job in self._active.values())
             entry = min(waiting, key=lambda entry: (at_work[entry.owner], entry.number))
+            if at_work[entry.owner] and len(self._active) >= MOST_ACTIVE:
+                break
             waiting.remove(entry)
-            job = Job(entry, self._store, self._inside, self._governor, self._config)
+            tenant = self._owners.get(entry.owner, "")
+            share = self._shares.get(entry.owner)
+            if share is None:
+                share = self._shares[entry.owner] = Share(self._governor, self._most.get(tenant))
+            job = Job(entry, self._store, self._inside, share, self._config, tenant=tenant)
             self._active[entry.number] = job
             group.start_soon(self._work, job)
+
+    def _is_wanted(self, entry: Entry) -> bool:
+        """For a key that was taken away nothing is asked: its batches wait for it to come back, or for their end."""
+        if entry.owner in self._owners or entry.expired or entry.batch.status in ("finalizing", "cancelling"):
+            return True
+        if entry.number not in self._unwanted:
+            self._unwanted.add(entry.number)
+            logger.warning("batch %s waits: nobody has its API key any more", entry.batch.id)
+        return False
 
     async def _work(self, job: Job) -> None:
         batch = job.entry.batch
@@ -148,17 +175,18 @@ def _tidy(folder: Path) -> None:
 
 @asynccontextmanager
 async def running_batches(
-    engine: ServedEngine, config: ServerConfig, routes: Iterable[Route], host: EngineHost
+    engine: ServedEngine, config: ServerConfig, routes: Iterable[Route], host: EngineHost, owners: Mapping[str, str]
 ) -> AsyncIterator[None]:
     """Inside the block the folder's batches are worked on; leaving it drops the lines in flight, to be asked again.
 
     Args:
         routes: what lines may ask for, bound to `host`.
+        owners: those that the gate knows, and the names that they have now.
     """
     if config.files_dir is None:
         yield
         return
-    runner = Runner(host.batches.store, Inside(host, routes), engine, config)
+    runner = Runner(host.batches.store, Inside(host, routes), engine, config, owners)
     async with anyio.create_task_group() as group:
         group.start_soon(runner.run)
         host.batches.runs = True

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from troupellm.protocol.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 5.0
 """What a process waits for another one to be done with the database."""
 PARAM = "files_dir"

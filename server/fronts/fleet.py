@@ -54,7 +54,7 @@ class FrontFleet:
         Raises:
             ConfigError: an empty API key, or a key file that says something wrong.
         """
-        self._keys = read_keys(config).names
+        self._keys = read_keys(config).callers
         self._admin_keys = admin_keys(config.admin_api_key)
         self.engine: Engine | None = None
         self.progress: LoadProgress | None = None

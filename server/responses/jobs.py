@@ -173,5 +173,5 @@ def _detached(exchange: Exchange) -> Exchange:
 
     scope = {"method": exchange.method, "path": "/", "raw_path": exchange.raw_path, "headers": exchange.headers}
     detached = Exchange(scope, receive, send, request_id=exchange.request_id, write_timeout=0.0)
-    detached.key, detached.route = exchange.key, exchange.route
+    detached.caller, detached.route = exchange.caller, exchange.route
     return detached

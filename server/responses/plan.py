@@ -12,7 +12,6 @@ from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
-from troupellm.server.owner import owner_of
 from troupellm.server.relabel import Names
 from troupellm.server.responses.items import SKIPPED, Items, item_type
 from troupellm.server.responses.past import gather
@@ -43,7 +42,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
     engine = host.require()
     model = host.check_model(request.model)
     keep = _keeps(host.responses, request)
-    owner = owner_of(exchange)
+    owner = exchange.owner
     name = f"resp_{secrets.token_hex(16)}"
     conversation = await gather(host, exchange, request, owner)
 

@@ -13,7 +13,6 @@ from troupellm.server.body import INLINE_BYTES
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
-from troupellm.server.owner import owner_of
 from troupellm.server.responses.follow import follow, not_found
 from troupellm.server.responses.items import item_type
 from troupellm.server.responses.jobs import Jobs
@@ -55,13 +54,13 @@ async def retrieve(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) ->
     after = -1 if query.starting_after is None else query.starting_after
     async with anyio.create_task_group() as group:
         group.start_soon(exchange.watch, group.cancel_scope)
-        await follow(host, jobs, exchange, owner_of(exchange), stored.id, after)
+        await follow(host, jobs, exchange, exchange.owner, stored.id, after)
         group.cancel_scope.cancel()
 
 
 async def delete(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
     name = (await _find(host, exchange)).id
-    if not await host.responses.delete(owner_of(exchange), name):
+    if not await host.responses.delete(exchange.owner, name):
         raise not_found()
     await _end(jobs, name)
     await exchange.respond(200, msgspec.json.encode(DeletedResponse(id=name)))
@@ -74,7 +73,7 @@ async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> N
         raise InvalidRequest("only responses that were created with background can be cancelled", param="response_id")
     if stored.running:
         response = msgspec.json.decode(stored.body) | {"status": "cancelled"}
-        await host.responses.update(owner_of(exchange), stored.id, "cancelled", msgspec.json.encode(response))
+        await host.responses.update(exchange.owner, stored.id, "cancelled", msgspec.json.encode(response))
         await _end(jobs, stored.id)
         stored = await _find(host, exchange)
     await exchange.respond(200, stored.body)
@@ -110,7 +109,7 @@ async def _find(host: EngineHost, exchange: Exchange) -> StoredResponse:
     """
     if not host.responses.enabled:
         raise no_store("response_id")
-    stored = await host.responses.get(owner_of(exchange), exchange.path_values["response_id"])
+    stored = await host.responses.get(exchange.owner, exchange.path_values["response_id"])
     if stored is None:
         raise not_found()
     return stored

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,62 +11,17 @@ import anyio
 import httpx
 import openai
 import pytest
-from openai import AsyncOpenAI
-from serving import Served, eventually, lifespan_of, running_server, server_config
+from batching import jsonl, line, lines_of, over, sdk, serving_batches, started, uploaded
+from serving import eventually, lifespan_of, running_server, server_config
 
-from troupellm.server.app import App, asgi
-from troupellm.server.batches.runner import held_folder, running_batches
+from troupellm.server.app import asgi
 
 pytestmark = pytest.mark.anyio
 
 
-def line(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    given = {"model": "tiny", "prompt": f"line {number}", "max_tokens": 1 + number % 7, "temperature": 0}
-    return {"custom_id": f"c{number}", "method": "POST", "url": url, "body": given | {"ignore_eos": True} | body}
-
-
-def jsonl(lines: list[Any]) -> bytes:
-    return b"".join((entry if isinstance(entry, bytes) else json.dumps(entry).encode()) + b"\n" for entry in lines)
-
-
-def sdk(served: Served, key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
-
-
-async def over(client: AsyncOpenAI, batch_id: str, timeout: float = 60) -> Any:
-    with anyio.fail_after(timeout):
-        while True:
-            batch = await client.batches.retrieve(batch_id)
-            if batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            await anyio.sleep(0.02)
-
-
-async def lines_of(client: AsyncOpenAI, file_id: str | None) -> list[Any]:
-    if file_id is None:
-        return []
-    text = (await client.files.content(file_id)).text
-    return [json.loads(entry) for entry in text.splitlines()]
-
-
 @pytest.fixture
 def serving(tiny_engine: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Serves a tiny model with a folder for files; the app's lifespan runs."""
-    from contextlib import asynccontextmanager
-
-    @asynccontextmanager
-    async def serve(engine_settings: dict[str, Any] | None = None, **settings: Any) -> Any:
-        config = server_config(files_dir=str(tmp_path / "files"), **settings)
-        async with tiny_engine(**(engine_settings or {})) as engine:
-            app: App = asgi(engine, config=config)
-            with held_folder(config):
-                async with (
-                    running_server(engine, config, app=app) as served,
-                    running_batches(engine, config, app.routes, app.host),
-                ):
-                    yield served
-
-    return serve
+    return partial(serving_batches, tiny_engine, tmp_path / "files")
 
 
 async def test_a_batch_is_answered_in_the_order_of_its_lines(serving: Any) -> None:
@@ -102,16 +58,6 @@ async def test_a_batch_is_answered_in_the_order_of_its_lines(serving: Any) -> No
         assert alone.choices[0].text == output[5]["response"]["body"]["choices"][0]["text"]
         errors = await lines_of(client, done.error_file_id)
         assert [entry["custom_id"] for entry in errors] == [None, "c3", "x", "c90", "c91", "c92", "c93"]
-
-
-async def uploaded(client: AsyncOpenAI, lines: list[Any], **options: Any) -> Any:
-    return await client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch", **options)
-
-
-async def started(client: AsyncOpenAI, lines: list[Any], window: str = "24h", **options: Any) -> Any:
-    file = await uploaded(client, lines)
-    given = {"endpoint": "/v1/completions", "completion_window": window} | options
-    return await client.batches.create(input_file_id=file.id, **given)
 
 
 async def test_files_are_listed_read_and_deleted(serving: Any) -> None:

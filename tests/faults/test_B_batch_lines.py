@@ -81,7 +81,7 @@ async def test_A1_bad_lines_cost_themselves_alone(tiny_engine: Any, tmp_path: Pa
         app = asgi(engine, config=config)
         before = resident_bytes()
         with held_folder(config):
-            async with running_batches(engine, config, app.routes, attacked.served.host):
+            async with running_batches(engine, config, app.routes, attacked.served.host, app.owners):
                 batch = await batch_of(attacked, lines)
         assert batch["status"] == "completed"
         good = await results(attacked, batch["output_file_id"])
@@ -102,7 +102,7 @@ async def test_A4_a_line_that_never_ends(tiny_engine: Any, tmp_path: Path) -> No
     async with tiny_engine() as engine, under_attack(engine, config) as attacked:
         app = asgi(engine, config=config)
         with held_folder(config):
-            async with running_batches(engine, config, app.routes, attacked.served.host):
+            async with running_batches(engine, config, app.routes, attacked.served.host, app.owners):
                 batch = await batch_of(attacked, [entry("a"), b"x" * 16 * 2**20, entry("b")])
         assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
         assert [result["custom_id"] for result in await results(attacked, batch["output_file_id"])] == ["a", "b"]

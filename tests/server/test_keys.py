@@ -48,9 +48,9 @@ def test_keys_have_names_and_limits(tmp_path: Path) -> None:
         name="alice", requests_per_minute=60, tokens_per_minute=1000, max_concurrency=4, weight=2.0, priority=-1
     )
     assert bob == TenantConfig(name="bob")
-    gate = Gate(keys.names, frozenset())
-    assert gate.check(b"/v1/models", [f"Bearer {SECRET}".encode()]) == "alice"
-    assert gate.check(b"/v1/models", [b"Bearer sk-bob"]) == "bob"
+    gate = Gate(keys.callers, frozenset())
+    assert gate.check(b"/v1/models", [f"Bearer {SECRET}".encode()]).name == "alice"
+    assert gate.check(b"/v1/models", [b"Bearer sk-bob"]).name == "bob"
     with pytest.raises(HttpError):
         gate.check(b"/v1/models", [f"Bearer {digest}".encode()])  # the digest is no key
     assert with_tenants(EngineConfig(), keys.tenants).scheduler.tenants == (alice, bob)
@@ -76,7 +76,7 @@ def test_keys_without_names_are_tenants_once_there_are_several(tmp_path: Path) -
     assert [tenant.name for tenant in two.tenants] == ["key-1", "key-2"]
     both = write(tmp_path, f'[[keys]]\nname = "alice"\nkey = "{SECRET}"\n')
     both = ServerConfig(api_key_file=both.api_key_file, api_key=("one", SECRET))
-    assert sorted(read_keys(both).names.values()) == ["alice", "key-1"]
+    assert sorted(caller.name for caller in read_keys(both).callers.values()) == ["alice", "key-1"]
 
 
 @pytest.mark.parametrize(

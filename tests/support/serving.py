@@ -69,7 +69,7 @@ def server_config(**settings: Any) -> ServerConfig:
 def guarded_app(engine: Any, config: ServerConfig) -> App:
     """The app as `troupellm serve` makes it: it knows which address it listens on, and looks at Host and Origin."""
     host = EngineHost(config, engine)
-    return App(host, keys=read_keys(config).names, guard=guard_of(config), **admin_access(config))
+    return App(host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.server.batches.asking import MOST_ATTEMPTS, ask
 from troupellm.server.batches.governor import Governor, has_room
@@ -25,7 +26,7 @@ class FakeInside:
         self.answers = list(answers)
         self.asked = 0
 
-    async def post(self, url: str, raw: bytes, *, key: str) -> Answered:
+    async def post(self, url: str, raw: bytes, *, caller: Caller) -> Answered:
         self.asked += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -41,6 +42,12 @@ class FakeRoom:
 
     def leave(self) -> None:
         self.inside -= 1
+
+    async def pause(self, seconds: float) -> None:
+        assert self.inside == 0
+
+    def ended(self) -> None:
+        pass
 
 
 def answered(status: int, *, again: bool = False) -> Answered:
