@@ -5,6 +5,7 @@
 #   ALLOW_CUDA=1            download torch for CUDA although there is no NVIDIA GPU here
 #   PYTHON=python3.12       another interpreter for the environment
 #   ARGS="..."              arguments of `troupellm serve`, of pytest, or of the simulator
+#   TEST_JOBS=2             processes that run the tests side by side, a file each at a time
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
 
 PYTHON ?= python3
@@ -14,6 +15,8 @@ export ALLOW_CUDA
 ARGS ?=
 SEEDS ?= 20000
 JOBS ?= 2
+TEST_JOBS ?= 2
+SPREAD := -n $(TEST_JOBS) --dist loadfile
 VENV := .venv
 CLIENTS := .venv-clients
 BIN := $(VENV)/bin
@@ -31,7 +34,7 @@ demo: $(VENV)/.tested
 	@$(BIN)/python -m troupellm.load_tests.demo
 
 test: $(VENV)/.tested
-	$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 test-all: $(VENV)/.tested clients
 	$(BIN)/python -m pytest -q $(ARGS)

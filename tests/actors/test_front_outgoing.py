@@ -12,7 +12,7 @@ class StubOutbox:
         self.deltas = deltas
         self.prompt_token_ids = (1, 2)
         self.logprobs_of_prompt = prompt
-        self.terminal, self.error, self.timing = True, None, None
+        self.terminal, self.error, self.timing, self.vector = True, None, None, None
         self.usage = Usage(prompt_tokens=2, completion_tokens=1)
 
     @property
