@@ -261,6 +261,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{name}: {text}", param=name) from None
 
 
+SDK_HEADERS = (
+    *("authorization", "content-type", "user-agent", "x-request-id", "idempotency-key"),
+    *("openai-beta", "openai-organization", "openai-project"),
+    *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
+    *("x-stainless-arch", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version", "x-stainless-runtime"),
+    *("x-stainless-runtime-version", "x-stainless-retry-count", "x-stainless-timeout", "x-stainless-helper"),
+    *("x-stainless-helper-method", "x-stainless-poll-helper", "x-stainless-custom-poll-interval"),
+)
+"""What OpenAI's and Anthropic's clients send from a browser; a preflight must allow each by name."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP front."""
 
@@ -288,11 +299,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Annotated[
         tuple[str, ...], _help("origins whose pages may call this server, repeatable, * for any (default: its own)")
     ] = ()
-    allowed_methods: Annotated[tuple[str, ...], _help("methods that such pages may use, repeatable")] = ("GET", "POST")
-    allowed_headers: Annotated[tuple[str, ...], _help("headers that such pages may send, repeatable")] = (
-        "authorization",
-        "content-type",
+    allowed_methods: Annotated[tuple[str, ...], _help("methods that such pages may use, repeatable")] = (
+        "GET",
+        "POST",
+        "DELETE",
     )
+    allowed_headers: Annotated[
+        tuple[str, ...], _help("headers that such pages may send, repeatable (default: what the clients' SDKs send)")
+    ] = SDK_HEADERS
     allow_credentials: Annotated[bool, _help("such pages may send cookies; not with an origin of *")] = False
     ssl_certfile: Annotated[str | None, _help("certificate of the server: serve HTTPS, and HTTP/2 over it")] = None
     ssl_keyfile: Annotated[str | None, _help("its key, if it is not in the same file")] = None

@@ -40,6 +40,7 @@ from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.http_counts import UNMATCHED
 from troupellm.server.inside import is_plain
 from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
@@ -52,6 +53,7 @@ from troupellm.server.responses.routes import routes as responses_routes
 from troupellm.server.responses.schema import check_database
 from troupellm.server.router import Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
+from troupellm.server.websocket import refuse_websocket
 
 logger = logging.getLogger("troupellm.server")
 
@@ -190,8 +192,9 @@ class App:
         elif scope["type"] == "lifespan":
             await run_lifespan(self.host, self._owned, self.routes, self.owners, receive, send)
         elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000, "reason": "no websockets here"})
+            status = await refuse_websocket(scope, receive, send, request_id=self._request_id(scope))
+            self.host.counts.count("GET", UNMATCHED, status)
+            self.host.on_change()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""
@@ -214,10 +217,9 @@ class App:
     async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
         try:
             found = self._router.find(exchange.raw_path)
-            if found is not None:
-                exchange.error_shape = found.any.error_shape
-            check_size(exchange)
+            exchange.error_shape = self._router.error_shape(exchange.raw_path)
             exchange.further_headers = self._guard.check(exchange)
+            check_size(exchange)
             preflight = self._guard.preflight(exchange)
             if preflight is not None:
                 await exchange.respond(204, b"", preflight)

@@ -102,6 +102,10 @@ def method_not_allowed(allow: str) -> HttpError:
     return HttpError(405, f"this URL answers {allow} only", code="method_not_allowed", headers=headers)
 
 
+def no_websockets() -> HttpError:
+    return HttpError(400, "this server speaks no websockets", code="websockets_not_served", headers=_CLOSE)
+
+
 def unauthorized() -> HttpError:
     message = "a valid API key is needed: send it as Authorization: Bearer KEY"
     return HttpError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
@@ -118,11 +122,11 @@ def headers_too_large(limit: int) -> HttpError:
 
 
 def bad_request_head(status: int) -> HttpError:
-    """What the connection makes of bytes that are no request: 400, 431 for too much of them, 501 for odd encodings."""
+    """What the connection makes of bytes that are no request: 431 for too much of them, else 400, odd encodings too."""
     code = {431: "headers_too_large", 501: "unsupported_transfer_encoding"}.get(status, "invalid_http")
     texts = {431: "the request's headers are too large", 501: "the request's transfer encoding is not supported"}
     message = texts.get(status, "this is not a valid HTTP request")
-    return HttpError(status, message, code=code, headers=_CLOSE)
+    return HttpError(400 if status == 501 else status, message, code=code, headers=_CLOSE)
 
 
 def body_timeout(seconds: float) -> HttpError:

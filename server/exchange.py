@@ -37,8 +37,9 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str, write_timeout: float) -> None:
         self.method: str = scope["method"]
-        self.raw_path = _raw_path(scope)
-        """As the client spelt it; the app takes off the prefix under which it is mounted."""
+        self.raw_path, self.authority = _target(scope)
+        """As the client spelt it; the app takes off the prefix under which it is mounted. And whom the target itself
+        names (it stands above Host then); None for a plain path."""
         self.raw_query: bytes = scope.get("query_string") or b""
         self.query: Any = None
         """The decoded query, of the type that the route names."""
@@ -218,9 +219,10 @@ def check_size(exchange: Exchange) -> None:
         raise headers_too_large(MAX_HEADER_BYTES)
 
 
-def _raw_path(scope: Scope) -> bytes:
-    """The path of the request target, still percent-encoded; an absolute-form target means its path."""
+def _target(scope: Scope) -> tuple[bytes, str | None]:
+    """The path of the request target, still percent-encoded, and the authority of one in absolute form."""
     raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
     if raw[:8].lower().startswith(_SCHEMES):
-        return b"/" + raw.partition(b"://")[2].partition(b"/")[2]
-    return raw
+        authority, _, path = raw.partition(b"://")[2].partition(b"/")
+        return b"/" + path, authority.decode("latin-1")
+    return raw, None

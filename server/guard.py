@@ -5,6 +5,7 @@ listens on loopback only, under any name that it has resolve there.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from troupellm.protocol.config import ServerConfig
@@ -15,6 +16,8 @@ from troupellm.server.exchange import Exchange
 ANY = "*"
 PREFLIGHT_SECONDS = b"600"
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
+_EXPOSED = (b"access-control-expose-headers", b"x-request-id, request-id, retry-after, x-should-retry")
 _ONCE = (b"host", b"origin", b"content-type", b"content-length")
 
 
@@ -53,13 +56,17 @@ class Guard:
         for name in _ONCE:
             if len(exchange.header_values(name)) > 1:
                 raise ambiguous_head(name.decode())
-        host = (exchange.header(b"host") or "").lower()
-        if self._hosts is not None and ANY not in self._hosts and host and _name_of(host) not in self._hosts:
+        named = exchange.header(b"host") if exchange.authority is None else exchange.authority
+        host = (named or "").lower()
+        if named is not None and not self._goes_by(host):  # HTTP/1.0 may name none
             raise misdirected()
         origin = exchange.header(b"origin")
         if origin is None or not self._own_pages_only:
             return ()
         return self._answer_to(origin.lower(), host)
+
+    def _goes_by(self, host: str) -> bool:
+        return self._hosts is None or ANY in self._hosts or _name_of(host) in self._hosts
 
     def preflight(self, exchange: Exchange) -> Headers | None:
         """What to answer when a browser asks whether a page may send something; None where it does not ask."""
@@ -68,11 +75,11 @@ class Guard:
 
     def _answer_to(self, origin: str, host: str) -> Headers:
         if ANY in self._origins:
-            return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", b"x-request-id"))
+            return ((b"access-control-allow-origin", b"*"), _EXPOSED)
         if origin in self._origins:
             headers: Headers = (
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"access-control-expose-headers", b"x-request-id"),
+                _EXPOSED,
                 (b"vary", b"origin"),
             )
             return (*headers, (b"access-control-allow-credentials", b"true")) if self._credentials else headers
@@ -105,8 +112,7 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _name_of(host: str) -> str:
-    """`name`, `name:port`, `[::1]:port` without the port and the brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
+def _name_of(host: str) -> str | None:
+    """`name`, `name:port`, `[::1]:port` without the port and the brackets; None for what is none of them."""
+    match = _HOST.fullmatch(host)
+    return None if match is None else (match["address"] or match["name"]).rstrip(".")

@@ -77,6 +77,12 @@ class Router:
             else:
                 table.setdefault(route.path.encode(), {})[route.method] = route
         self._patterns = [(_pattern(path), methods) for path, methods in self._named.items()]
+        self._shaped = {
+            path: route.error_shape
+            for path, methods in self._exact.items()
+            for route in methods.values()
+            if route.error_shape != "openai"
+        }
         self.open_paths = frozenset(
             path for path, methods in self._exact.items() if all(route.scope == "open" for route in methods.values())
         )
@@ -111,6 +117,13 @@ class Router:
                 if tail and all(part not in ("", ".", "..") for part in tail.split("/")):
                     return Found(methods, tail)
         return None
+
+    def error_shape(self, raw_path: bytes) -> ErrorShape:
+        """Of the errors of a path; what is no route has the shape of the API below whose path it would be."""
+        found = self.find(raw_path)
+        if found is not None:
+            return found.any.error_shape
+        return next((shape for path, shape in self._shaped.items() if raw_path.startswith(path + b"/")), "openai")
 
     def match(self, method: str, raw_path: bytes) -> tuple[Route, Found]:
         """The route, and what of its path was open.

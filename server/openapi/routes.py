@@ -36,7 +36,13 @@ class Reference:
                 summary="This API as an OpenAPI 3.1 document.",
                 response=dict[str, Any],
             ),
-            get(path="/docs", handler=self.page, summary="The same for people.", answers="text/html"),
+            get(
+                path="/docs",
+                handler=self.page,
+                scope="open",  # holds nothing secret, and no browser could send the key for it
+                summary="The same for people.",
+                answers="text/html",
+            ),
         ]
 
     async def json(self, exchange: Exchange, _: None) -> None:

@@ -22,6 +22,7 @@ LEAST_PIECE = 32
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
+_VERSIONS = (b"1.0", b"1.1")
 
 
 class Http1(H11Protocol):  # type: ignore[misc]
@@ -44,7 +45,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
     async def stream_send(self, event: StreamEvent) -> None:
         """hypercorn's, but for pieces of a chunked body: h11 would look at each for longer than sending it takes."""
-        if isinstance(event, Body) and isinstance(self.connection._writer, ChunkedWriter):
+        if isinstance(event, Body) and isinstance(getattr(self.connection, "_writer", None), ChunkedWriter):
             if event.data and self.connection.our_state is h11.SEND_BODY:
                 await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
             return
@@ -60,6 +61,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 event = self.connection.next_event()
                 if isinstance(event, h11.Data):
                     self._count(event)
+                elif isinstance(event, h11.Request):
+                    _check_request(event)
             except h11.RemoteProtocolError as error:
                 await self._end(error.error_status_hint)
                 break
@@ -112,7 +115,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """HTTP/2 by prior knowledge only: its upgrade header is ignored, as the standard says by now."""
-        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+        if _is_http2(event):
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
 
 
@@ -139,6 +142,17 @@ class StrictBuffer(ReceiveBuffer):
         return list(lines)
 
 
+def _check_request(event: h11.Request) -> None:
+    if event.http_version not in _VERSIONS and not _is_http2(event):
+        raise h11.RemoteProtocolError("a version of HTTP that is not spoken here")
+    if event.http_version == b"1.0" and any(name == b"transfer-encoding" for name, _ in event.headers):
+        raise h11.RemoteProtocolError("HTTP/1.0 has no transfer encodings")
+
+
+def _is_http2(event: h11.Request) -> bool:
+    return event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0"
+
+
 def _check_head(lines: list[bytearray]) -> None:
     if len(lines) > MAX_HEADERS + 1:
         raise h11.LocalProtocolError("too many headers", error_status_hint=431)
@@ -146,6 +160,10 @@ def _check_head(lines: list[bytearray]) -> None:
     for line in lines:
         if line.startswith((b" ", b"\t")):
             raise h11.LocalProtocolError("a folded header")
-        framing += bytes(line.partition(b":")[0]).strip().lower() in _FRAMING
+        name, _, value = bytes(line).partition(b":")
+        name = name.strip().lower()
+        framing += name in _FRAMING
+        if name == b"content-length" and not value.strip().isdigit():
+            raise h11.LocalProtocolError("the length of the body is no number")
     if framing > 1:
         raise h11.LocalProtocolError("the length of the body is given more than once")

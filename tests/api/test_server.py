@@ -159,7 +159,7 @@ GARBAGE = {
     b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n": (400, "invalid_http"),
     b"GET /health HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n": (400, "invalid_http"),
     b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n": (400, "invalid_http"),
-    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: odd\r\n\r\n": (501, None),
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: odd\r\n\r\n": (400, None),
     b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 70_000 + b"\r\n\r\n": (431, "headers_too_large"),
     b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: " + b"x" * 17_000 + b"\r\n\r\n": (431, "headers_too_large"),
     b"GET /health?" + b"x" * 17_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n": (431, "headers_too_large"),
@@ -177,7 +177,7 @@ async def test_what_is_no_request_gets_our_kind_of_error(tiny_engine):
             assert set(error) == {"message", "type", "param", "code"}
             assert int(head.split()[1]) == status, (request[:80], head)
             assert code in (None, error["code"])
-            assert head.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))
+            assert head.startswith(b"HTTP/1.1 4")
             lines = head.lower().split(b"\r\n")
             assert b"connection: close" in lines
             assert b"content-type: application/json" in lines
@@ -201,8 +201,24 @@ async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
             sent.append(message["type"])
 
         await app({"type": "something-new"}, receive, send)
-        await app({"type": "websocket"}, receive, send)
+        await app({"type": "websocket", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
+
+
+async def test_a_websocket_is_refused_as_any_request_is(tiny_engine):
+    asked = (
+        b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eHh4eHh4eHh4eHh4eHh4eA==\r\nX-Request-Id: mine\r\n\r\n"
+    )
+    async with tiny_engine() as engine, running_server(engine) as served:
+        connection = await served.raw(asked)
+        head, _, body = (await connection.read_all()).partition(b"\r\n\r\n")
+        await connection.close()
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"x-request-id: mine" in head.lower()
+        assert json.loads(body)["error"]["code"] == "websockets_not_served"
+        async with served.client() as client:
+            assert 'route="unmatched",status="400"' in (await client.get("/metrics")).text
 
 
 async def test_runs_under_uvicorn(tiny_engine):

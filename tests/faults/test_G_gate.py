@@ -18,7 +18,8 @@ pytestmark = pytest.mark.anyio
 under_attack = partial(canary.under_attack, canary_tokens=24)
 """Short songs: there are many attacks."""
 
-PROBES = {"/health", "/readyz", "/livez", "/startupz", "/ping"}
+OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs"}
+"""Probes, and the page that asks for the key and reads /openapi.json with it."""
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_G2_what_is_compared_is_a_blinded_digest_and_no_key(monkeypatch):
     assert not any(b"secret" in one or b"secret" in other for one, other in compared)
 
 
-async def test_G3_only_probes_answer_without_a_key(tiny_engine):
+async def test_G3_only_probes_and_the_empty_page_answer_without_a_key(tiny_engine):
     config = server_config(api_key=("secret",), admin_api_key=("boss",))
     async with tiny_engine() as engine, under_attack(engine, config) as attacked, attacked.served.client() as client:
         answered = set()
@@ -65,7 +66,10 @@ async def test_G3_only_probes_answer_without_a_key(tiny_engine):
             response = await client.request(route.method, path)
             if response.status_code != 401:
                 answered.add(path)
-        assert answered == PROBES
+        assert answered == OPEN
+        page = (await client.get("/docs")).text
+        assert 'id="key"' in page
+        assert "tiny" not in page, "nothing about what is served"
 
 
 async def test_G8_admin_routes_are_not_there_without_an_admin_key_and_need_it_with_one(tiny_engine):
@@ -103,6 +107,10 @@ HOSTS = [
     ("evil.example#localhost", 421),
     ("127.0.0.2", 421),
     ("0", 421),
+    ("localhost:1@evil.example", 421),
+    ("[::1]evil.example", 421),
+    ("localhost:", 421),
+    ("", 421),
 ]
 
 
@@ -121,6 +129,13 @@ async def test_G7_on_loopback_only_the_machines_own_names_are_answered(tiny_engi
                 status, seen = await status_of(attacked, f"Host: {host}", path=path)
                 assert status == wanted, (host, path)
                 assert wanted == 200 or b'"host_not_allowed"' in seen
+
+
+async def test_G7_the_name_in_the_target_stands_above_the_host_header(tiny_engine):
+    async with tiny_engine() as engine, under_attack(engine, guarded=True) as attacked:
+        for name, wanted in (("evil.example", 421), ("localhost:1", 200), ("localhost@evil.example", 421)):
+            path = f"http://{name}/v1/models"
+            assert (await status_of(attacked, "Host: localhost", path=path))[0] == wanted, name
 
 
 async def test_G7_names_that_were_allowed_are_answered(tiny_engine):
@@ -157,7 +172,10 @@ async def test_G7_pages_that_were_allowed_may_ask_and_read(tiny_engine):
         status, seen = await status_of(attacked, *ask, method="OPTIONS", path="/v1/completions")
         assert status == 204
         assert b"access-control-allow-origin: http://page.example\r\n" in seen
-        assert b"access-control-allow-headers: authorization, content-type\r\n" in seen
+        allowed = {name: value for name, _, value in (line.partition(b": ") for line in seen.split(b"\r\n"))}
+        assert allowed[b"access-control-allow-methods"] == b"get, post, delete"
+        headers = set(allowed[b"access-control-allow-headers"].split(b", "))
+        assert headers >= {b"authorization", b"content-type", b"x-api-key", b"anthropic-version", b"x-stainless-lang"}
         status, seen = await status_of(attacked, *page, key)
         assert status == 200
         assert b"access-control-allow-origin: http://page.example\r\n" in seen
@@ -167,6 +185,9 @@ async def test_G7_pages_that_were_allowed_may_ask_and_read(tiny_engine):
         assert status == 401
         assert b"access-control-allow-origin" in seen, "the page must be able to read why"
         assert (await status_of(attacked, "Host: localhost", "Origin: http://other.example", key))[0] == 403
+        status, seen = await status_of(attacked, *page, key, *(f"X-{number}: {'y' * 150}" for number in range(90)))
+        assert status == 431
+        assert b"access-control-allow-origin: http://page.example\r\n" in seen
 
 
 async def test_G7_any_origin_is_never_allowed_with_cookies(tiny_engine):

@@ -146,3 +146,12 @@ def test_a_wrong_verb_on_a_path_with_names_says_what_is_allowed(stored):
     with pytest.raises(HttpError) as caught:
         stored.match("PUT", b"/v1/answers/abc")
     assert dict(caught.value.headers)[b"allow"] == b"DELETE, GET, HEAD"
+
+
+def test_errors_below_the_path_of_an_api_have_its_shape():
+    messages = Route(method="POST", path="/v1/messages", handler=handler, error_shape="anthropic")
+    router = Router([messages, Route(method="GET", path="/v1/models", handler=handler)])
+    shaped = {path for path in (b"/v1/messages", b"/v1/messages/x/y") if router.error_shape(path) == "anthropic"}
+    assert len(shaped) == 2
+    for path in (b"/v1/models", b"/v1/models/x", b"/v1/messagesx", b"/nowhere"):
+        assert router.error_shape(path) == "openai"
