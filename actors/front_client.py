@@ -310,6 +310,7 @@ class RemoteEngine(Door):
                     streaming=submission.streaming,
                     cache_salt=submission.cache_salt,
                     pooling=submission.pooling,
+                    truncated=prompt.truncated,
                     segment=prompt.segment,
                 )
             )
@@ -357,7 +358,7 @@ class RemoteEngine(Door):
                 param="prompt_embeds",
                 code="unsupported_parameter",
             )
-        return TokensPrompt(self._preparer.checked(submission.prompt, submission.params)[0])
+        return self._preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:
         """What an outbox would tell the scheduler."""

@@ -227,7 +227,9 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         raise RequestFailed("the prompt is no list of token ids")
     return Submission(
         request_id=submit.request_id,
-        prompt=TokensPrompt(memoryview(submit.prompt).cast("i").tolist(), segment=submit.segment),
+        prompt=TokensPrompt(
+            memoryview(submit.prompt).cast("i").tolist(), segment=submit.segment, truncated=submit.truncated
+        ),
         params=submit.params,
         wait=apply.wait,
         tenant=apply.demand.tenant,

@@ -142,8 +142,10 @@ async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTempla
         InvalidRequest: the prompt cannot be rendered or tokenized.
     """
     if is_short(prompt, chat_template):
-        return tokenize(prompt, tokenizer, chat_template, None)
-    return await threads.run(tokenize, prompt, tokenizer, chat_template, None)
+        tokens = tokenize(prompt, tokenizer, chat_template, None)
+    else:
+        tokens = await threads.run(tokenize, prompt, tokenizer, chat_template, None)
+    return list(tokens.token_ids)
 
 
 def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:

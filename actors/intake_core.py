@@ -12,7 +12,7 @@ from troupellm.actors.sampling_states import SamplingStates
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
-from troupellm.protocol.intake import EmbedsPrompt, PrepareRequest, Prompt
+from troupellm.protocol.intake import EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
@@ -76,9 +76,9 @@ class Preparer:
             InvalidRequest: the request cannot be served; names the field.
         """
         params = message.params
-        token_ids, max_tokens = self.checked(message.prompt, params)
+        tokens, max_tokens = self.checked(message.prompt, params)
         embeddings = message.prompt.embeddings if isinstance(message.prompt, EmbedsPrompt) else None
-        prompt = array("i", token_ids).tobytes()
+        prompt = array("i", tokens.token_ids).tobytes()
         sequences = self._sequences(params, seed)
         opened = OpenRequest(
             request=message.request,
@@ -94,6 +94,7 @@ class Preparer:
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             stream_interval=self.stream_interval(params),
+            truncated=tokens.truncated,
             kept_token_ids=tuple(params.kept_token_ids or ()),
         )
         submitted = SubmitRequest(
@@ -127,18 +128,18 @@ class Preparer:
             namespace(tenant=message.tenant, cache_salt=message.cache_salt, media=media), prompt
         )
 
-    def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
-        """A prompt's token ids, and how many tokens may be generated.
+    def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:
+        """A prompt's tokens, and how many tokens may be generated.
 
         Raises:
             InvalidRequest: the model cannot serve it; names the field.
         """
         check_generates(self._ready)
         room = self._capped(params.max_tokens) or 1
-        token_ids = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
+        tokens = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
         if isinstance(prompt, EmbedsPrompt):
             self._check_embeddings(prompt, params)
-        return token_ids, self._check(prompt_field(prompt), token_ids, params)
+        return tokens, self._check(prompt_field(prompt), tokens.token_ids, params)
 
     def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
         params.check_against(self._limits)

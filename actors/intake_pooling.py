@@ -2,6 +2,8 @@
 
 from array import array
 
+import msgspec
+
 from troupellm.actors.intake_core import Prepared, Preparer
 from troupellm.actors.prompts import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.protocol.errors import InvalidRequest
@@ -19,7 +21,7 @@ class PoolingPreparer(Preparer):
         if message.pooling is None:
             return super().prepare(message, seed)
         tokens, state = self.pooled(message.prompt, message.pooling)
-        return self._request(message, array("i", tokens.token_ids).tobytes(), state, message.pooling.priority)
+        return self._request(message, tokens, state, message.pooling.priority)
 
     def pooled(self, prompt: Prompt, params: PoolingParams) -> tuple[TokensPrompt, PoolingState]:
         """The tokens of a prompt that is to be pooled, and what the worker is told of it.
@@ -48,9 +50,9 @@ class PoolingPreparer(Preparer):
         longest = self._limits.max_model_len
         if isinstance(prompt, PairPrompt):
             return self._tokenize_pair(prompt, longest)
-        token_ids = tokenize(prompt, self._tokenizer, self._template, longest)
+        tokens = tokenize(prompt, self._tokenizer, self._template, longest)
         segment = prompt.segment if isinstance(prompt, TokensPrompt) and prompt.truncation is None else 0
-        return TokensPrompt(token_ids, segment=segment)
+        return msgspec.structs.replace(tokens, segment=segment)
 
     def _tokenize_pair(self, prompt: PairPrompt, longest: int) -> TokensPrompt:
         truncation, field = prompt.truncation, prompt_field(prompt)
@@ -59,19 +61,21 @@ class PoolingPreparer(Preparer):
             raise InvalidRequest(f"{field} must be two texts", param=field, code="invalid_type")
         keep, side = kept_tokens(truncation, longest, 0), "right" if truncation is None else truncation.side
         letters = (longest if keep is None else keep + CUT_SLACK) * self._tokenizer.longest_token
+        cut = False
         if keep is not None:
+            cut = any(len(text) > letters for text in texts)
             texts = [text[-letters:] if side == "left" else text[:letters] for text in texts]
         elif sum(map(len, texts)) > letters:
             got = sum(map(len, texts)) // self._tokenizer.longest_token
             raise too_long(field, longest, got, "has at least")
         for text in texts:
             check_unicode(field, text)
-        token_ids, segment = self._tokenizer.encode_pair(texts[0], texts[1], most=keep, side=side)
-        return TokensPrompt(token_ids, segment=segment)
+        token_ids, segment, shortened = self._tokenizer.encode_pair(texts[0], texts[1], most=keep, side=side)
+        return TokensPrompt(token_ids, segment=segment, truncated=cut or shortened)
 
-    def _request(self, message: PrepareRequest, prompt: bytes, state: PoolingState, priority: int) -> Prepared:
+    def _request(self, message: PrepareRequest, tokens: TokensPrompt, state: PoolingState, priority: int) -> Prepared:
         """One sequence, which ends with its prompt."""
-        row = next(self._rows)
+        row, prompt = next(self._rows), array("i", tokens.token_ids).tobytes()
         opened = OpenRequest(
             request=message.request,
             outbox=message.outbox,
@@ -81,6 +85,7 @@ class PoolingPreparer(Preparer):
             include_stop_str_in_output=False,
             skip_special_tokens=True,
             detokenize=False,
+            truncated=tokens.truncated,
             logprobs=None,
             prompt_logprobs=None,
         )

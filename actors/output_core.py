@@ -7,6 +7,8 @@ the reader is woken. First tokens, ends and everything else take the careful pat
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
+import msgspec
+
 from troupellm.actors.detokenizer import SequenceText, TextTables
 from troupellm.actors.logprobs import token_logprobs
 from troupellm.actors.stop_strings import StopStrings
@@ -24,7 +26,8 @@ class _Request:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
     __slots__ = (
-        "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows", "unseen",
+        "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
+        "truncated", "unseen",
     )  # fmt: skip
 
     def __init__(self, message: OpenRequest) -> None:
@@ -34,6 +37,7 @@ class _Request:
         self.members: list[_Row] = []
         """Its sequences, ended ones too."""
         self.prompt_tokens = len(message.prompt_token_ids) // 4
+        self.truncated = message.truncated
         self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
         self.due = 0.0
         self.dirty = False
@@ -315,7 +319,8 @@ class OutputCore:
         self._settle_all(request)
         self._forget(request)
         if closed.error is None:
-            request.outbox.close(closed.usage, closed.scheduled, closed.first_token)
+            usage = msgspec.structs.replace(closed.usage, truncated=True) if request.truncated else closed.usage
+            request.outbox.close(usage, closed.scheduled, closed.first_token)
         else:
             request.outbox.fail(closed.error)
         request.outbox.wake()

@@ -32,6 +32,8 @@ class Scored(msgspec.Struct, frozen=True):
     prompt_tokens: int
     """Computed for this pair alone; a text that several pairs share counts once, with the first."""
     quota: Quota | None = None
+    truncated: bool = False
+    """One of the two texts was longer and was cut."""
 
 
 class PoolingDoor(ABC):
@@ -179,7 +181,7 @@ class PoolingDoor(ABC):
         firsts = list(first) * len(second) if len(first) == 1 else first
         pairs = [_pair(one, other, truncation) for one, other in zip(firsts, second, strict=True)]
         pooled = await self.pool_all(pairs, wanted, **options)
-        return [Scored(each.values[0], each.usage.prompt_tokens, each.quota) for each in pooled]
+        return [Scored(each.values[0], each.usage.prompt_tokens, each.quota, each.usage.truncated) for each in pooled]
 
     async def _score_vectors(
         self,
@@ -196,8 +198,9 @@ class PoolingDoor(ABC):
         scored = []
         for index, (other, score) in enumerate(zip(others, scores, strict=True)):
             place = index if len(ones) > 1 else 0
-            tokens = other.usage.prompt_tokens + (ones[place].usage.prompt_tokens if place == index else 0)
-            scored.append(Scored(score, tokens, other.quota))
+            one = ones[place].usage
+            tokens = other.usage.prompt_tokens + (one.prompt_tokens if place == index else 0)
+            scored.append(Scored(score, tokens, other.quota, one.truncated or other.usage.truncated))
         return scored
 
 

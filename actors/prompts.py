@@ -27,7 +27,7 @@ CutT = TypeVar("CutT", str, list[int], Sequence[int])
 
 def tokenize(
     prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate, most_tokens: int | None, answer_tokens: int = 0
-) -> list[int]:
+) -> TokensPrompt:
     """Render and tokenize. Slow for long texts: 0.8 ms for 1,000 characters.
 
     Args:
@@ -40,17 +40,17 @@ def tokenize(
     """
     field = prompt_field(prompt)
     match prompt:
-        case TokensPrompt(token_ids=token_ids, truncation=truncation):
-            keep = kept_tokens(truncation, most_tokens, answer_tokens)
+        case TokensPrompt(token_ids=token_ids, truncation=truncation, truncated=truncated):
+            keep, given = kept_tokens(truncation, most_tokens, answer_tokens), len(token_ids)
             if keep is not None and truncation is not None:
                 token_ids = _cut(token_ids, keep, truncation)
             if most_tokens is not None and len(token_ids) > most_tokens:
                 raise too_long(field, most_tokens, len(token_ids), "has")
-            return _checked_ids(token_ids)
+            return TokensPrompt(_checked_ids(token_ids), truncated=truncated or len(token_ids) < given)
         case EmbedsPrompt(num_tokens=num_tokens):
             if most_tokens is not None and num_tokens > most_tokens:
                 raise too_long(field, most_tokens, num_tokens, "has")
-            return [0] * num_tokens
+            return TokensPrompt([0] * num_tokens)
         case TextPrompt(text=text, add_special_tokens=add_special_tokens, truncation=truncation):
             if not isinstance(text, str):
                 raise InvalidRequest("prompt must be text", param=field, code="invalid_type")
@@ -58,7 +58,7 @@ def tokenize(
             text, add_special_tokens = _render(prompt, template), False
         case PairPrompt():
             raise InvalidRequest("two texts are for scoring, not for generating", param=field)
-    keep = kept_tokens(truncation, most_tokens, answer_tokens)
+    keep, letters = kept_tokens(truncation, most_tokens, answer_tokens), len(text)
     if keep is not None and truncation is not None:
         text = _cut(text, (keep + CUT_SLACK) * tokenizer.longest_token, truncation)
     slack = 0 if keep is None else CUT_SLACK
@@ -66,8 +66,10 @@ def tokenize(
         raise too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
     check_unicode(field, text)
     if keep is None or truncation is None:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return _encode_cut(text, tokenizer, keep, truncation, add_special_tokens=add_special_tokens)
+        return TokensPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    whole = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    kept = _cut_tokens(whole, text, tokenizer, keep, truncation, add_special_tokens=add_special_tokens)
+    return TokensPrompt(kept, truncated=len(kept) < len(whole) or len(text) < letters)
 
 
 def prompt_field(prompt: Prompt) -> str:
@@ -110,11 +112,10 @@ def _cut(value: CutT, keep: int, truncation: Truncation) -> CutT:
     return value[len(value) - keep :] if truncation.side == "left" else value[:keep]
 
 
-def _encode_cut(
-    text: str, tokenizer: Tokenizer, keep: int, truncation: Truncation, *, add_special_tokens: bool
+def _cut_tokens(
+    whole: list[int], text: str, tokenizer: Tokenizer, keep: int, truncation: Truncation, *, add_special_tokens: bool
 ) -> list[int]:
-    """At most `keep` tokens; those that the tokenizer puts around every text stay."""
-    whole = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    """At most `keep` of a text's tokens; those that the tokenizer puts around every text stay."""
     if len(whole) <= keep or not add_special_tokens:
         return _cut(whole, keep, truncation)
     plain = tokenizer.encode(text, add_special_tokens=False)

@@ -86,18 +86,20 @@ class Tokenizer:
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
-    ) -> tuple[list[int], int]:
+    ) -> tuple[list[int], int, bool]:
         """Two texts with the special tokens around them, cut to at most `most` tokens; special ones stay.
 
         The longer text is cut first, as the library's own longest-first truncation does it.
 
         Returns:
-            token ids, and the position of the first one that belongs to the second text; 0 where they do not differ.
+            token ids, the position of the first one that belongs to the second text (0 where they do not differ), and
+            whether a text was cut.
 
         Raises:
             InvalidRequest: not even the special tokens fit.
         """
         parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        cut = False
         if most is not None:
             special = self._backend.num_special_tokens_to_add(True)
             if most <= special:
@@ -107,9 +109,10 @@ class Tokenizer:
                 )
             lengths = _shares(len(parts[0].ids), len(parts[1].ids), most - special)
             for part, length in zip(parts, lengths, strict=True):
+                cut = cut or length < len(part.ids)
                 part.truncate(length, direction=side)
         whole = self._backend.post_process(parts[0], parts[1], True)
-        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else 0
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else 0, cut
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens; invalid bytes show as U+FFFD, ids beyond the vocabulary as nothing."""

@@ -174,6 +174,8 @@ class RerankResult(msgspec.Struct, kw_only=True):
 class RerankUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
+    truncated: bool | UnsetType = UNSET
+    """True where a text was longer than `truncate_prompt_tokens` and was cut; ours."""
 
 
 class RerankResponse(msgspec.Struct, kw_only=True):

@@ -45,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     streaming: bool
     cache_salt: bytes
     pooling: PoolingParams | None = None
+    truncated: bool = False
     segment: int = 0
     """See `TokensPrompt`."""
 

@@ -64,6 +64,8 @@ class TokensPrompt(msgspec.Struct, frozen=True):
     truncation: Truncation | None = None
     segment: int = 0
     """Position of the first token of a pair's second text; 0 where there is none."""
+    truncated: bool = False
+    """These are what was left of a longer prompt."""
 
 
 class PairPrompt(msgspec.Struct, frozen=True):

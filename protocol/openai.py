@@ -146,6 +146,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
+    truncated: bool | UnsetType = UNSET
+    """True where a prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -57,6 +57,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     """Stop strings do not count in the text of so many first tokens."""
     spaces_between_special_tokens: bool = True
+    truncated: bool = False
+    """The prompt was longer, and was cut because the request asked for it."""
     kept_token_ids: tuple[int, ...] = ()
     """Special tokens that are text although others are skipped."""
     stream_interval: int | None = None

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.openai import CompletionTokensDetails, GenerationFields, PromptTokensDetails, UsageBody
@@ -56,7 +58,8 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     completion = 0 if hide_completion else sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
     thoughts = sum(usage.reasoning_tokens for usage in usages)
-    details = PromptTokensDetails(cached), CompletionTokensDetails(thoughts)
+    truncated = True if any(usage.truncated for usage in usages) else UNSET
+    details = PromptTokensDetails(cached, truncated), CompletionTokensDetails(thoughts)
     return UsageBody(prompt, completion, prompt + completion, *details)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 from anyio.lowlevel import checkpoint
+from msgspec import UNSET
 
 from troupellm.protocol.embeddings import PoolingEnvelope
 from troupellm.protocol.openai import PromptTokensDetails, UsageBody
@@ -33,7 +34,9 @@ def account(exchange: Exchange, pooled: Iterable[Pooled]) -> UsageBody:
     exchange.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     exchange.completion_tokens = 0
     cached = sum(usage.cached_tokens for usage in usages)
-    return UsageBody(exchange.prompt_tokens, 0, exchange.prompt_tokens, PromptTokensDetails(cached))
+    truncated = True if any(usage.truncated for usage in usages) else UNSET
+    details = PromptTokensDetails(cached, truncated)
+    return UsageBody(exchange.prompt_tokens, 0, exchange.prompt_tokens, details)
 
 
 async def respond_items(exchange: Exchange, envelope: PoolingEnvelope, items: Iterable[msgspec.Struct]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from troupellm.actors.intake_pooling import require_pooling
 from troupellm.actors.pooling_door import Scored
@@ -52,7 +53,7 @@ async def score(host: EngineHost, exchange: Exchange, request: ScoreRequest) -> 
     names = name_in(first, getattr(request, first)), name_in(second, getattr(request, second))
     scored = await _scores(host, exchange, request, answer_id, (ones, others), names)
     tokens = _account(exchange, scored)
-    usage = UsageBody(tokens, 0, tokens, PromptTokensDetails(0))
+    usage = UsageBody(tokens, 0, tokens, PromptTokensDetails(0, _truncated(scored)))
     envelope = PoolingEnvelope(id=answer_id, created=host.now(), model=model, usage=usage)
     items = (ScoreItem(index=index, score=pair.score) for index, pair in enumerate(scored))
     await respond_items(exchange, envelope, items)
@@ -74,12 +75,13 @@ async def rerank(host: EngineHost, exchange: Exchange, request: RerankRequest) -
     results = [
         RerankResult(
             index=index,
-            document=msgspec.UNSET if request.return_documents is False else RerankDocument(texts[index]),
+            document=UNSET if request.return_documents is False else RerankDocument(texts[index]),
             relevance_score=scored[index].score,
         )
         for index in ranked[: request.top_n or None]
     ]
-    response = RerankResponse(id=answer_id, model=model, usage=RerankUsage(tokens, tokens), results=results)
+    usage = RerankUsage(tokens, tokens, _truncated(scored))
+    response = RerankResponse(id=answer_id, model=model, usage=usage, results=results)
     await exchange.respond(200, msgspec.json.encode(response))
 
 
@@ -140,3 +142,7 @@ def _account(exchange: Exchange, scored: Sequence[Scored]) -> int:
     """Prompt tokens, for the answer and for the access line."""
     exchange.prompt_tokens, exchange.completion_tokens = sum(pair.prompt_tokens for pair in scored), 0
     return exchange.prompt_tokens
+
+
+def _truncated(scored: Sequence[Scored]) -> bool | UnsetType:
+    return True if any(pair.truncated for pair in scored) else UNSET

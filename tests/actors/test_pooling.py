@@ -182,7 +182,7 @@ async def test_scores_of_a_cross_encoder(engine_for: Any, folders: dict[str, Pat
         assert engine.ready.pooling.tasks == ("score", "classify")
         found = await engine.score("a fox", ["a dog", "the quick fox", "9"])
         for text, score in zip(["a dog", "the quick fox", "9"], found, strict=True):
-            ids, segment = engine.tokenizer.encode_pair("a fox", text, most=None, side="right")
+            ids, segment, _ = engine.tokenizer.encode_pair("a fox", text, most=None, side="right")
             assert ids.count(3) == 2
             assert segment == ids.index(3) + 1
             types = torch.tensor([[int(place >= segment) for place in range(len(ids))]])
@@ -264,9 +264,11 @@ async def test_long_inputs_are_cut_where_asked(engine_for: Any) -> None:
             inner = ids[1:-1][: kept - 2] if side == "right" else ids[1:-1][-(kept - 2) :]
             pooled = await engine.pool_all([TextPrompt(text, truncation=Truncation(tokens, side))])
             assert list(pooled[0].prompt_token_ids) == [2, *inner, 3]
+            assert pooled[0].usage.truncated
             pooled = await engine.pool_all([TokensPrompt(ids[:90], truncation=Truncation(tokens, side))])
             whole = ids[:90]
             assert list(pooled[0].prompt_token_ids) == (whole[:kept] if side == "right" else whole[-kept:])
+            assert pooled[0].usage.truncated == (kept < 90)
 
 
 async def test_a_caller_who_leaves_takes_all_of_it_along(engine_for: Any) -> None:

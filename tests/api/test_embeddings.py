@@ -77,6 +77,8 @@ async def test_embeddings_in_every_form(encoder: Path) -> None:
                 np.testing.assert_allclose(item.embedding, vector, atol=1e-5)
         cut = await create(model="minilm", input="x " * 300, extra_body={"truncate_prompt_tokens": -1})
         assert cut.usage.prompt_tokens == tiny_encoder.POSITIONS
+        assert cut.usage.model_dump()["prompt_tokens_details"]["truncated"] is True
+        assert "truncated" not in plain.usage.model_dump()["prompt_tokens_details"]
 
 
 async def test_refusals_and_the_list_of_models(encoder: Path) -> None:
@@ -139,6 +141,11 @@ async def test_scores_ranks_and_classes(tmp_path: Path, encoder: Path) -> None:
                 assert found[0]["relevance_score"] == pytest.approx(local[ranked[0]], abs=1e-5)
             body = {"model": name, "query": "a fox", "documents": ["a", "b", "x " * 300]}
             assert (await client.post("/rerank", json=body)).json()["error"]["param"] == "documents[2]"
+            body |= {"truncate_prompt_tokens": -1}
+            assert (await client.post("/rerank", json=body)).json()["usage"]["truncated"] is True
+            body = {"model": name, "truncate_prompt_tokens": 5, "text_1": "x " * 300, "text_2": TEXTS}
+            usage = (await client.post("/score", json=body)).json()["usage"]
+            assert usage["prompt_tokens_details"]["truncated"] is True
     tiny_encoder.write_encoder(tmp_path / "classes", lambda: tiny_encoder.distilbert(3))
     async with sdk(tmp_path / "classes") as (_, served, engine), served.client() as client:
         client.headers.update(key)

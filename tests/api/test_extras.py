@@ -13,6 +13,7 @@ from tokenizers import pre_tokenizers
 
 from troupellm import Engine
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
+from troupellm.protocol.intake import TextPrompt, Truncation
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
 
 pytestmark = pytest.mark.anyio
@@ -222,7 +223,10 @@ async def test_truncation_cuts_either_end(tiny_engine):
 
         async def kept(**extra: Any) -> str:
             body = {"prompt": "abcdefghij", "max_tokens": 1, "echo": True, "return_token_ids": True}
-            choice = (await posted(served, "/v1/completions", body | extra)).json()["choices"][0]
+            answer = (await posted(served, "/v1/completions", body | extra)).json()
+            choice, details = answer["choices"][0], answer["usage"]["prompt_tokens_details"]
+            cut = len(choice["prompt_token_ids"]) < len(extra.get("prompt", "abcdefghij"))
+            assert details.get("truncated") == (True if cut else None)
             assert said(choice["prompt_token_ids"]) == choice["text"][: len(choice["prompt_token_ids"])]
             return said(choice["prompt_token_ids"])
 
@@ -232,12 +236,24 @@ async def test_truncation_cuts_either_end(tiny_engine):
         assert await kept(truncate_prompt_tokens=-1) == "abcdefghij"
         assert await kept(prompt=[LETTERS.index(letter) for letter in "abc"], truncate_prompt_tokens=2) == "bc"
         long = await posted(served, "/v1/completions", {"prompt": "x" * 50_000, "truncate_prompt_tokens": -1})
+        assert long.json()["usage"]["prompt_tokens_details"]["truncated"] is True
         assert long.json()["usage"]["prompt_tokens"] == engine.limits.max_model_len - 8
         for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2}, {"truncation_side": "left"}):
             refused = await posted(served, "/v1/completions", {"prompt": "x"} | wrong)
             assert refused.json()["error"]["param"] == next(iter(wrong))
         chat = {"messages": [{"role": "user", "content": "y" * 50_000}], "truncate_prompt_tokens": 7}
-        assert (await posted(served, "/v1/chat/completions", chat)).json()["usage"]["prompt_tokens"] == 7
+        usage = (await posted(served, "/v1/chat/completions", chat)).json()["usage"]
+        assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["truncated"]) == (7, True)
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        for route, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "x" * 9})):
+            asked = body | streamed | {"truncate_prompt_tokens": 7}
+            last = events_of((await posted(served, route, asked)).text)[-1]
+            assert last["usage"]["prompt_tokens_details"]["truncated"] is True
+        async with front_pair(engine) as pair:
+            for length, cut in ((4, False), (5, True)):
+                text = TextPrompt("a" * length, truncation=Truncation(4))
+                completion = await pair.remote.generate(text, max_tokens=1)
+                assert (completion.usage.prompt_tokens, completion.usage.truncated) == (4, cut)
 
 
 def joined(events: list[dict[str, Any]]) -> dict[str, str]:

@@ -31,9 +31,10 @@ def test_cuts_are_those_of_longest_first(folder: Path, side: str) -> None:
             library.enable_truncation(most, strategy="longest_first", direction=side)
         for first, second in PAIRS:
             expected = library.encode(first, second)
-            ids, segment = ours.encode_pair(first, second, most=most, side=side)
+            ids, segment, cut = ours.encode_pair(first, second, most=most, side=side)
             assert ids == expected.ids, (first, second, most)
             assert segment == expected.type_ids.index(1)
+            assert cut == (len(ids) < len(ours.encode_pair(first, second, most=None, side=side)[0]))
 
 
 def test_special_tokens_alone_are_no_prompt(folder: Path) -> None:
