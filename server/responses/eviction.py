@@ -2,13 +2,16 @@
 
 import sqlite3
 
+from troupellm.server.responses.rows import bury
+
 
 def evict(database: sqlite3.Connection, now: float, entries: int, most_bytes: int) -> None:
-    """Down to the bounds. What runs is never taken: it is bounded by itself.
+    """Down to the bounds. What runs is never taken: it is bounded by itself, and by the process that it runs in.
 
     Args:
         now: epoch seconds.
     """
+    bury(database)
     expired = database.execute(
         "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
     ).rowcount

@@ -10,7 +10,7 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import encoded
 from troupellm.server.responses.jobs import Jobs
-from troupellm.server.responses.store import StoredResponse
+from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.sse import open_events
 
 POLL_SECONDS = 0.2

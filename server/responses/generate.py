@@ -12,7 +12,8 @@ from troupellm.server.errors import HttpError, answer, flatten
 from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.store import ResponseStore, StoredResponse
+from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.store import ResponseStore
 
 
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:

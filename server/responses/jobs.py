@@ -5,21 +5,22 @@ On crash:  of the process: whoever asks for a response after its lease has run o
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import anyio
 import msgspec
 
-from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
 from troupellm.protocol.response_events import ResponseEvent
 from troupellm.protocol.response_objects import ResponseObject
-from troupellm.server.errors import ClientGone, flatten, not_ready
+from troupellm.server.errors import ClientGone, HttpError, flatten, not_ready
 from troupellm.server.exchange import Exchange, Message
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import ResponseBuilder, encoded
 from troupellm.server.responses.generate import failure, stored_form
 from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.store import LEASE_SECONDS, failed_body
+from troupellm.server.responses.rows import LEASE_SECONDS, failed_body
 from troupellm.server.turn import Turn, open_turn
 
 logger = logging.getLogger("troupellm.server")
@@ -84,6 +85,7 @@ class Job:
         self._plan = plan
         self._name = plan.frame.id
         self._finished = False
+        self._failure: TroupeError | None = None
 
     def cancel(self) -> None:
         self.exchange.cancel_scope.cancel()
@@ -104,7 +106,8 @@ class Job:
                 self.admitted.set()
             elif not self._finished:
                 with anyio.CancelScope(shield=True), suppress(TroupeError):
-                    body = failed_body(msgspec.json.encode(self._plan.frame), _ENDED)
+                    why = _ENDED if self._failure is None else self._failure.message
+                    body = failed_body(msgspec.json.encode(self._plan.frame), why)
                     await self._store.update(self._plan.owner, self._name, "failed", body)
 
     async def _generate(self) -> None:
@@ -115,8 +118,7 @@ class Job:
                 anyio.create_task_group() as group,
             ):
                 await turn.opened()
-                if not await self._store.put(plan.owner, stored_form(plan, plan.frame)):
-                    raise not_ready("the response is too large to be kept", code="server_is_overloaded")
+                await self._begin()
                 self.admitted.set()
                 group.start_soon(self._watch)
                 await self._follow(turn)
@@ -124,8 +126,27 @@ class Job:
         except (Exception, BaseExceptionGroup) as error:
             cause = flatten(error)
             if self.admitted.is_set():
-                raise
+                if not isinstance(cause, TroupeError):
+                    self._failure = RequestFailed("internal error", code="internal_error")
+                    raise
+                self._failure = cause
+                logger.warning("background response %s has failed: %s", self._name, cause.message)
+                return
             self.refusal = cause if isinstance(cause, Exception) else RuntimeError("no exception")
+
+    async def _begin(self) -> None:
+        """Keep it, before anybody hears of it.
+
+        Raises:
+            InvalidRequest: it is larger than all that may be kept.
+            HttpError: 503, it cannot be kept now.
+        """
+        stored = stored_form(self._plan, self._plan.frame)
+        if not self._store.fits(stored):
+            message = "background: the response is larger than all that are kept may be (--responses-store-bytes)"
+            raise InvalidRequest(message, param="background", code="request_too_large")
+        if not await self._store.put(self._plan.owner, stored):
+            raise not_ready("there is no room to keep the response now", code="server_is_overloaded")
 
     async def _follow(self, turn: Turn) -> None:
         """From the turn to the store."""
@@ -145,19 +166,43 @@ class Job:
     async def _write(self, told: list[ResponseEvent], builder: ResponseBuilder) -> None:
         """Log events first: who reads that a response has ended finds all of them."""
         await self._log(told)
-        response = builder.response
-        await self._store.update(self._plan.owner, self._name, response.status, msgspec.json.encode(response))
+        response, owner = builder.response, self._plan.owner
+        body = msgspec.json.encode(response)
+        await self._patiently(lambda: self._store.update(owner, self._name, response.status, body))
         self.changed()
 
     async def _log(self, told: list[ResponseEvent]) -> None:
         if told and self._plan.streaming:
-            await self._store.log(self._name, told[0].sequence_number, encoded(told))
+            events = encoded(told)
+            await self._patiently(lambda: self._store.log(self._name, told[0].sequence_number, events))
             self.changed()
 
-    async def _watch(self) -> None:
-        """End it when another process has cancelled or deleted it."""
-        while self._name in await self._store.renew([self._name]):  # noqa: ASYNC110 - another process's doing
+    async def _patiently(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Write to a store that somebody else may hold for a while; the answer waits, and is not lost over it.
+
+        Raises:
+            HttpError: 503, it could not be written for as long as the lease lasts.
+        """
+        until = anyio.current_time() + LEASE_SECONDS
+        while True:
+            try:
+                await write()
+                return
+            except HttpError:
+                if anyio.current_time() + RENEW_SECONDS > until:
+                    raise
             await anyio.sleep(RENEW_SECONDS)
+
+    async def _watch(self) -> None:
+        """End it when another process has cancelled or deleted it.
+
+        That the store cannot be asked is not its end: if that lasts, the lease runs out, and the next answer says so.
+        """
+        runs = True
+        while runs:
+            await anyio.sleep(RENEW_SECONDS)
+            with suppress(HttpError):
+                runs = await self._store.renew(self._name)
         self.cancel()
 
 

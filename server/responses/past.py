@@ -15,7 +15,8 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
 from troupellm.server.responses.items import Items, as_items, item_type
-from troupellm.server.responses.store import ResponseStore, StoredResponse, TooMuchError
+from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.store import ResponseStore, TooMuchError
 
 MAX_TURNS = 1_000
 """Responses that one conversation may be made of, and that the references of one request may name."""
@@ -124,7 +125,7 @@ def _no_item(position: int) -> HttpError:
 
 
 def _bytes_of(responses: Sequence[StoredResponse]) -> int:
-    return sum(len(stored.items) + len(stored.body) for stored in responses)
+    return sum(stored.size for stored in responses)
 
 
 class _Answer(msgspec.Struct):

@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS responses (
 );
 CREATE INDEX IF NOT EXISTS responses_by_owner ON responses (owner, status, bytes, used);
 CREATE INDEX IF NOT EXISTS responses_by_age ON responses (expires, status);
+CREATE INDEX IF NOT EXISTS responses_that_run ON responses (lease) WHERE status IN ('queued', 'in_progress');
 CREATE TABLE IF NOT EXISTS events (
     id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE, first INTEGER NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (id, first)

@@ -17,40 +17,18 @@ from contextlib import suppress
 from typing import TypeVar
 
 import anyio
-import msgspec
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.offload import offload
 from troupellm.server.responses.eviction import evict
+from troupellm.server.responses.rows import StoredResponse, read_row, size_of
 from troupellm.server.responses.schema import open_database
 from troupellm.server.responses.store_metrics import StoreCounts, store_metrics
 
 logger = logging.getLogger("troupellm.server")
 
 T = TypeVar("T")
-
-LEASE_SECONDS = 10.0
-"""A running response of which nobody has said for so long that it lives has failed with its process."""
-RUNNING = ("queued", "in_progress")
-LOST = "the process that generated this response has ended"
-
-
-class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    previous: str | None
-    status: str
-    background: bool
-    logged: bool
-    """Its events are kept, to be read again."""
-    body: bytes
-    """The response object as JSON."""
-    items: bytes
-    """Its input items as a JSON list."""
-
-    @property
-    def running(self) -> bool:
-        return self.status in RUNNING
 
 
 class TooMuchError(Exception):
@@ -85,10 +63,13 @@ class ResponseStore:
             with suppress(HttpError):
                 await self._do(lambda database: None)
 
+    def fits(self, stored: StoredResponse) -> bool:
+        """False where it could not be kept if there were no other."""
+        return stored.size <= self._bytes
+
     async def put(self, owner: str, stored: StoredResponse) -> bool:
         """Keep a response; False where there is no room for it, unless others' responses went."""
-        size = len(stored.body) + len(stored.items)
-        if size > self._bytes:
+        if not self.fits(stored):
             return False
 
         def write(database: sqlite3.Connection) -> bool:
@@ -98,7 +79,7 @@ class ResponseStore:
                 "expires, runner, lease) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     stored.id, owner, stored.previous, stored.status, stored.background, stored.logged, stored.body,
-                    stored.items, size, now, now + self._seconds, self._runner, time.monotonic(),
+                    stored.items, stored.size, now, now + self._seconds, self._runner, time.monotonic(),
                 ),
             )  # fmt: skip
             evict(database, now, self._entries, self._bytes)
@@ -109,7 +90,7 @@ class ResponseStore:
 
     async def get(self, owner: str, name: str) -> StoredResponse | None:
         def read(database: sqlite3.Connection) -> StoredResponse | None:
-            return self._read(database, owner, name)
+            return read_row(database, owner, name)
 
         return await self._do(read)
 
@@ -129,7 +110,7 @@ class ResponseStore:
             while wanted is not None:
                 if len(names) >= most:
                     raise OverflowError
-                row = _size(database, owner, wanted)
+                row = size_of(database, owner, wanted)
                 if row is None:
                     raise KeyError(wanted)
                 names.append(wanted)
@@ -137,7 +118,7 @@ class ResponseStore:
                 room -= size
                 if room < 0:
                     raise TooMuchError
-            return list(self._several(database, owner, names[::-1]).values())
+            return list(_several(database, owner, names[::-1]).values())
 
         return await self._do(read)
 
@@ -149,16 +130,12 @@ class ResponseStore:
         """
 
         def read(database: sqlite3.Connection) -> dict[str, StoredResponse]:
-            rows = [_size(database, owner, name) for name in names]
+            rows = [size_of(database, owner, name) for name in names]
             if sum(row[1] for row in rows if row is not None) > most_bytes:
                 raise TooMuchError
-            return self._several(database, owner, names)
+            return _several(database, owner, names)
 
         return await self._do(read)
-
-    def _several(self, database: sqlite3.Connection, owner: str, names: Sequence[str]) -> dict[str, StoredResponse]:
-        found = [(name, self._read(database, owner, name)) for name in names]
-        return {name: stored for name, stored in found if stored is not None}
 
     async def update(self, owner: str, name: str, status: str, body: bytes) -> bool:
         """Write a running response anew; False where it runs no more, or is gone."""
@@ -176,7 +153,7 @@ class ResponseStore:
 
     async def delete(self, owner: str, name: str) -> bool:
         def write(database: sqlite3.Connection) -> bool:
-            found = self._read(database, owner, name) is not None
+            found = read_row(database, owner, name) is not None
             database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
             return found
 
@@ -209,7 +186,7 @@ class ResponseStore:
         """A response, and what was logged of it from event `number` on (and perhaps some before)."""
 
         def read(database: sqlite3.Connection) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
-            stored = self._read(database, owner, name)  # first: what is logged later is found the next time
+            stored = read_row(database, owner, name)  # first: what is logged later is found the next time
             rows = database.execute(
                 "SELECT first, data FROM events WHERE id = ? AND first >= "
                 "(SELECT coalesce(max(first), 0) FROM events WHERE id = ? AND first <= ?) ORDER BY first",
@@ -219,18 +196,15 @@ class ResponseStore:
 
         return await self._do(read)
 
-    async def renew(self, names: list[str]) -> set[str]:
-        """Say that these run; those that still should."""
+    async def renew(self, name: str) -> bool:
+        """Say that a response of this process runs; False where it should no more."""
 
-        def write(database: sqlite3.Connection) -> set[str]:
-            database.execute(
-                "UPDATE responses SET lease = ? WHERE runner = ? AND status IN ('queued', 'in_progress')",
-                (time.monotonic(), self._runner),
-            )
-            rows = database.execute(
-                "SELECT id FROM responses WHERE runner = ? AND status IN ('queued', 'in_progress')", (self._runner,)
-            ).fetchall()
-            return {row[0] for row in rows} & set(names)
+        def write(database: sqlite3.Connection) -> bool:
+            changed = database.execute(
+                "UPDATE responses SET lease = ? WHERE id = ? AND runner = ? AND status IN ('queued', 'in_progress')",
+                (time.monotonic(), name, self._runner),
+            ).rowcount
+            return changed > 0
 
         return await self._do(write)
 
@@ -281,39 +255,7 @@ class ResponseStore:
             logger.error("the store of responses: %s", error)
             raise not_ready("stored responses cannot be read or written now", code="server_is_overloaded") from error
 
-    def _read(self, database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
-        now = time.time()
-        row = database.execute(
-            "SELECT id, previous, status, background, logged, body, items, lease FROM responses "
-            "WHERE id = ? AND owner = ? AND expires > ?",
-            (name, owner, now),
-        ).fetchone()
-        if row is None:
-            return None
-        database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, name))
-        stored = StoredResponse(
-            id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
-            items=row[6],
-        )  # fmt: skip
-        age = time.monotonic() - row[7]
-        if not stored.running or 0 <= age < LEASE_SECONDS:
-            return stored
-        body = failed_body(stored.body, LOST)
-        database.execute("UPDATE responses SET status = 'failed', body = ? WHERE id = ?", (body, name))
-        return msgspec.structs.replace(stored, status="failed", body=body)
 
-
-def _size(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | None, int] | None:
-    """What comes before a response, and its bytes, which are not read for this."""
-    row: tuple[str | None, int] | None = database.execute(
-        "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-        (name, owner, time.time()),
-    ).fetchone()
-    return row
-
-
-def failed_body(body: bytes, message: str) -> bytes:
-    """The response object of a response that will never be finished."""
-    response = msgspec.json.decode(body)
-    response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
-    return msgspec.json.encode(response)
+def _several(database: sqlite3.Connection, owner: str, names: Sequence[str]) -> dict[str, StoredResponse]:
+    found = [(name, read_row(database, owner, name)) for name in names]
+    return {name: stored for name, stored in found if stored is not None}

@@ -17,7 +17,7 @@ from troupellm.server.responses.follow import follow, not_found
 from troupellm.server.responses.items import item_type
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.plan import no_store
-from troupellm.server.responses.store import StoredResponse
+from troupellm.server.responses.rows import StoredResponse
 
 CANCEL_SECONDS = 5.0
 """What a job of this process gets to let go of the engine before its cancellation is answered."""
@@ -25,7 +25,7 @@ CANCEL_SECONDS = 5.0
 
 class RetrieveQuery(msgspec.Struct, kw_only=True):
     stream: bool | None = None
-    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Number of an event; those behind it are sent."""
     include: list[str] | None = None
     """Accepted; whatever there is is there."""

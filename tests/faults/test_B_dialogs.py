@@ -134,7 +134,7 @@ async def test_B6_B8_input_items(tiny_engine):
     cases += [
         ({"input": given}, OK) for given in ("", [], None, "\U0001f600 \u0000", [{"role": "user", "content": ""}])
     ]
-    cases += [({"instructions": "", "metadata": {}, "user": "\u202e", "service_tier": "auto", "n": 1}, OK)]
+    cases += [({"instructions": "", "metadata": {}, "user": "\u202e", "service_tier": "flex", "n": 1}, OK)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check(attacked, cases, [RESPONSES])
         missing = {"input": [{"type": "item_reference", "id": "msg_" + "0" * 36}]}
@@ -218,9 +218,15 @@ async def test_B13_ids_of_responses(tiny_engine):
                 response = await attacked.client.request(method, f"{RESPONSES}/{name}{path}")
                 assert response.status_code == 404, (method, name, response.text)
                 assert response.json()["error"]["code"] == "response_not_found"
-        for query in ("stream=perhaps", "starting_after=-1", "starting_after=x", "starting_after=1&starting_after=2"):
-            response = await attacked.client.get(f"{RESPONSES}/resp_none?{query}")
+        body = {"model": "tiny", "background": True, "stream": True} | BODIES[RESPONSES]
+        events = (await attacked.client.post(RESPONSES, json=body)).text
+        name = "resp_" + events.partition('"id":"resp_')[2][:32]
+        numbers = [f"stream=true&starting_after={number}" for number in (2**31, 2**63 - 1, 2**63, 2**70, -(2**70))]
+        for query in ("stream=perhaps", "starting_after=-1", "starting_after=1&starting_after=2", *numbers):
+            response = await attacked.client.get(f"{RESPONSES}/{name}?{query}")
             assert response.status_code == 400, response.text
+        last = await attacked.client.get(f"{RESPONSES}/{name}?stream=true&starting_after={2**31 - 1}")
+        assert last.status_code == 200
 
 
 async def test_A1_A2_bodies(tiny_engine):

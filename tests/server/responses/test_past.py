@@ -7,7 +7,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.errors import HttpError
 from troupellm.server.responses.past import Conversation
 from troupellm.server.responses.plan import _identified
-from troupellm.server.responses.store import StoredResponse
+from troupellm.server.responses.rows import StoredResponse
 
 NAME = "resp_" + "a" * 32
 ITEM = f"in_{'a' * 32}0000"

@@ -8,9 +8,10 @@ import pytest
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.responses import store as module
+from troupellm.server.responses import rows as module, store as store_module
+from troupellm.server.responses.rows import LOST, StoredResponse
 from troupellm.server.responses.schema import check_database
-from troupellm.server.responses.store import LOST, ResponseStore, StoredResponse, TooMuchError
+from troupellm.server.responses.store import ResponseStore, TooMuchError
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +87,7 @@ async def test_what_is_too_much_is_not_even_read(stores, place, monkeypatch):
     assert len(await store.chain("a", "resp_2", 3, size)) == 3
     assert list(await store.several("a", names, size)) == names[:3]
     assert await store.several("b", names, 0) == {}
-    monkeypatch.setattr(store, "_read", None)
+    monkeypatch.setattr(store_module, "read_row", None)
     with pytest.raises(TooMuchError):
         await store.chain("a", "resp_2", 3, size - 1)
     with pytest.raises(TooMuchError):
@@ -182,9 +183,10 @@ async def test_a_file_is_shared_and_survives(stores, tmp_path):
     one, two = stores(responses_store=str(path)), stores(responses_store=str(path))
     await one.put("a", response("resp_1", status="in_progress", background=True))
     assert (await two.get("a", "resp_1")).running
-    assert await one.renew(["resp_1"]) == {"resp_1"}
+    assert await one.renew("resp_1")
+    assert not await two.renew("resp_1"), "it runs elsewhere"
     assert await two.update("a", "resp_1", "cancelled", b"{}")
-    assert await one.renew(["resp_1"]) == set(), "another process has cancelled it"
+    assert not await one.renew("resp_1"), "another process has cancelled it"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await one.close()
     await two.close()
@@ -200,6 +202,37 @@ async def test_what_ran_in_a_process_that_is_gone_has_failed(stores, tmp_path, m
     lost = await two.get("a", "resp_1")
     assert lost.status == "failed"
     assert msgspec.json.decode(lost.body)["error"]["message"] == LOST
+
+
+@pytest.mark.parametrize("later", [module.LEASE_SECONDS + 1, -1e9])
+async def test_what_a_gone_process_has_left_expires_although_nobody_asks_for_it(stores, tmp_path, monkeypatch, later):
+    """A lease of the future is one from before a reboot."""
+    path = str(tmp_path / "responses.sqlite")
+    one, two = stores(responses_store=path), stores(responses_store=path, responses_ttl=60.0)
+    await one.put("a", response("resp_1", status="in_progress", background=True, logged=True))
+    await one.log("resp_1", 0, b"0\n\n")
+    assert (await two.counts()).running == 1
+    clock, wall = module.time.monotonic(), module.time.time()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock + later)
+    counts = await two.counts()
+    assert (counts.running, counts.stored) == (0, 1)
+    monkeypatch.setattr(module.time, "time", lambda: wall + 10**7)
+    counts = await two.counts()
+    assert (counts.stored, counts.bytes, counts.evicted) == (0, 0, {"expired": 1})
+    events = sqlite3.connect(path)
+    assert events.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    events.close()
+
+
+async def test_a_job_that_lives_does_not_keep_the_lease_of_another(stores, tmp_path, monkeypatch):
+    store = stores(responses_store=str(tmp_path / "responses.sqlite"))
+    for name in ("resp_1", "resp_2"):
+        await store.put("a", response(name, status="in_progress", background=True))
+    clock = module.time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock + module.LEASE_SECONDS - 1)
+    assert await store.renew("resp_1")
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock + module.LEASE_SECONDS + 1)
+    assert [(await store.get("a", name)).status for name in ("resp_1", "resp_2")] == ["in_progress", "failed"]
 
 
 async def test_stores_that_know_only_a_part_of_the_responses_keep_none():

@@ -1,0 +1,84 @@
+"""One stored response: what it is, how its row is read, and what becomes of one whose process has ended."""
+
+import sqlite3
+import time
+
+import msgspec
+
+LEASE_SECONDS = 10.0
+"""A running response of which nobody has said for so long that it lives has failed with its process."""
+RUNNING = ("queued", "in_progress")
+LOST = "the process that generated this response has ended"
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    previous: str | None
+    status: str
+    background: bool
+    logged: bool
+    """Its events are kept, to be read again."""
+    body: bytes
+    """The response object as JSON."""
+    items: bytes
+    """Its input items as a JSON list."""
+
+    @property
+    def running(self) -> bool:
+        return self.status in RUNNING
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.items)
+
+
+def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
+    """A response that is there, and note that it was used."""
+    now = time.time()
+    bury(database)
+    row = database.execute(
+        "SELECT id, previous, status, background, logged, body, items FROM responses "
+        "WHERE id = ? AND owner = ? AND expires > ?",
+        (name, owner, now),
+    ).fetchone()
+    if row is None:
+        return None
+    database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, name))
+    return StoredResponse(
+        id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
+        items=row[6],
+    )  # fmt: skip
+
+
+def size_of(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | None, int] | None:
+    """What comes before a response, and its bytes, which are not read for this."""
+    row: tuple[str | None, int] | None = database.execute(
+        "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ?",
+        (name, owner, time.time()),
+    ).fetchone()
+    return row
+
+
+def bury(database: sqlite3.Connection) -> None:
+    """What ran in a process that is gone has failed, and ages from now on like all others.
+
+    A lease of the future is one from before the machine was started anew.
+    """
+    now = time.monotonic()
+    lost = database.execute(
+        "SELECT id, body FROM responses WHERE status IN ('queued', 'in_progress') AND (lease > ? OR lease < ?)",
+        (now, now - LEASE_SECONDS),
+    ).fetchall()
+    for name, body in lost:
+        failed = failed_body(body, LOST)
+        database.execute(
+            "UPDATE responses SET status = 'failed', bytes = bytes - length(body) + ?, body = ? WHERE id = ?",
+            (len(failed), failed, name),
+        )
+
+
+def failed_body(body: bytes, message: str, code: str = "server_error") -> bytes:
+    """The response object of a response that will never be finished."""
+    response = msgspec.json.decode(body)
+    response |= {"status": "failed", "error": {"code": code, "message": message}}
+    return msgspec.json.encode(response)
