@@ -1,6 +1,7 @@
 """Work that goes on after the exchange that began it: bounded in number, under one parent, over when that is over."""
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ class Background:
         self._limit = limit
         self._group: TaskGroup | None = None
         self.running = 0
+        self._by_key: Counter[str] = Counter()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -29,10 +31,12 @@ class Background:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    def start(self, work: Callable[[], Awaitable[None]], what: str) -> None:
+    def start(self, work: Callable[[], Awaitable[None]], what: str, key: str = "") -> None:
         """
         Args:
             what: the request field that asks for it.
+            key: whose it is. A key gets half of what the others leave, so that there is always some for the next one;
+                "", where no keys are checked, gets all.
 
         Raises:
             InvalidRequest: this app has no parent for such work.
@@ -45,13 +49,21 @@ class Background:
             raise InvalidRequest(message, param=what, code="unsupported_parameter")
         if self.running >= self._limit:
             raise EngineOverloaded(f"{what}: {self._limit} of them run already, which is the most")
+        mine = self._by_key[key]
+        share = max((self._limit - (self.running - mine)) // 2, 1)
+        if key and mine >= share:
+            raise EngineOverloaded(f"{what}: {mine} of this key run already, which is its share now")
         self.running += 1
-        self._group.start_soon(self._run, work)
+        self._by_key[key] += 1
+        self._group.start_soon(self._run, work, key)
 
-    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[None]], key: str) -> None:
         try:
             await work()
         except (Exception, BaseExceptionGroup) as error:
             logger.error("work in the background has failed", exc_info=error)
         finally:
             self.running -= 1
+            self._by_key[key] -= 1
+            if not self._by_key[key]:
+                del self._by_key[key]

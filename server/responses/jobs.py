@@ -56,7 +56,7 @@ class Jobs:
                 job.changed()
 
         try:
-            self._host.background.start(run, "background")
+            self._host.background.start(run, "background", exchange.key)
         except TroupeError:
             del self._jobs[plan.frame.id]
             raise

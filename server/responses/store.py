@@ -54,7 +54,8 @@ class ResponseStore:
         self._turn = anyio.CapacityLimiter(1)
         self.decoding = anyio.CapacityLimiter(1)
         """Who makes a conversation from what was stored: one at a time, since a short request may ask for much."""
-        self._errors = 0
+        self.errors = 0
+        """Failures to write or read."""
         self._finalizer: weakref.finalize[..., ResponseStore] | None = None
 
     async def open(self) -> None:
@@ -228,7 +229,7 @@ class ResponseStore:
             counts = await self.counts()
         except HttpError:
             counts = StoreCounts(stored=0, bytes=0, running=0, evicted={})
-        return store_metrics(counts, self._errors)
+        return store_metrics(counts, self.errors)
 
     async def close(self) -> None:
         """Idempotent. In memory, everything is gone then."""
@@ -251,7 +252,7 @@ class ResponseStore:
         try:
             return await offload(transact, limiter=self._turn)
         except sqlite3.Error as error:
-            self._errors += 1
+            self.errors += 1
             logger.error("the store of responses: %s", error)
             raise not_ready("stored responses cannot be read or written now", code="server_is_overloaded") from error
 

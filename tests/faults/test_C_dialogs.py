@@ -7,9 +7,10 @@ import anyio
 import msgspec
 import pytest
 from canary import under_attack
-from serving import server_config
+from serving import eventually, server_config
 
-from troupellm.server.responses import schema, store
+from troupellm.server.errors import not_ready
+from troupellm.server.responses import jobs, schema, store
 
 pytestmark = pytest.mark.anyio
 
@@ -223,3 +224,51 @@ async def test_C10_a_file_that_somebody_holds_is_told_and_not_waited_for_by_othe
     assert (busy.status_code, busy.json()["error"]["code"]) == (503, "server_is_overloaded")
     assert int(busy.headers["retry-after"]) >= 1
     assert free.json() == made
+
+
+async def test_C10_a_file_that_somebody_holds_for_a_while_ends_no_background_response(
+    tiny_engine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(jobs, "RENEW_SECONDS", 0.02)
+    path = str(tmp_path / "responses.sqlite")
+    body = HI | {"max_output_tokens": 200, "ignore_eos": True, "background": True, "stream": True}
+    async with tiny_engine() as engine, under_attack(engine, server_config(responses_store=path)) as attacked:
+        host = attacked.served.host
+        async with attacked.client.stream("POST", RESPONSES, json=body) as response:
+            events = response.aiter_text()
+            first = await anext(events)
+            holder = sqlite3.connect(path, isolation_level=None)
+            holder.execute("BEGIN EXCLUSIVE")
+            await eventually(lambda: host.responses.errors > 3)
+            holder.close()
+        name = "resp_" + first.partition('"id":"resp_')[2][:32]
+        await eventually(lambda: not host.background.running)
+        found = (await attacked.client.get(f"{RESPONSES}/{name}")).json()
+        whole = (await attacked.client.get(f"{RESPONSES}/{name}?stream=true")).text
+    assert (found["status"], found["usage"]["output_tokens"], found["error"]) == ("incomplete", 200, None)
+    assert "response.incomplete" in whole
+
+
+async def test_C10_a_background_response_that_cannot_be_written_says_why_it_has_failed(tiny_engine, monkeypatch):
+    monkeypatch.setattr(jobs, "LEASE_SECONDS", 0.0)
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+
+        async def full(*_):
+            raise not_ready("the disk is full", code="server_is_overloaded")
+
+        monkeypatch.setattr(attacked.served.host.responses, "log", full)
+        body = HI | {"background": True, "stream": True}
+        told = (await attacked.client.post(RESPONSES, json=body)).text
+        assert told
+        (kept,) = attacked.served.host.responses._database.execute("SELECT id FROM responses").fetchall()
+        found = (await attacked.client.get(f"{RESPONSES}/{kept[0]}")).json()
+    assert (found["status"], found["error"]["message"]) == ("failed", "the disk is full")
+
+
+async def test_C5_what_never_fits_the_store_is_not_worth_another_try(tiny_engine):
+    config = server_config(responses_store_bytes=2_000)
+    async with tiny_engine() as engine, under_attack(engine, config) as attacked:
+        refused = await attacked.client.post(RESPONSES, json=HI | {"input": "x" * 2_500, "background": True})
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
+    assert refused.json()["error"]["param"] == "background"

@@ -55,3 +55,36 @@ async def test_a_failure_is_logged_and_ends_nothing_else(caplog):
             background.start(succeed, "background")
             await done.wait()
     assert "has failed" in caplog.text
+
+
+async def test_no_key_holds_all_of_it():
+    background = Background(8)
+
+    def started(key):
+        number = 0
+        try:
+            while True:
+                background.start(anyio.sleep_forever, "background", key)
+                number += 1
+        except EngineOverloaded:
+            return number
+
+    async with background.open():
+        assert [started(key) for key in ("a", "b", "a", "c", "d", "e")] == [4, 2, 0, 1, 1, 0]
+        assert background.running == 8
+    one = Background(1)
+    async with one.open():
+        one.start(anyio.sleep_forever, "background", "a")
+
+
+async def test_a_key_has_its_share_again_once_its_work_has_ended():
+    background = Background(2)
+    done = anyio.Event()
+
+    async with background.open():
+        background.start(done.wait, "background", "a")
+        with pytest.raises(EngineOverloaded, match="share"):
+            background.start(anyio.sleep_forever, "background", "a")
+        done.set()
+        await anyio.wait_all_tasks_blocked()
+        background.start(anyio.sleep_forever, "background", "a")
