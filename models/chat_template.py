@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -53,10 +53,10 @@ class ChatTemplate:
         environment = self._environment = _environment()
         self.sources = dict(templates)
         self.special_tokens = dict(special_tokens)
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, _Compiled] = {}
         for name, text in templates.items():
             try:
-                self._compiled[name] = environment.from_string(text)
+                self._compiled[name] = _Compiled.of(environment, text)
             except jinja2.TemplateError as error:
                 raise ModelLoadError(f"chat template {name}: {error}") from error
             self._try(name)
@@ -101,16 +101,22 @@ class ChatTemplate:
         Args:
             continue_final_message: end the prompt with the last message's content, left open; excludes
                 add_generation_prompt.
-            documents: for templates that ground answers in them.
+            documents: for templates that ground answers in them; the others refuse them.
             source: text of a template to use instead of the model's own.
             kwargs: further variables for the template.
 
         Raises:
             InvalidRequest: no template, messages that the template refuses, or a reserved keyword.
         """
-        template = self._choose(tools) if source is None else self._compile(source)
+        compiled = self._choose(tools) if source is None else self._compile(source)
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        if documents and not compiled.reads_documents:
+            raise InvalidRequest(
+                "documents: the chat template does not read them",
+                param="documents",
+                code="unsupported_parameter",
+            )
         check_template_kwargs(kwargs)
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
@@ -125,7 +131,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._rendered(template, variables)
+            text = self._rendered(compiled.template, variables)
         except Exception as error:  # template code can raise anything over somebody's messages
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
@@ -151,29 +157,29 @@ class ChatTemplate:
         """
         variables = {"messages": [{"role": "user", "content": "hi"}], "tools": None, "add_generation_prompt": True}
         try:
-            self._environment.bounded(self._compiled[name], self.special_tokens | variables)
+            self._environment.bounded(self._compiled[name].template, self.special_tokens | variables)
         except TemplateLimit as error:
             raise ModelLoadError(f"chat template {name}: {error}") from error
         except Exception:  # template code can raise anything
             return
 
-    def _compile(self, source: str) -> jinja2.Template:
+    def _compile(self, source: str) -> "_Compiled":
         """A request's own template; parsing is linear, and its length is bounded."""
         if len(source) > MAX_SOURCE:
             raise InvalidRequest(f"chat_template must have at most {MAX_SOURCE} characters", param="chat_template")
         try:
-            return self._environment.from_string(source)
+            return _Compiled.of(self._environment, source)
         except Exception as error:  # jinja2 compiles to Python, which can refuse it too
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"chat_template does not parse: {reason}", param="chat_template") from None
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Compiled":
         if tools and "tool_use" in self._compiled:
             return self._compiled["tool_use"]
-        template = self._compiled.get("default")
-        if template is None:
+        compiled = self._compiled.get("default")
+        if compiled is None:
             raise InvalidRequest("this model has no chat template; use completions", param="messages")
-        return template
+        return compiled
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
@@ -181,6 +187,18 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         if not name.isidentifier() or name.startswith("_") or name in RESERVED or name in _SPECIAL_TOKENS:
             raise InvalidRequest(f"chat_template_kwargs must not set {name!r}", param="chat_template_kwargs")
+
+
+class _Compiled(NamedTuple):
+    template: jinja2.Template
+    reads_documents: bool
+    """It mentions the variable; whether it shows them is up to it."""
+
+    @classmethod
+    def of(cls, environment: Sandbox, source: str) -> "_Compiled":
+        tree = environment.parse(source)
+        mentions = any(name.name == "documents" for name in tree.find_all(jinja2.nodes.Name))
+        return cls(environment.from_string(tree), mentions)
 
 
 class _Generation(jinja2.ext.Extension):

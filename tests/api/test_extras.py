@@ -328,6 +328,9 @@ async def test_a_request_template_needs_the_servers_trust(tiny_engine):
             assert (refused["param"], refused["code"]) == ("chat_template", "unsupported_parameter")
         async with running_server(engine, server_config(trust_request_chat_template=True)) as served:
             answer = (await posted(served, "/v1/chat/completions", body)).json()
+            blind = body | {"chat_template": "{{ messages[0].content }}{# documents #}"}
+            refused = (await posted(served, "/v1/chat/completions", blind)).json()["error"]
+            assert (refused["param"], refused["code"]) == ("documents", "unsupported_parameter")
             assert said(answer["prompt_token_ids"]) == "Hi[{'text': 'x'}]"
             tokens = (await posted(served, "/tokenize", body)).json()["tokens"]
             assert tokens == answer["prompt_token_ids"]

