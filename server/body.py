@@ -31,12 +31,19 @@ class BodyReader:
     """Reads a body piece by piece, for those who do not want it whole."""
 
     def __init__(
-        self, exchange: Exchange, *, limit: int, timeout: float, media: Sequence[str] = ("application/json",)
+        self,
+        exchange: Exchange,
+        *,
+        limit: int,
+        timeout: float,
+        slowest: float = math.inf,
+        media: Sequence[str] = ("application/json",),
     ) -> None:
         """
         Args:
             limit: bytes.
             timeout: seconds for the whole body; 0 waits for ever.
+            slowest: bytes per second. What has come buys more time, as if it had come at this speed.
             media: the media types that are taken.
 
         Raises:
@@ -46,6 +53,7 @@ class BodyReader:
         self._exchange = exchange
         self._limit = limit
         self._timeout = timeout
+        self._slowest = slowest
         self._until = anyio.current_time() + timeout if timeout else math.inf
         self._size = 0
         self._more = True
@@ -63,10 +71,11 @@ class BodyReader:
         if not self._more:
             return None
         message: Message = {}
-        with anyio.CancelScope(deadline=self._until) as deadline:
+        more = self._size / self._slowest
+        with anyio.CancelScope(deadline=self._until + more) as deadline:
             message = await self._exchange.receive()
         if deadline.cancelled_caught:
-            raise body_timeout(self._timeout)
+            raise body_timeout(self._timeout + more)
         if message["type"] == "http.disconnect":
             self._exchange.gone = True
             raise ClientGone

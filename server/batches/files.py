@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from troupellm.protocol.batch import ExpiresAfter, FileDeleted, FileList, FileObject, FilesQuery
-from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
+from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.batches.store import Page, Store
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
 from troupellm.server.body import BodyReader
@@ -16,10 +16,8 @@ from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 
-MAX_UPLOADS = 8
-"""At once, in one process."""
 SLOWEST_BYTES = 65_536
-"""Per second: how fast an upload must be on average, after the time that every body has."""
+"""Per second: how fast an upload must be on average, beside the time that every body has."""
 PIECE_BYTES = 65_536
 
 
@@ -27,15 +25,16 @@ async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
     """POST /v1/files."""
     store = host.batches.store
     await store.check_room(exchange.owner)
-    if host.batches.uploads >= MAX_UPLOADS:
-        raise EngineOverloaded(f"{MAX_UPLOADS} files are being uploaded already, which is the most")
-    most = store.config.max_file_bytes + OVERHEAD_BYTES
-    timeout = host.config.body_timeout and host.config.body_timeout + most / SLOWEST_BYTES
-    reader = BodyReader(exchange, limit=most, timeout=timeout, media=(MEDIA,))
-    upload = Upload(exchange.header(b"content-type") or "", store.incoming(new_name()), store.config.max_file_bytes)
-    host.enter(exchange)
-    host.batches.uploads += 1
-    try:
+    with host.batches.uploading(exchange.owner):
+        reader = BodyReader(
+            exchange,
+            limit=store.config.max_file_bytes + OVERHEAD_BYTES,
+            timeout=host.config.body_timeout,
+            slowest=SLOWEST_BYTES,
+            media=(MEDIA,),
+        )
+        upload = Upload(exchange.header(b"content-type") or "", store.incoming(new_name()), store.config.max_file_bytes)
+        host.enter(exchange)
         with exchange.reading:
             file, path = await _take(store, upload, reader), upload.path
             try:
@@ -43,8 +42,6 @@ async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
             finally:
                 path.unlink(missing_ok=True)
             await exchange.respond(200, msgspec.json.encode(file))
-    finally:
-        host.batches.uploads -= 1
     if exchange.reading.cancelled_caught:
         host.require()
 

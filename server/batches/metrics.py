@@ -57,7 +57,7 @@ class _Collector(Collector):
 async def batch_metrics(store: Store, uploads: int) -> bytes:
     """Prometheus' text format."""
     try:
-        folder = await store.do(_read)
+        folder = await store.read(_read)
     except HttpError:  # counted
         folder = FolderCounts()
     registry = CollectorRegistry(auto_describe=False)

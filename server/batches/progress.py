@@ -45,7 +45,7 @@ async def unfinished(store: Store) -> list[Entry]:
         ).fetchall()
         return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
 
-    return await store.do(read)
+    return await store.read(read)
 
 
 class Progress:
@@ -79,7 +79,7 @@ class Progress:
             rows = database.execute("SELECT line FROM results WHERE batch = ?", (self.entry.number,)).fetchall()
             return {line for (line,) in rows}
 
-        return await self.store.do(read)
+        return await self.store.read(read)
 
     async def put(self, line: int, result: BatchResult) -> None:
         """Keep a result; it is on the disk when this returns."""
@@ -156,7 +156,7 @@ class Progress:
                 (self.entry.number, good, after, _CHUNK),
             ).fetchall()
 
-        return await self.store.do(read)
+        return await self.store.read(read)
 
     def _file(self, good: bool, size: int) -> FileObject:
         created = int(time.time())

@@ -1,9 +1,19 @@
 """Files and batches as the routes see them."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from troupellm.protocol.caller import NOBODY
 from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
 from troupellm.server.batches.metrics import batch_metrics
 from troupellm.server.batches.store import Store
+
+MAX_UPLOADS = 8
+"""At once, in one process."""
+MAX_UPLOADS_OF_ONE = 4
+"""Of one owner, where there are keys."""
 
 
 class Batches:
@@ -13,10 +23,33 @@ class Batches:
         self.store = Store(config)
         self.endpoints: frozenset[str] = frozenset()
         """What lines may ask for."""
-        self.uploads = 0
-        """Under way."""
+        self._uploads: Counter[str] = Counter()
+        """Under way, by owner."""
         self.runs = False
         """Somebody works on the batches, here or in the engine's process."""
+
+    @property
+    def uploads(self) -> int:
+        """Under way."""
+        return self._uploads.total()
+
+    @contextmanager
+    def uploading(self, owner: str) -> Iterator[None]:
+        """Around an upload. No owner has all places, so that stalled ones are nobody else's matter.
+
+        Raises:
+            EngineOverloaded: all places are taken, or the owner's share of them.
+        """
+        own = MAX_UPLOADS if owner == NOBODY.owner else MAX_UPLOADS_OF_ONE
+        for number, most in ((self._uploads[owner], own), (self.uploads, MAX_UPLOADS)):
+            if number >= most:
+                raise EngineOverloaded(f"{number} files are being uploaded already, which is the most")
+        self._uploads[owner] += 1
+        try:
+            yield
+        finally:
+            self._uploads[owner] -= 1
+            self._uploads += Counter()  # forgets who has none
 
     def require_runner(self) -> None:
         """

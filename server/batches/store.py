@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,7 +80,7 @@ class Store:
         Raises:
             EngineOverloaded: the owner has as many files or bytes as it may.
         """
-        await self._with_room(lambda database: self._check_room(database, owner, 1))
+        await self._with_room(self.read, lambda database: self._check_room(database, owner, 1))
 
     async def add_file(self, owner: str, file: FileObject, written: Path) -> None:
         """A complete file takes its place.
@@ -93,10 +93,10 @@ class Store:
             self._check_room(database, owner, file.bytes)
             self.insert_file(database, owner, file, written)
 
-        await self._with_room(write)
+        await self._with_room(self.do, write)
 
     async def file(self, owner: str, file_id: str) -> FileObject | None:
-        return await self.do(lambda database: self.find_file(database, owner, file_id))
+        return await self.read(lambda database: self.find_file(database, owner, file_id))
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
         """
@@ -136,7 +136,7 @@ class Store:
             ).fetchall()
             return Page([as_file(row) for row in rows[:limit]], len(rows) > limit)
 
-        return await self.do(read)
+        return await self.read(read)
 
     async def purge(self) -> None:
         """Remove files that have expired."""
@@ -192,7 +192,7 @@ class Store:
         await self.do(write)
 
     async def batch(self, owner: str, batch_id: str) -> Batch | None:
-        return await self.do(lambda database: find_batch(database, owner, batch_id))
+        return await self.read(lambda database: find_batch(database, owner, batch_id))
 
     async def batches(self, owner: str, *, after: str | None, limit: int) -> Page:
         """
@@ -208,7 +208,7 @@ class Store:
             ).fetchall()
             return Page([as_batch(row) for row in rows[:limit]], len(rows) > limit)
 
-        return await self.do(read)
+        return await self.read(read)
 
     async def cancel_batch(self, owner: str, batch_id: str) -> Batch | None:
         """
@@ -230,12 +230,19 @@ class Store:
 
     # For all.
 
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same as `do` for what only reads: it sees one state of the folder, and waits for no other process."""
+        return await self._transact("BEGIN", work)
+
     async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a transaction on a thread. It is not cut short by cancellation.
 
         Raises:
             HttpError: 404, the server keeps no files; 503, the disk refuses.
         """
+        return await self._transact("BEGIN IMMEDIATE", work)
+
+    async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         if not self.enabled:
             message = "the server keeps no files: start it with --files-dir"
             raise HttpError(404, message, code="not_configured")
@@ -245,7 +252,7 @@ class Store:
                 self._database = open_database(self.folder)
                 self._finalizer = weakref.finalize(self, self._database.close)
             with self._database:  # commits, or rolls back
-                self._database.execute("BEGIN IMMEDIATE")
+                self._database.execute(begin)
                 return work(self._database)
 
         try:
@@ -283,9 +290,13 @@ class Store:
         os.replace(written, self.content(file.id))
         sync_folder(self.folder / CONTENT)
 
-    async def _with_room(self, work: Callable[[sqlite3.Connection], None]) -> None:
+    async def _with_room(
+        self,
+        transact: Callable[[Callable[[sqlite3.Connection], None]], Awaitable[None]],
+        work: Callable[[sqlite3.Connection], None],
+    ) -> None:
         try:
-            await self.do(work)
+            await transact(work)
         except EngineOverloaded:
             await self.do(lambda database: count(database, "refused"))  # what was refused was rolled back
             raise

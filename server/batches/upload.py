@@ -19,6 +19,9 @@ MEDIA = "multipart/form-data"
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 1024
 MAX_BOUNDARY = 70
+MAX_HEADERS = 8
+MAX_HEADER_BYTES = 4096
+"""Of one part: each header, with its name."""
 MAX_FILENAME = 255
 BUFFER_BYTES = 2**20
 """What is gathered before it is written."""
@@ -81,6 +84,8 @@ class Upload:
                 "on_headers_finished": self._headers_finished,
                 "on_end": self._end,
             },
+            max_header_count=MAX_HEADERS,
+            max_header_size=MAX_HEADER_BYTES,
         )
 
     async def take(self, body: BodyReader) -> Form:

@@ -78,6 +78,7 @@ def _open(arguments: argparse.Namespace, stack: ExitStack, tally: "Tally") -> _F
     """
     Raises:
         OSError: a file cannot be read or written.
+        ConfigError: both are the same file.
         ResumeError: the output file holds something else.
     """
     from troupellm.server.batches.lines import count_lines
@@ -95,6 +96,8 @@ def _open(arguments: argparse.Namespace, stack: ExitStack, tally: "Tally") -> _F
     if arguments.output_file == STANDARD:
         return _Files(source, total, sys.stdout.buffer, known)
     target = Path(arguments.output_file)
+    if target.is_file() and os.path.samestat(os.fstat(source.fileno()), target.stat()):
+        raise ConfigError("-o must not be the input file, which it would overwrite", param="output_file")
     if target.is_file() and not arguments.overwrite:
         known = resume(target, tally)
     mode = "wb" if arguments.overwrite else "ab"

@@ -11,6 +11,8 @@ import pytest
 from batching import line, lines_of, over, sdk, serving_batches, started
 from serving import eventually
 
+from troupellm.server.batches.runner import MOST_ACTIVE
+
 pytestmark = pytest.mark.anyio
 
 
@@ -108,6 +110,9 @@ async def test_a_key_at_its_limit_holds_up_no_other_and_waits_in_peace(serving: 
         engine = served.host.engine
         assert engine is not None
         await eventually(lambda: engine.snapshot().tenants[0].requests == 2)
+        with anyio.fail_after(20):
+            while await count_of(served, "in_progress") < MOST_ACTIVE:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
         done = await over(bob, (await started(bob, [line(number) for number in range(10)])).id, timeout=20)
         assert done.request_counts.completed == 10
         usage = {tenant.name: tenant for tenant in engine.snapshot().tenants}
@@ -142,7 +147,14 @@ async def test_nothing_is_asked_for_a_key_that_was_taken_away(
 
 
 async def status_of(served: Any, name: str) -> str:
-    rows = await served.host.batches.store.do(
+    rows = await served.host.batches.store.read(
         lambda database: database.execute("SELECT status FROM batches WHERE id = ?", (name,)).fetchall()
     )
     return str(rows[0][0])
+
+
+async def count_of(served: Any, status: str) -> int:
+    rows = await served.host.batches.store.read(
+        lambda database: database.execute("SELECT count(*) FROM batches WHERE status = ?", (status,)).fetchall()
+    )
+    return int(rows[0][0])

@@ -100,6 +100,18 @@ def test_what_is_no_beginning_of_the_results_is_refused(
     assert run(checkpoint, "-i", requests, "-o", out, "--max-inflight", "none") == 2
 
 
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_the_input_file_is_never_written_to(requests: Path, tmp_path: Path, capsys: Any, more: tuple[str, ...]) -> None:
+    """By whatever name it is called."""
+    content = requests.read_bytes()
+    (tmp_path / "link").symlink_to(requests)
+    (tmp_path / "same").hardlink_to(requests)
+    for out in (requests, tmp_path / "link", tmp_path / "same"):
+        assert run(tmp_path, "-i", requests, "-o", out, *more) == 2
+        assert "input file" in capsys.readouterr().err
+        assert requests.read_bytes() == content
+
+
 def command(model: Path, *arguments: object) -> list[str]:
     module = [sys.executable, "-m", "troupellm.server.cli.main", "run-batch", "--model", str(model)]
     return [*module, *map(str, arguments), *SMALL]

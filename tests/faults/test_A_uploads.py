@@ -15,7 +15,9 @@ import pytest
 from canary import Attacked, resident_bytes, under_attack
 from serving import server_config
 
-from troupellm.server.batches.upload import BUFFER_BYTES
+from troupellm.server.batches.service import MAX_UPLOADS_OF_ONE
+from troupellm.server.batches.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from troupellm.server.keys import read_keys
 
 pytestmark = pytest.mark.anyio
 
@@ -47,8 +49,8 @@ BAD = {
     "two purposes": (FORM, part("purpose", b"batch") * 2 + part("file", b"{}", "a") + END, 400),
     "many fields": (FORM, b"".join(part(f"f{n}", b"x") for n in range(40)) + END, 400),
     "a long field": (FORM, part("purpose", b"b" * 5000) + part("file", b"{}", "a") + END, 400),
-    "long part headers": (FORM, f"--{BOUNDARY}\r\nX: {'y' * 9000}\r\n\r\n".encode() + END, 400),
-    "many part headers": (FORM, f"--{BOUNDARY}\r\n".encode() + b"X: y\r\n" * 99 + b"\r\n" + END, 400),
+    "long part headers": (FORM, f"--{BOUNDARY}\r\nX: {'y' * MAX_HEADER_BYTES}\r\n\r\n".encode() + END, 400),
+    "many part headers": (FORM, f"--{BOUNDARY}\r\n".encode() + b"X: y\r\n" * (MAX_HEADERS + 1) + b"\r\n" + END, 400),
     "cut short": (FORM, GOOD[: -len(END)], 400),
     "a wrong life": (FORM, part("expires_after[anchor]", b"now") + GOOD, 400),
     "half a life": (FORM, part("expires_after[seconds]", b"3600") + GOOD, 400),
@@ -162,6 +164,31 @@ async def test_A8_uploads_that_stop_or_leave(tiny_engine: Any, tmp_path: Path) -
         with anyio.fail_after(10):
             while attacked.served.host.batches.uploads or not nothing_is_left(tmp_path):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
+
+
+async def test_A8_stalled_uploads_of_a_key_are_no_other_keys_matter(tiny_engine: Any, tmp_path: Path) -> None:
+    """They have a part of the places, and end: only bytes that come buy time."""
+    keys = ("canaries", "sk-stalls", "sk-other")
+    config = server_config(files_dir=str(tmp_path), max_file_bytes=100 * MIB, body_timeout=1.0, api_key=keys)
+    head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM}\r\ncontent-length: {50 * MIB}\r\n"
+    stalled = head.encode() + b"authorization: Bearer sk-stalls\r\n\r\n" + part("purpose", b"batch")
+    async with (
+        tiny_engine(tenants=read_keys(config).tenants) as engine,
+        under_attack(engine, config) as attacked,
+        attacked.served.client(key="sk-other") as other,
+    ):
+        batches = attacked.served.host.batches
+        connections = [await attacked.served.raw(stalled) for _ in range(MAX_UPLOADS_OF_ONE + 4)]
+        answers = [await connection.read_until(b"\r\n\r\n") for connection in connections[MAX_UPLOADS_OF_ONE:]]
+        assert all(b" 429 " in answer for answer in answers)
+        assert batches.uploads == MAX_UPLOADS_OF_ONE
+        whole = await other.post("/v1/files", content=GOOD, headers={"content-type": FORM})
+        assert whole.status_code == 200
+        for connection in connections[:MAX_UPLOADS_OF_ONE]:
+            assert b" 408 " in await connection.read_until(b"request_timeout", timeout=20)
+        for connection in connections:
+            await connection.close()
+        assert batches.uploads == 0
 
 
 @pytest.mark.slow

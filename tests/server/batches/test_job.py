@@ -1,0 +1,108 @@
+"""A batch whose lines are told to come later, and a folder that another process writes to."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio.lowlevel import checkpoint
+from serving import server_config
+
+from troupellm.protocol.batch import Batch, FileObject
+from troupellm.protocol.caller import Caller
+from troupellm.server.batches.job import Job
+from troupellm.server.batches.progress import unfinished
+from troupellm.server.batches.schema import STATE, open_database
+from troupellm.server.batches.share import Share
+from troupellm.server.batches.store import Store
+from troupellm.server.inside import Answered
+
+pytestmark = pytest.mark.anyio
+
+URL = "/v1/completions"
+LINES = 40
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(server_config(files_dir=str(tmp_path)))
+    open_database(tmp_path).close()
+    written = store.incoming("in")
+    lines = [{"custom_id": f"c{n}", "method": "POST", "url": URL, "body": {"n": n}} for n in range(LINES)]
+    written.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    file = FileObject(id="file-0", bytes=1, created_at=0, filename="in", purpose="batch")
+    await store.add_file("name:alice", file, written)
+    batch = Batch(
+        id="batch_0", endpoint=URL, input_file_id="file-0", completion_window="24h", status="validating",
+        created_at=0, expires_at=2**40,
+    )  # fmt: skip
+    await store.add_batch("name:alice", batch, None)
+    yield store
+    await store.close()
+
+
+class OpenGovernor:
+    """Lets everybody in."""
+
+    most = 4
+
+    async def enter(self) -> None:
+        await checkpoint()
+
+    def leave(self) -> None:
+        pass
+
+
+class BusyInside:
+    """Tells every line to come later, some times."""
+
+    urls = frozenset({URL})
+
+    def __init__(self) -> None:
+        self.refusals = 200
+        self.out: set[bytes] = set()
+        """Lines that were asked and have no answer."""
+        self.most = 0
+        self.callers: set[Caller] = set()
+
+    async def post(self, url: str, raw: bytes, *, caller: Caller) -> Answered:
+        self.out.add(raw)
+        self.most = max(self.most, len(self.out))
+        self.callers.add(caller)
+        await checkpoint()
+        if self.refusals:
+            self.refusals -= 1
+            return Answered(429, b"{}", "id", 0.0)
+        self.out.remove(raw)
+        return Answered(200, b"{}", "id")
+
+
+async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("troupellm.server.batches.share.CAREFUL_SECONDS", 0.0)
+    inside: Any = BusyInside()
+    share = Share(OpenGovernor())  # type: ignore[arg-type]
+    (entry,) = await unfinished(store)
+    with anyio.fail_after(30):
+        await Job(entry, store, inside, share, store.config, tenant="alice").run()
+    batch = await store.batch("name:alice", "batch_0")
+    assert batch is not None
+    assert (batch.status, batch.request_counts.completed) == ("completed", LINES)
+    assert inside.most == share.most == OpenGovernor.most
+    assert inside.callers == {Caller("alice", "name:alice")}
+
+
+async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path: Path) -> None:
+    await store.read(lambda database: database.execute("PRAGMA busy_timeout = 0"))
+    other = sqlite3.connect(tmp_path / STATE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        assert await store.file("name:alice", "file-0") is not None
+        assert len(await unfinished(store)) == 1
+        await store.check_room("name:alice")
+        page = await store.batches("name:alice", after=None, limit=5)
+        assert [batch.id for batch in page.entries] == ["batch_0"]
+    finally:
+        other.close()
