@@ -27,6 +27,7 @@ _NAMES: Names = [
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
     ("thinking_token_budget", "thinking.budget_tokens"),
+    ("continue_final_message", "messages"),
 ]
 
 
@@ -54,6 +55,7 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
     values["messages"] = messages_of(request.system, request.messages)
     values |= _choice(request.tool_choice, tools) | _format(request)
     values |= _thinking(request, switches, thinks=thinks)
+    values |= _prefill(request, values, thinks=thinks)
     if isinstance(request, MessagesRequest):
         values["max_completion_tokens"] = request.max_tokens
         if request.stop_sequences:
@@ -121,6 +123,33 @@ def _format(request: PromptFields) -> dict[str, Any]:
         raise InvalidRequest(f"{field}.schema is missing", param=f"{field}.schema", code="missing_required_parameter")
     schema = {"name": "output", "schema": wanted["schema"]}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _prefill(request: PromptFields, values: Mapping[str, Any], *, thinks: bool) -> dict[str, Any]:
+    """A conversation that ends with the assistant's text asks for what comes after it, in the same message.
+
+    Raises:
+        InvalidRequest: there is no going on from it.
+    """
+    if not request.messages or request.messages[-1].role != "assistant":
+        return {}
+    param = f"messages[{len(request.messages) - 1}].content"
+    last = values["messages"][-1]
+    if "tool_calls" in last or "reasoning_content" in last:
+        raise InvalidRequest(
+            f"{param} can be gone on from only where it is text; tools need their results", param=param
+        )
+    text = last["content"]
+    if not text:
+        return {"messages": values["messages"][:-1]}
+    if text != text.rstrip():
+        raise InvalidRequest(f"{param}: the text to go on from must not end with whitespace", param=param)
+    if thinks and values["include_reasoning"]:
+        raise InvalidRequest(f"thinking begins an answer anew, {param} asks to go on from one", param="thinking")
+    if "response_format" in values:
+        field = "output_config.format" if request.output_format is None else "output_format"
+        raise InvalidRequest(f"{field} is for a whole answer, {param} asks to go on from one", param=field)
+    return {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def _thinking(request: PromptFields, switches: Sequence[str], *, thinks: bool) -> dict[str, Any]:

@@ -133,6 +133,21 @@ async def test_tools_and_structured_text_in_messages(builtin_engine):
     assert set(json.loads(shaped.content[0].text)) == {"city"}
 
 
+async def test_an_answer_that_the_client_has_begun_is_gone_on_with(builtin_engine):
+    question = {"role": "user", "content": "Say hello in Polish."}
+    async with clients(builtin_engine) as (_, claude):
+        whole = (await claude.messages.create(messages=[question], **CLAUDE)).content[0].text
+        begun, _, rest = whole.partition(" ")
+        messages = [question, {"role": "assistant", "content": begun}]
+        gone_on = await claude.messages.create(messages=messages, **CLAUDE)
+        async with claude.messages.stream(messages=messages, **CLAUDE) as stream:
+            streamed = await stream.get_final_message()
+        counted = await claude.messages.count_tokens(model="troupe", messages=messages)
+    assert rest
+    assert gone_on.content[0].text == streamed.content[0].text == f" {rest}"
+    assert counted.input_tokens == streamed.usage.input_tokens + streamed.usage.cache_read_input_tokens
+
+
 async def test_what_codex_sends(builtin_engine):
     """Its tools and items, reasoning from elsewhere among them, with nothing stored, streamed."""
     patch = {

@@ -169,3 +169,40 @@ def test_counting_needs_no_max_tokens():
     body = {"model": "m", "messages": [], "thinking": {"type": "enabled", "budget_tokens": 5000}}
     translated = translate(msgspec.convert(body, CountTokensRequest), switches=(), thinks=True)
     assert translated.chat.thinking_token_budget == 5000
+
+
+def prefilled(content, **fields):
+    return chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": content}], **fields)
+
+
+@pytest.mark.parametrize("content", ['{"a":', [{"type": "text", "text": '{"a":'}]])
+def test_the_assistants_text_at_the_end_is_gone_on_from(content):
+    request = prefilled(content)
+    assert (request.continue_final_message, request.add_generation_prompt) == (True, False)
+    assert request.messages[-1].content == '{"a":'
+    assert chat().continue_final_message is None
+    assert prefilled(content, thinking={"type": "adaptive"}, thinks=False).continue_final_message
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_nothing_to_go_on_from_is_an_answer_from_the_start(content):
+    request = prefilled(content)
+    assert ([message.role for message in request.messages], request.continue_final_message) == (["user"], None)
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "param"),
+    [
+        ("so ", {}, "messages[1].content"),
+        ("\n", {}, "messages[1].content"),
+        ([{"type": "tool_use", "id": "t", "name": "get", "input": {}}], {}, "messages[1].content"),
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}], {}, "messages[1].content"),
+        ("so", {"thinking": {"type": "adaptive"}}, "thinking"),
+        ("so", {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        ("so", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused(content, fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        prefilled(content, **fields)
+    assert caught.value.param == param
