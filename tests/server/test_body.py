@@ -5,7 +5,7 @@ import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest, CompletionRequest
-from troupellm.server.body import MAX_CONTAINERS, MAX_STRINGS, decode_body, decode_json, read_body
+from troupellm.server.body import MAX_CONTAINERS, MAX_STRINGS, BodyReader, decode_body, decode_json, read_body
 from troupellm.server.errors import ClientGone, HttpError
 
 pytestmark = pytest.mark.anyio
@@ -151,6 +151,15 @@ async def test_slow_body_is_answered_408(make_wire, make_exchange):
     with pytest.raises(HttpError) as caught:
         await read_body(make_exchange(wire), limit=100, timeout=0.01)
     assert caught.value.status == 408
+
+
+async def test_what_has_come_buys_time_for_the_rest(make_wire, make_exchange):
+    wire = make_wire([b"x" * 30])
+    wire._messages.pop()
+    reader = BodyReader(make_exchange(wire), limit=100, timeout=0.01, slowest=1000.0)
+    assert await reader.read() == b"x" * 30
+    with pytest.raises(HttpError, match=r"within 0\.04 seconds"):
+        await reader.read()
 
 
 async def test_client_that_leaves_during_its_body_is_gone(make_wire, make_exchange):
