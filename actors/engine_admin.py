@@ -19,7 +19,8 @@ class EngineAdmin(EngineLife):
 
     @property
     def is_sleeping(self) -> bool:
-        return self._require().system.rest.level is not None
+        """Not before the requests have finished that a sleep waits for."""
+        return self._require().system.rest.asleep
 
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Compute nothing from when this returns until `resume`. Requests that come meanwhile wait.
@@ -30,7 +31,8 @@ class EngineAdmin(EngineLife):
             clear_cache: forget the prefix cache.
 
         Raises:
-            Conflict: `resume` was called before all had finished. Cancelling this call undoes it as well.
+            Conflict: `resume` was called before all had finished, another call waits for that, or nothing can finish
+                since the engine stands still already. Cancelling this call undoes it as well.
         """
         await self._require().system.rest.pause(mode, clear_cache=clear_cache)
 
@@ -51,6 +53,9 @@ class EngineAdmin(EngineLife):
 
         Returns:
             what the worker's process held before and after.
+
+        Raises:
+            Conflict: as of `pause`; what the engine slept at before it sleeps at still.
         """
         return await self._require().system.rest.sleep(level, mode)
 

@@ -39,7 +39,7 @@ from troupellm.protocol.scheduler import (
 from troupellm.protocol.worker import StepPlan
 
 _PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
-"""Reasons for standing still. Planning goes on when none is left."""
+"""Reasons for standing still. Each is taken back by whoever gave it, and planning goes on when none is left."""
 _GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
     PAUSED: ("scheduling",),
     WITHOUT_CACHE: ("scheduling", "kv_cache"),
@@ -48,7 +48,10 @@ _GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
 
 
 class Rest:
-    """`paused` and `level` are what was asked for last; see `SleepReport.level`."""
+    """Changes happen one after another; only `resume` may call off a pause that waits for requests to finish.
+
+    `paused` and `level` are what was asked for last; see `SleepReport.level`.
+    """
 
     def __init__(
         self,
@@ -66,31 +69,37 @@ class Rest:
         self._error = error
         self._reasons: set[str] = set()
         self._missing: set[WakeTag] = set()
-        self._changing = anyio.Lock()
+        self._changing = anyio.Lock(fast_acquire=True)  # nobody gets between a check and the lock
         self._waiters: set[Waiter] = set()
-        self._finishing = 0
-        """Pauses and sleeps that wait for requests to finish."""
+        self._finishing = False
+        """A pause or a sleep waits for requests to finish."""
         self._over = False
-        self.paused = False
         self.level: int | None = None
+
+    @property
+    def paused(self) -> bool:
+        return _PAUSE in self._reasons
+
+    @property
+    def asleep(self) -> bool:
+        """A sleep was carried out, and not all of it is undone."""
+        return bool(self._missing)
 
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Compute nothing from when this returns. Being cancelled undoes it.
 
         Raises:
             InvalidRequest: there is no such mode.
-            Conflict: planning was resumed before all requests had finished.
+            Conflict: another one waits for requests to finish, planning was resumed before they had, or they cannot
+                since the engine stands still already.
             EngineStopped: the engine has ended.
         """
         _check_mode(mode)
-        self.paused = True
-        try:
+        self._check_finishing()
+        async with self._changing:
             await self._stand_still(_PAUSE, mode)
-        except BaseException:
-            self.paused = _PAUSE in self._reasons
-            raise
-        if clear_cache:
-            self._scheduler.control(ResetPrefixCache())
+            if clear_cache:
+                self._scheduler.control(ResetPrefixCache())
 
     def resume(self) -> None:
         """Compute again. Idempotent.
@@ -100,29 +109,30 @@ class Rest:
         """
         if self.level is not None:
             raise Conflict("the engine sleeps: wake it instead", code="asleep")
-        self.paused = False
         self._go_on(_PAUSE)
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
-        """Compute nothing, and give memory back: 0 none, 1 the KV cache, 2 the weights too. Deeper than now, or no-op.
+        """Compute nothing, and give memory back: 0 none, 1 the KV cache, 2 the weights too.
+
+        Asleep already, it gives what is not given yet, and `mode` holds for those who wait.
 
         Raises:
             InvalidRequest: there is no such level or mode, or the worker cannot.
-            Conflict: planning was resumed before all requests had finished.
+            Conflict: another one waits for requests to finish, or they cannot since the engine stands still already.
             EngineStopped: the engine has ended.
         """
         if level not in _GIVEN_BACK:
             raise InvalidRequest("level must be 0, 1 or 2", param="level")
         _check_mode(mode)
+        self._check_finishing()
         async with self._changing:
             before = self.level
-            if before is not None and before >= level:
-                return SleepReport(level=before, rss_before=0, rss_after=0, seconds=0.0)
-            self.level = level
+            self.level = level if before is None else max(before, level)
             self._admission.refusal = _asleep
             try:
                 await self._stand_still(_SLEEP, mode)
-                report = await self._command(SleepWorker(level)) if level > PAUSED else WorkerReport()
+                gives = level > PAUSED and not self._missing.issuperset(_GIVEN_BACK[level])
+                report = await self._command(SleepWorker(level)) if gives else WorkerReport()
             except BaseException:
                 self.level = before
                 if before is None:
@@ -163,15 +173,14 @@ class Rest:
         """Have the worker do something between two steps.
 
         Raises:
-            Conflict: the engine sleeps, or is about to pause.
+            Conflict: the engine sleeps, or waits for requests to finish.
             InvalidRequest: the worker refuses.
             EngineStopped: the engine has ended.
         """
+        self._check_finishing()
         async with self._changing:
             if self.level is not None:
                 raise Conflict("the engine sleeps: wake it first", code="asleep")
-            if self._finishing:
-                raise Conflict("requests finish before the engine pauses: come back then", code="pausing")
             try:
                 await self._stand_still(_COMMAND, "keep")
                 return await self._command(command)
@@ -185,8 +194,9 @@ class Rest:
             waiter.wake()
 
     async def _stand_still(self, reason: str, mode: PauseMode) -> None:
-        """Until no plan is in flight, and none follows."""
+        """Until no plan is in flight, and none follows. If it fails, a reason that stood before still stands."""
         settled: list[bool] = []
+        stood = reason in self._reasons
         self._reasons.add(reason)
         try:
             async with self._waiting() as waiter:
@@ -198,18 +208,28 @@ class Rest:
                 self._scheduler.control(HaltPlanning(mode == "wait", settle))
                 if mode == "abort":
                     self._requests.end_all(_aborted, by="admin")
-                self._finishing += mode == "wait"
+                self._finishing = mode == "wait"
                 try:
                     await waiter.wait()
                 finally:
-                    self._finishing -= mode == "wait"
+                    self._finishing = False
             if not settled:
                 raise self._error()
-            if not settled[0]:
+            if reason not in self._reasons:
                 raise Conflict("the engine was resumed before it stood still", code="resumed")
+            if not settled[0]:
+                raise Conflict(
+                    "the engine stands still, so its requests cannot finish: let it go on first, or use another mode",
+                    code="standing_still",
+                )
         except BaseException:
-            self._go_on(reason)
+            if not stood:
+                self._go_on(reason)
             raise
+
+    def _check_finishing(self) -> None:
+        if self._finishing:
+            raise Conflict("requests finish before the engine rests: come back then, or end them", code="pausing")
 
     def _go_on(self, reason: str) -> None:
         if reason in self._reasons:

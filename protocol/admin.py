@@ -11,8 +11,12 @@ MAX_ABORTS = 1024
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands behind the question mark. With a misspelt name the default would be done, and end everybody."""
+
+
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests to end: some, or all."""
+    """Which requests to end: some, or all. A batch asks again for its lines that were ended: cancel it to end it."""
 
     request_ids: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MAX_ABORTS)] = ()
     """As answers name them (`id`), or as clients have chosen them."""
@@ -24,7 +28,7 @@ class AbortAnswer(msgspec.Struct, frozen=True):
     """Requests that were open and are not any more."""
 
 
-class PauseQuery(msgspec.Struct, frozen=True, kw_only=True):
+class PauseQuery(_Query, frozen=True, kw_only=True):
     mode: PauseMode = "abort"
     """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
     clear_cache: bool = True
@@ -33,33 +37,33 @@ class PauseQuery(msgspec.Struct, frozen=True, kw_only=True):
     """An older name: true is mode wait."""
 
 
-class ResetQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ResetQuery(_Query, frozen=True, kw_only=True):
     reset_running_requests: bool = False
     """Requests that run go on with what they have computed: true is refused."""
     reset_external: bool = False
     """There is no external cache: true is refused."""
 
 
-class SleepQuery(msgspec.Struct, frozen=True, kw_only=True):
+class SleepQuery(_Query, frozen=True, kw_only=True):
     level: Annotated[int, Meta(ge=0, le=2)] = 1
     """0 pauses, 1 gives the KV cache back, 2 the weights too."""
     mode: PauseMode = "abort"
     """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
 
 
-class WakeQuery(msgspec.Struct, frozen=True, kw_only=True):
+class WakeQuery(_Query, frozen=True, kw_only=True):
     tags: tuple[WakeTag, ...] = ()
     """Only these parts; all without any."""
 
 
-class ProfileQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileQuery(_Query, frozen=True, kw_only=True):
     max_iterations: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Recording ends by itself after so many steps."""
     prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
     """Beginning of the file's name."""
 
 
-class NoArguments(msgspec.Struct, frozen=True):
+class NoArguments(_Query, frozen=True):
     """The route takes none."""
 
 

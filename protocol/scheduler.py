@@ -105,7 +105,8 @@ class HaltPlanning(msgspec.Struct, frozen=True):
     finish: bool
     """First what is here is finished; what comes meanwhile waits."""
     settled: Callable[[bool], None]
-    """Called once: with True when no plan is in flight any more, with False when planning was resumed before."""
+    """Called once: with True when no plan is in flight any more, with False when planning was resumed before, or when
+    what is here cannot be finished since it stands still already."""
 
 
 class ResumePlanning(msgspec.Struct, frozen=True):

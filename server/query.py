@@ -14,10 +14,12 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 def decode_query(raw: bytes, kind: type[StructT]) -> StructT:
-    """Decode into `kind`, whose list fields may be given more than once, also as `name[]`. Unknown names are ignored.
+    """Decode into `kind`, whose list fields may be given more than once, also as `name[]`.
+
+    Unknown names are ignored, unless `kind` forbids unknown fields.
 
     Raises:
-        InvalidRequest: no query string, a single value given twice, or not what the route takes.
+        InvalidRequest: no query string, a single value given twice, a forbidden name, or not what the route takes.
     """
     try:
         pairs = parse_qsl(
@@ -25,11 +27,14 @@ def decode_query(raw: bytes, kind: type[StructT]) -> StructT:
         )
     except ValueError:  # which UnicodeDecodeError is as well
         raise InvalidRequest("the query string is not valid, or has too many fields", code="invalid_query") from None
-    lists = {field.encode_name for field in msgspec.structs.fields(kind) if _is_list(field.type)}
+    fields = {field.encode_name: _is_list(field.type) for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for name, value in pairs:
         plain = name.removesuffix("[]")
-        if plain in lists:
+        if kind.__struct_config__.forbid_unknown_fields and name not in fields and not fields.get(plain):
+            text = f"the query has {name[:64]}, which this route does not take"
+            raise InvalidRequest(text, param=name[:64], code="unsupported_parameter")
+        if fields.get(plain):
             values.setdefault(plain, []).append(value)
         elif name in values:
             raise InvalidRequest(f"the query has {name[:64]} twice", param=name[:64], code="invalid_query")

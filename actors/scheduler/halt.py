@@ -11,6 +11,7 @@ from troupellm.actors.scheduler.sequence import Request, State
 class Halt:
     """`halted`: nothing is planned. `finishing`: what is here is planned until it has ended, newcomers are held back.
 
+    A halt in force is never weakened: `halted` ends with `end` alone.
     Held back means as if their reader did not read: they have no blocks, can be aborted, and keep their deadline.
     """
 
@@ -19,15 +20,21 @@ class Halt:
         self._residents = residents
         self._flights = flights
         self._held: dict[int, None] = {}
+        self._kept: frozenset[int] = frozenset()
+        """Requests that were here when all was halted at once."""
         self._waiting: list[Callable[[bool], None]] = []
         self.halted = False
         self.finishing = False
 
     def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
         """See `HaltPlanning`."""
+        if not self.halted:
+            self.finishing, self.halted = finish, not finish
+            self._kept = frozenset(() if finish else self._ledger.requests)
+        elif finish and not self._kept.isdisjoint(self._ledger.requests):
+            settled(False)
+            return
         self._waiting.append(settled)
-        self.finishing = finish
-        self.halted = not finish
 
     def hold_back(self, request: Request) -> None:
         """A newcomer, if those who are here are to finish first."""

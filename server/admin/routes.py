@@ -19,8 +19,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
 
     def route(method: str, path: str, action: str, response: Any, summary: str, **more: Any) -> Route:
         arguments = ACTIONS[action].arguments
-        if arguments is not admin.NoArguments and "body" not in more:
-            more["query"] = arguments
+        more["query"] = admin.NoArguments if "body" in more else arguments
         return Route(
             method=method, path=path, handler=partial(act, host, action), scope="admin", response=response,
             summary=summary, problems=(409,), **more,
@@ -28,8 +27,9 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
 
     state, slept = admin.RestState, admin.SleepAnswer
     done, level = admin.DoneAnswer, admin.LogLevelBody
+    ended = "End requests. Batches go on, and ask again for lines that were ended: cancel a batch to end it."
     return [
-        route("POST", "/abort_requests", "abort", admin.AbortAnswer, "End requests.", body=admin.AbortBody),
+        route("POST", "/abort_requests", "abort", admin.AbortAnswer, ended, body=admin.AbortBody),
         route("POST", "/pause", "pause", state, "Compute nothing until resumed; what comes waits."),
         route("POST", "/resume", "resume", state, "Compute again."),
         route("GET", "/is_paused", "is_paused", admin.PausedAnswer, "Whether the engine is paused."),
@@ -49,7 +49,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
 async def act(host: EngineHost, action: str, exchange: Exchange, body: msgspec.Struct | None) -> None:
     """Carry it out; a client that leaves meanwhile takes back what is not done yet."""
     host.require()
-    arguments = body if body is not None else exchange.query or admin.NoArguments()
+    arguments = exchange.query if body is None else body
     if body is not None or exchange.method == "GET":  # who watches already, or is done at once
         await exchange.respond(200, await host.administer(action, msgspec.json.encode(arguments)))
         return

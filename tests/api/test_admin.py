@@ -60,7 +60,8 @@ async def test_pause_sleep_and_what_is_told_of_them(tiny_engine: Any, tmp_path: 
             refused = await client.post("/v1/completions", json=STREAM)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
             assert refused.headers["retry-after"]
-            assert (await client.post("/resume", headers=ADMIN)).status_code == 409
+            for path in ("/resume", "/pause?mode=wait", "/sleep?level=2&mode=wait"):
+                assert (await client.post(path, headers=ADMIN)).status_code == 409, path
             text = (await client.get("/metrics")).text
             state_lines = [line for line in text.splitlines() if line.startswith("vllm:engine_sleep_state{")]
             assert [line.split()[-1] for line in state_lines if "discard_all" in line] == ["1.0"]
@@ -128,6 +129,21 @@ async def test_facts_profiles_and_log_levels(tiny_engine: Any, tmp_path: Path) -
         assert await post(client, "/log_level", json={"level": "debug"}) == {"level": "debug"}
         assert (await get(client, "/log_level")) == {"level": "debug"}
         await post(client, "/log_level", json={"level": before})
+        for path in (
+            "/sleep?levle=2",
+            "/pause?mode[]=keep",
+            "/resume?bogus=1",
+            "/is_paused?x",
+            "/log_level?level=debug",
+        ):
+            method = "GET" if path.startswith("/is_") else "POST"
+            refused = await client.request(method, path, headers=ADMIN, json={"level": before})
+            name = path.partition("?")[2].partition("=")[0]
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert (await get(client, "/is_sleeping")) == {"is_sleeping": False}
+        assert (await get(client, "/is_paused")) == {"is_paused": False}
+        document = (await client.get("/openapi.json")).json()
+        assert "cancel a batch" in document["paths"]["/abort_requests"]["post"]["summary"]
         for path in (
             "/reset_prefix_cache?reset_external=true",
             "/start_profile?prefix=../x",
