@@ -25,6 +25,8 @@ MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
 """What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+PIECE_BYTES = 32_768
+"""Of a whole answer, so that no more of it is copied than its client reads."""
 SWIFT_SENDS = 8
 """So many sends may end at once before others get their turn."""
 CLIENT_CLOSED = 499
@@ -123,7 +125,10 @@ class Exchange:
 
     async def respond(self, status: int, body: bytes, headers: Headers = (), content_type: bytes = JSON) -> None:
         await self.start(status, content_type, (*headers, (b"content-length", str(len(body)).encode())))
-        await self.write(b"" if self.method == "HEAD" else body, last=True)
+        if self.method == "HEAD":
+            body = b""
+        for start in range(0, len(body) or 1, PIECE_BYTES):
+            await self.write(body[start : start + PIECE_BYTES], last=start + PIECE_BYTES >= len(body))
 
     async def respond_error(self, answer: ErrorAnswer) -> None:
         """Answer with an error, or end a stream that has begun with an error event."""

@@ -26,7 +26,7 @@ _CUT_SECONDS = 0.2
 HANDSHAKE_SECONDS = 10.0
 """What a client gets to agree on TLS."""
 NEVER = 10.0**9
-MAX_STREAMS = 512
+MAX_STREAMS = 100
 """Of one HTTP/2 connection."""
 
 

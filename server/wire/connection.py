@@ -62,6 +62,7 @@ class Connection(TCPServer):  # type: ignore[misc]
                     await self.protocol.refuse_slow_head(self.head_timeout)
                 break
             await self.protocol.handle(RawData(data))
+            await asyncio.sleep(0)  # neither may have waited for anything: the others' turn, however much comes
         await self.protocol.handle(Closed())
 
     async def _read(self, until: float | None) -> bytes:

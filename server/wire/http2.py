@@ -1,4 +1,4 @@
-"""HTTP/2 with limits on what a client may ask for without getting anything: resets, pings and settings cost CPU."""
+"""HTTP/2 with limits on what a client may ask for without getting anything, and on what waits for it to read."""
 
 import asyncio
 import re
@@ -6,20 +6,11 @@ import re
 import h2.errors
 import h2.events
 import h2.exceptions
-from hypercorn.events import Closed
+from hypercorn.events import Closed, Event
 from hypercorn.protocol.h2 import H2Protocol
 
-BURST = 1_000
-"""Frames without use that may come at once ..."""
-PER_SECOND = 100
-"""... and after that."""
-_NOISE = (
-    h2.events.StreamReset,
-    h2.events.PingReceived,
-    h2.events.RemoteSettingsChanged,
-    h2.events.PriorityUpdated,
-    h2.events.UnknownFrameReceived,
-)
+from troupellm.server.wire.frames import Frames, Unsent
+
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 _METHOD = re.compile(rb"[A-Za-z]{1,32}")
 
@@ -27,31 +18,36 @@ _METHOD = re.compile(rb"[A-Za-z]{1,32}")
 class Http2(H2Protocol):  # type: ignore[misc]
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self._clock = asyncio.get_running_loop().time
-        self._allowance = float(BURST)
-        self._counted = self._clock()
+        self._frames = Frames(asyncio.get_running_loop().time, self._is_open)
+        self.connection.incoming_buffer = self._frames
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for buffer in list(self.stream_buffers.values()):
+                await buffer.close()  # whoever waits for the reader need not any more
+
+    async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        await super()._create_stream(request)
+        self.stream_buffers[request.stream_id] = Unsent(self.context.event_class, self._frames)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         try:
             for event in events:
-                if isinstance(event, _NOISE) and not self._afford():
-                    self.connection.close_connection(error_code=h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-                    await self._flush()
-                    await self.send(Closed())
-                    return
                 if self._admits(event):
                     await super()._handle_events([event])
             await self._flush()
+        except h2.exceptions.DenialOfServiceError as error:
+            self.connection.close_connection(error_code=error.error_code)
+            await self._flush()
+            await self.send(Closed())
         except h2.exceptions.ProtocolError:  # a stream or the connection ended meanwhile
             await self._flush()
             await self.send(Closed())
 
-    def _afford(self) -> bool:
-        now = self._clock()
-        self._allowance = min(BURST, self._allowance + (now - self._counted) * PER_SECOND)
-        self._counted = now
-        self._allowance -= 1
-        return self._allowance >= 0
+    def _is_open(self, number: int) -> bool:
+        stream = self.connection.streams.get(number)
+        return stream is not None and stream.open
 
     def _admits(self, event: h2.events.Event) -> bool:
         """Whether hypercorn can handle it; what it cannot is answered here."""
@@ -62,6 +58,7 @@ class Http2(H2Protocol):  # type: ignore[misc]
             return False  # the rest of a body whose request was answered already
         if isinstance(event, h2.events.RequestReceived) and not _is_plain(event):
             self.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            self._frames.spend()
             return False
         return True
 

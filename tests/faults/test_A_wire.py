@@ -1,5 +1,6 @@
 """Rows A5 to A8, A10 and A11 of the fault table: bytes that are no HTTP, or as little of it as possible."""
 
+import gc
 import json
 import time
 from functools import partial
@@ -7,10 +8,15 @@ from functools import partial
 import anyio
 import canary
 import h2.errors
+import h2.events
+import h2.settings
 import pytest
 from canary import resident_bytes
 from serving import http_request, server_config
 from stranger_http2 import StrangerHttp2
+
+from troupellm.server.exchange import PIECE_BYTES
+from troupellm.server.wire.frames import BURST, Unsent
 
 pytestmark = pytest.mark.anyio
 
@@ -262,6 +268,30 @@ async def test_A10_ten_thousand_made_up_names(tiny_engine):
         assert len((await attacked.client.get("/metrics")).content) < before + 1_000
 
 
+def resets(client: StrangerHttp2) -> None:
+    for _ in range(BURST + 100):
+        client.connection.reset_stream(client.request(b"GET", b"/livez"))
+
+
+def pings(client: StrangerHttp2) -> None:
+    for _ in range(BURST + 100):
+        client.connection.ping(b"12345678")
+
+
+def windows(client: StrangerHttp2) -> None:
+    for _ in range(BURST + 100):
+        client.connection.increment_flow_control_window(1)
+
+
+def empty_data(client: StrangerHttp2) -> None:
+    number = client.request(b"POST", b"/v1/completions", (b"content-type", b"application/json"), end=False)
+    for _ in range(BURST + 100):
+        client.connection.send_data(number, b"")
+
+
+FLOODS = {make.__name__: make for make in (resets, pings, windows, empty_data)}
+
+
 async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         port = attacked.served.port
@@ -274,24 +304,40 @@ async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
         assert (status, json.loads(body)["object"]) == (200, "text_completion")
         await client.close()
 
-        flood = await StrangerHttp2.connect(port)
-        for _ in range(2_000):
-            number = flood.request(b"GET", b"/livez")
-            flood.connection.reset_stream(number)
-            if number % 100 == 1:
-                await flood.flush()
-        await flood.flush()
-        ended = await flood.until_ended()
-        assert ended is None or ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
-        await flood.close()
+        for name, make in FLOODS.items():
+            flood = await StrangerHttp2.connect(port)
+            await flood.read()
+            make(flood)
+            await flood.flush()
+            ended = await flood.until_ended()
+            assert ended is not None, name
+            assert ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, name
+            await flood.close()
 
-        pings = await StrangerHttp2.connect(port)
-        for _ in range(2_000):
-            pings.connection.ping(b"12345678")
-        await pings.flush()
-        ended = await pings.until_ended()
-        assert ended is None or ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
-        await pings.close()
+
+async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
+    """A window of nothing: whole answers are not copied for it, and are whole once it opens."""
+    count, windows = 8, h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        whole = (await attacked.client.get("/openapi.json")).content
+        assert len(whole) > 4 * PIECE_BYTES
+        client = await StrangerHttp2.connect(attacked.served.port)
+        client.connection.update_settings({windows: 0})
+        numbers = [client.request(b"GET", b"/openapi.json") for _ in range(count)]
+        await client.flush()
+        with anyio.fail_after(20):
+            while sum(isinstance(event, h2.events.ResponseReceived) for event in client.events) < count:
+                await client.read()
+            await attacked.client.get("/livez")  # a turn for whoever could still write
+            unsent = [len(found.buffer) for found in gc.get_objects() if type(found) is Unsent]
+        assert len(unsent) >= count
+        assert 0 < max(unsent) < 3 * PIECE_BYTES
+        client.connection.update_settings({windows: 2**20})
+        client.connection.increment_flow_control_window(count * 2**20)
+        await client.flush()
+        for number in numbers:
+            assert await client.answer(number) == (200, whole)
+        await client.close()
 
 
 async def test_A11_http2_requests_that_are_none_end_alone(tiny_engine):
