@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from troupellm.actors.reading import parse_message
+from troupellm.actors.reading import parse_message, was_cut
 from troupellm.models.dialects.speaker import Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchSequence
@@ -52,8 +52,12 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_messages(output: RequestOutput, voice: Voice | None) -> RequestOutput:
-    answers = [msgspec.structs.replace(answer, message=parse_message(answer.text, voice)) for answer in output.outputs]
+    answers = [msgspec.structs.replace(answer, message=_message(answer, voice)) for answer in output.outputs]
     return msgspec.structs.replace(output, outputs=answers)
+
+
+def _message(answer: CompletionOutput, voice: Voice | None) -> Message:
+    return parse_message(answer.text, voice, cut=was_cut(answer.finish_reason, answer.stop_reason))
 
 
 def request_output(completion: Completion) -> RequestOutput:

@@ -3,9 +3,10 @@
 import msgspec
 from anyio.lowlevel import checkpoint
 
+from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.speaker import Voice
 from troupellm.protocol.dialect import ParsedPiece, Reasoning, assemble
-from troupellm.protocol.outputs import Completion, CompletionChoice, Message
+from troupellm.protocol.outputs import Completion, CompletionChoice, FinishReason, Message
 
 _SLICE = 8192
 """Characters that are parsed without a pause: a few milliseconds at worst."""
@@ -25,21 +26,37 @@ async def read_choice(choice: CompletionChoice, voice: Voice | None) -> tuple[Me
         pieces += parser.feed(choice.text[start : start + _SLICE])
         if start:
             await checkpoint()
-    pieces += parser.finish()
+    pieces += parser.finish(cut=was_cut(choice.finish_reason, choice.stop_reason))
     if count is not None:
         count.add(choice.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
-    message = assemble(pieces)
+    message = _message(pieces, parser)
     if not voice.show_thoughts:
         message = msgspec.structs.replace(message, reasoning=None)
     return message, 0 if count is None else count.tokens
 
 
-def parse_message(text: str, voice: Voice | None) -> Message:
-    """The same at once, for callers that block anyway."""
+def parse_message(text: str, voice: Voice | None, *, cut: bool = False) -> Message:
+    """The same at once, for callers that block anyway.
+
+    Args:
+        cut: see `was_cut`.
+    """
     if voice is None:
         return Message(content=text)
     parser = voice.new_parser()
-    return assemble(parser.feed(text) + parser.finish())
+    return _message(parser.feed(text) + parser.finish(cut=cut), parser)
+
+
+def was_cut(finish_reason: FinishReason | None, stop_reason: int | str | None) -> bool:
+    """Whether a limit or a stop string ended an answer, and not the model."""
+    return finish_reason != "stop" or isinstance(stop_reason, str)
+
+
+def _message(pieces: list[ParsedPiece], parser: Parser) -> Message:
+    message = assemble(pieces)
+    if not message.tool_calls or parser.has_whole_calls:
+        return message
+    return msgspec.structs.replace(message, calls_whole=False)
 
 
 async def read_completion(completion: Completion, voice: Voice | None) -> Completion:

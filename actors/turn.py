@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from troupellm.actors.reading import read_completion
+from troupellm.actors.reading import read_completion, was_cut
 from troupellm.actors.stream import Stream
 from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.speaker import Voice
@@ -119,14 +119,14 @@ class Turn:
         return events
 
     def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
-        """Add what a delta says; tells whether its choice has called a tool."""
+        """Add what a delta says; tells whether its choice has called a tool, and wholly."""
         reader = self._readers.get(delta.index)
         if reader is None:
             reader = self._readers[delta.index] = voice.new_parser(), voice.new_count()
         parser, count = reader
         pieces = parser.feed(delta.text)
         if delta.finish_reason is not None:
-            pieces += parser.finish()
+            pieces += parser.finish(cut=was_cut(delta.finish_reason, delta.stop_reason))
         if count is not None:
             count.add(delta.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
         shown = pieces if voice.show_thoughts else _without_thoughts(pieces)
@@ -136,7 +136,7 @@ class Turn:
         for piece in shown:
             events.append(TurnEvent(delta.index, piece, ids, logprobs))
             ids, logprobs = (), None
-        return parser.has_calls
+        return parser.has_whole_calls
 
 
 def _without_thoughts(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
@@ -150,7 +150,7 @@ def _turn_choice(choice: CompletionChoice) -> TurnChoice:
         content=message.content,
         reasoning=message.reasoning,
         tool_calls=message.tool_calls,
-        finish_reason=turn_reason(choice.finish_reason, called=bool(message.tool_calls)),
+        finish_reason=turn_reason(choice.finish_reason, called=bool(message.tool_calls) and message.calls_whole),
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids,
         logprobs=choice.logprobs,
@@ -171,6 +171,9 @@ class TurnAnswer:
 
 def turn_reason(reason: FinishReason | None, *, called: bool) -> TurnReason:
     """The finish reason as clients may see it.
+
+    Args:
+        called: tools were called, and the last call has all its arguments.
 
     Raises:
         RequestAborted: the server ended the sequence, which is an error and never a normal end.

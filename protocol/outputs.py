@@ -76,6 +76,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """None where there are tool calls, or only thoughts, and no content."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    calls_whole: bool = True
+    """The last tool call has all its arguments: no limit or stop string ended the answer within them."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from troupellm.models.dialects.python_calls import python_calls
 from troupellm.models.dialects.source import MOST_CALLS, NewId, NotACall, Reading, Source, literal, peek, spaces, word
 from troupellm.models.dialects.syntax import CallSyntax, Element, Hole, Maybe, Thinking, Word
 from troupellm.models.dialects.tagged import tagged_parameters
-from troupellm.protocol.dialect import ParsedPiece
+from troupellm.protocol.dialect import Content, ParsedPiece
 
 logger = logging.getLogger("troupellm.models")
 
@@ -45,11 +45,14 @@ class Parser:
         most_calls: int = NO_LIMIT,
         channel: str = "",
         with_calls: bool = True,
+        forced: bool = False,
     ) -> None:
         """
         Args:
             with_calls: tools are on offer. A plan without calls has none anyway; channels ask.
             most_calls: how many calls are shown.
+            forced: a guide lets through nothing but calls behind the thoughts: what is left over at the end is the
+                beginning of one, and is not shown.
             channel: where there are channels, the one of the message that the prompt ends with.
         """
         self._source = Source(new_id, most_calls)
@@ -57,11 +60,13 @@ class Parser:
             self._steps = read_channels(self._source, plan.channels, with_calls=with_calls, region=channel)
         else:
             self._steps = _read(self._source, plan, offer, start)
+        self._forced = forced
         self._over = False
 
     @property
-    def has_calls(self) -> bool:
-        return self._source.calls > 0
+    def has_whole_calls(self) -> bool:
+        """There are calls, and the last one has all its arguments."""
+        return self._source.calls > 0 and self._source.whole
 
     @property
     def state(self) -> tuple[str, str, int]:
@@ -78,12 +83,17 @@ class Parser:
             self._go_on()
         return self._source.drain()
 
-    def finish(self) -> list[ParsedPiece]:
-        """What was held back; the text has ended."""
-        self._source.ended = True
+    def finish(self, *, cut: bool = False) -> list[ParsedPiece]:
+        """What was held back; the text has ended.
+
+        Args:
+            cut: a limit or a stop string ended it, and not the model.
+        """
+        self._source.ended, self._source.cut = True, cut
         if not self._over:
             self._go_on()
-        return self._source.drain()
+        pieces = self._source.drain()
+        return [piece for piece in pieces if not isinstance(piece, Content)] if self._forced else pieces
 
     def _go_on(self) -> None:
         source = self._source
@@ -267,7 +277,10 @@ class _FormReader:
                 if (yield from peek(source)) != "{":
                     raise NotACall
                 source.call(self._name, self._id)
-                return (yield from json_value(source, source.arguments))
+                whole = yield from json_value(source, source.arguments)
+                if whole:
+                    source.end_call()
+                return whole
             case "parameters":
                 assert self._plan.parameter is not None, "a syntax with {parameters} says how one looks"
                 ending = following.text if isinstance(following, Word) else ""

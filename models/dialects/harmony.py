@@ -7,6 +7,7 @@ from troupellm.models.dialects.json_text import json_value
 from troupellm.models.dialects.marks import Marks, raw_until, text_until
 from troupellm.models.dialects.source import MOST_CALLS, Reading, Source, comes, peek, spaces
 from troupellm.models.dialects.syntax import Channels
+from troupellm.protocol.tools import NAME
 
 _LONGEST_HEADER: Final = 512
 _RECIPIENT: Final = re.compile(r"\bto=(\S+)")
@@ -92,17 +93,32 @@ def _body(source: Source, marks: ChannelMarks, channel: str, recipient: str, *, 
     """A message's text; gives the mark that ends it, empty at the end of the text."""
     channels = marks.channels
     name = recipient.removeprefix(channels.recipient)
-    if name and recipient != "assistant" and with_calls and source.calls < MOST_CALLS:
+    to_function = recipient.startswith(channels.recipient) and NAME.fullmatch(name) is not None
+    if to_function and with_calls and source.calls < MOST_CALLS:
         source.region = "call"
         source.call(name)
-        yield from spaces(source)
-        if (yield from peek(source)) != "{":
-            source.arguments("{}")
-        else:
-            yield from json_value(source, source.arguments)
-        rest = yield from text_until(source, marks.body, source.arguments)
-        return "" if rest is None else rest.mark
+        return (yield from _arguments(source, marks))
     thought = channel in channels.thoughts
     source.region = "reasoning" if thought else "content"
     found = yield from text_until(source, marks.body, source.reasoning if thought else source.content)
+    return "" if found is None else found.mark
+
+
+def _arguments(source: Source, marks: ChannelMarks) -> Reading[str]:
+    """A call's message: an object, nothing, or whatever else the model wrote; gives the mark that ends it."""
+    rest: list[str] = []
+    yield from spaces(source)
+    first = yield from peek(source)
+    whole = first == "{" and (yield from json_value(source, source.arguments))
+
+    def show(text: str) -> None:
+        rest.append(text)
+        source.arguments(text)
+
+    found = yield from text_until(source, marks.body, show)
+    if first != "{" and not any(rest) and (found is not None or not source.cut):
+        source.arguments("{}")
+        whole = True
+    if whole:
+        source.end_call()
     return "" if found is None else found.mark

@@ -1,14 +1,12 @@
 """{json}: objects with a name and arguments; one, several in a row, or a list."""
 
-import json
-
-from troupellm.models.dialects.json_text import json_value, json_whole
+from troupellm.models.dialects.json_text import json_dump, json_value, json_whole, without_surrogates
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import NotACall, Reading, Source, peek, spaces
 from troupellm.models.dialects.syntax import CallSyntax
+from troupellm.protocol.tools import NAME
 
 _SEPARATORS = ",;"
-_LONGEST_NAME = 128
 
 
 def json_calls(source: Source, syntax: CallSyntax, offer: Offer, *, only_offered: bool) -> Reading[bool]:
@@ -143,7 +141,7 @@ class _Envelope:
         return True
 
     def _set_name(self, name: object) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise NotACall
         if self._only_offered and not self._offer.has(name):
             raise NotACall
@@ -162,7 +160,10 @@ class _Envelope:
         if following == "{":
             source.call(self._name)
             self._called = True
-            return (yield from json_value(source, source.arguments))
+            whole = yield from json_value(source, source.arguments)
+            if whole:
+                source.end_call()
+            return whole
         self._early = _arguments_text((yield from json_whole(source)))
         self._call()
         return True
@@ -174,6 +175,7 @@ class _Envelope:
         self._source.call(self._name)
         self._called = True
         self._source.arguments("{}" if self._early is None else self._early)
+        self._source.end_call()
 
 
 def _arguments_text(value: object) -> str:
@@ -185,7 +187,7 @@ def _arguments_text(value: object) -> str:
     if value is None:
         return "{}"
     if isinstance(value, str):
-        return value or "{}"
+        return without_surrogates(value) or "{}"
     if not isinstance(value, dict):
         raise NotACall
-    return json.dumps(value, ensure_ascii=False)
+    return json_dump(value)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from troupellm.models.dialects.json_text import json_dump
+
 MOST_SCHEMA_STEPS: Final = 8
 """How deep references and alternatives are followed to find a parameter's type."""
 
@@ -49,11 +51,12 @@ def value_text(text: str, types: frozenset[str]) -> str:
             lowered = {"True": "true", "False": "false", "None": "null"}[lowered]
         try:
             value = json.loads(lowered, strict=False, parse_constant=_refuse)
+            written = json_dump(value)
         except (ValueError, RecursionError):
             pass
         else:
             if not types or _type(value) & types:
-                return json.dumps(value, ensure_ascii=False)
+                return written
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -85,6 +85,7 @@ def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
         position += 1
         if end == ")":
             source.arguments("}")
+            source.end_call()
             return True
 
 

@@ -33,8 +33,8 @@ class Source:
     """Unread text, output, and the text of a trial that may have to be shown after all."""
 
     __slots__ = (
-        "_gap", "_held", "_held_length", "_kind", "_most_calls", "_new_id", "_out", "_parts",
-        "calls", "ended", "pos", "region", "text",
+        "_gap", "_held", "_held_length", "_ids", "_kind", "_most_calls", "_new_id", "_out", "_parts",
+        "calls", "cut", "ended", "pos", "region", "text", "whole",
     )  # fmt: skip
 
     def __init__(self, new_id: NewId, most_calls: int) -> None:
@@ -46,7 +46,11 @@ class Source:
         self.pos = 0
         self.ended = False
         """No more text comes."""
+        self.cut = False
+        """It ended before the model did."""
         self.calls = 0
+        self.whole = True
+        """The last call that is shown has all its arguments."""
         self.region = "start"
         """What is being read; for tests and for logs."""
         self._held: list[str] | None = None
@@ -57,6 +61,7 @@ class Source:
         self._parts: list[str] = []
         self._new_id = new_id
         self._most_calls = most_calls
+        self._ids: set[str] = set()
 
     # Text.
 
@@ -86,6 +91,10 @@ class Source:
             self._held.append(taken)
             self._held_length += count
         return taken
+
+    def back(self, count: int) -> None:
+        """Have the characters that were taken last unread again; only outside of trials, and before more text."""
+        self.pos -= count
 
     # Trials.
 
@@ -136,12 +145,28 @@ class Source:
         self._flush()
         number, self.calls = self.calls, self.calls + 1
         if number < self._most_calls:
-            self._out.append(CallStart(number, call_id or self._new_id(number, name), name))
+            self.whole = False
+            self._out.append(CallStart(number, self._own_id(number, name, call_id), name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the last call."""
         if self.calls <= self._most_calls:
             self._say(_ARGUMENTS, text)
+
+    def end_call(self) -> None:
+        """The last call has all its arguments."""
+        if self.calls <= self._most_calls:
+            self.whole = True
+
+    def _own_id(self, number: int, name: str, call_id: str) -> str:
+        """An id that no other call of the answer has: models write the same one twice."""
+        found = call_id or self._new_id(number, name)
+        for other in range(MOST_CALLS):
+            if found not in self._ids:
+                break
+            found = self._new_id(other, name)
+        self._ids.add(found)
+        return found
 
     def drain(self) -> list[ParsedPiece]:
         """The pieces since the last time."""

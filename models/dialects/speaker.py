@@ -106,6 +106,7 @@ class Voice:
             channel=self._channel,
             with_calls=bool(self._use.tools),
             most_calls=NO_LIMIT if self._use.parallel else 1,
+            forced=self._use.required,
         )
 
     def new_count(self) -> ThoughtCount | None:

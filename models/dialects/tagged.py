@@ -29,9 +29,22 @@ class TaggedParameter:
         self.opens = words[0]
         self.key_ends = Marks([words[1]])
         self.value_opens = words[2] if len(words) == 4 else ""
-        self.closes = Marks([words[-1]])
+        self.close = words[-1]
+        self._closes: dict[str, Marks] = {}
         self.on_lines = "\n{value}\n" in template
         """Line breaks around a value are not part of it."""
+
+    def closes(self, ending: str) -> Marks:
+        """What ends a value: its mark, or where a model has left that out a line that goes on with something else.
+
+        Args:
+            ending: what follows the last parameter.
+        """
+        found = self._closes.get(ending)
+        if found is None:
+            others = [f"\n{mark}" for mark in (self.opens, ending) if mark]
+            found = self._closes[ending] = Marks([self.close, *others])
+        return found
 
 
 def tagged_parameters(
@@ -45,49 +58,60 @@ def tagged_parameters(
     Raises:
         NotACall: neither a parameter nor the ending comes next.
     """
-    count = 0
+    keys: set[str] = set()
     while True:
         yield from spaces(source)
         if not (yield from literal(source, parameter.opens)):
             break
-        if count == 0:
+        if not keys:
             source.call(name, call_id)
-        if not (yield from _parameter(source, parameter, offer, name, first=count == 0)):
+        if not (yield from _parameter(source, parameter, offer, name, keys, ending)):
             return False
-        count += 1
-    if count == 0:
+    if not keys:
         if not (yield from comes(source, ending)):
             raise NotACall
         source.call(name, call_id)
         source.arguments("{")
     source.arguments("}")
+    source.end_call()
     return True
 
 
-def _parameter(source: Source, parameter: TaggedParameter, offer: Offer, name: str, *, first: bool) -> Reading[bool]:
-    keys: list[str] = []
-    found = yield from text_until(source, parameter.key_ends, keys.append)
-    key = "".join(keys).strip().strip("\"'")[:_LONGEST_KEY]
-    source.arguments(("{" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+def _parameter(
+    source: Source, parameter: TaggedParameter, offer: Offer, name: str, keys: set[str], ending: str
+) -> Reading[bool]:
+    """
+    Args:
+        keys: those before it; a key that comes again is passed over.
+    """
+    parts: list[str] = []
+    found = yield from text_until(source, parameter.key_ends, parts.append)
+    key = "".join(parts).strip().strip("\"'")[:_LONGEST_KEY]
+    again = key in keys
+    if not again:
+        source.arguments((", " if keys else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+        keys.add(key)
     if found is None:
         return False
     if parameter.value_opens:
         yield from spaces(source)
         if not (yield from literal(source, parameter.value_opens)):
             return False
-    return (yield from _value(source, parameter, offer.types(name, key)))
-
-
-def _value(source: Source, parameter: TaggedParameter, types: frozenset[str]) -> Reading[bool]:
-    """The text of a value up to its closing mark, without the line breaks around it where they belong to the tags."""
-    value = _Value(source, types, on_lines=parameter.on_lines)
-    whole = bool((yield from raw_until(source, parameter.closes, value.add)))
-    value.end(whole=whole)
-    return whole
+    closes = parameter.closes(ending)
+    if again:
+        mark = yield from raw_until(source, closes, lambda text: None)
+    else:
+        value = _Value(source, offer.types(name, key), on_lines=parameter.on_lines)
+        mark = yield from raw_until(source, closes, value.add)
+        value.end(whole=bool(mark))
+    if mark and mark != parameter.close:
+        source.back(len(mark))
+    return bool(mark)
 
 
 class _Value:
-    """A value that becomes JSON: a text at once, anything else when it is complete."""
+    """A value that becomes JSON: a text at once, anything else when it is complete. It comes without the line breaks
+    around it where they belong to the tags."""
 
     def __init__(self, source: Source, types: frozenset[str], *, on_lines: bool) -> None:
         self._source = source

@@ -157,6 +157,23 @@ async def test_required_calls_some_tool(client):
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
+async def test_a_forced_call_that_is_cut_is_no_call_to_run(client):
+    """A stop string within the arguments, and a limit within the name: neither is told as a call, nor shown as text."""
+    for cut, reason, arguments in (
+        ({"stop": ["Par"]}, "stop", ['{"city": "']),
+        ({"max_tokens": 8}, "length", []),
+    ):
+        choice = {"type": "function", "function": {"name": "get_weather"}}
+        request = ASK | {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False} | cut
+        whole = (await client.chat.completions.create(**request)).choices[0]
+        assert whole.finish_reason == reason
+        assert not whole.message.content
+        assert [call.function.arguments for call in whole.message.tool_calls or []] == arguments
+        content, _, calls, reasons = await assembled(client, **request)
+        assert (content, reasons) == ("", [reason])
+        assert [call["arguments"] for call in calls] == arguments
+
+
 async def test_none_calls_none_and_allowed_tools_leaves_some(client):
     whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="none")).choices[0]
     assert whole.message.tool_calls is None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from recorded_dialects import CASES, TOOLS, Case, plain_calls
@@ -26,6 +27,11 @@ def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tup
 
 PAIRS = sorted({(case.tool_parser, case.reasoning_parser) for case in CASES} | {(n, "qwen3") for n in TOOL_PARSERS})
 MARKS = sorted({mark for case in CASES for mark in case.text.replace("\n", " ").split() if len(mark) < 40})
+NO_TEXT = [r"\ud800", r"\"", "1e999", "NaN"]
+"""What JSON may say and no encoding, or no JSON, can hold."""
+
+
+WORDS = [*MARKS, *NO_TEXT, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]
 
 
 def parser_of(dialect: Dialect, start: str = "free", hidden: frozenset[str] = frozenset()) -> Parser:
@@ -78,7 +84,9 @@ def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
 
 @given(
     pair=st.sampled_from(PAIRS),
-    words=st.lists(st.sampled_from([*MARKS, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]), max_size=25),
+    words=st.lists(
+        st.sampled_from([*MARKS, *NO_TEXT, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]), max_size=25
+    ),
     places=st.lists(st.integers(0, 10_000), max_size=12),
     start=st.sampled_from(["free", "thinking", "answer"]),
     special=st.booleans(),
@@ -93,6 +101,7 @@ def test_any_text_in_any_cut_is_the_same(
     whole, states = run(dialect, [text], start, hidden)
     pieces, other = run(dialect, cut(text, places), start, hidden)
     assert (assemble(pieces), other) == (assemble(whole), states)
+    assert all(msgspec.json.encode(piece) for piece in whole)
     numbers = [piece.call for piece in whole if isinstance(piece, CallStart)]
     assert numbers == list(range(len(numbers)))
 
