@@ -189,6 +189,7 @@ class Guide:
 def guided(message: GuideRequest, program: GuideProgram) -> SubmitRequest:
     """The request, its sequences with the program."""
     replace = msgspec.structs.replace
+    program = replace(program, field=message.spec.field)
     sequences = tuple(
         replace(spec, sampling=replace(spec.sampling, guide=program)) for spec in message.submitted.sequences
     )

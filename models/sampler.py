@@ -50,7 +50,7 @@ class Sampled:
     described: tuple[Described, ...]
     failures: Mapping[int, RowError]
     """By index: rows that failed before anything was drawn for them."""
-    reasons: Mapping[int, str]
+    reasons: Mapping[int, RowError]
     """By row index: why a guided row without a token has none."""
 
     @cached_property
@@ -61,7 +61,9 @@ class Sampled:
             return []
         finite = self.peaks[failed].isfinite().tolist()
         return [
-            self.failures.get(i) or RowError(self.rows[i], self.reasons.get(i, _ALL_MASKED) if good else _BAD_LOGITS)
+            self.failures.get(i)
+            or (good and self.reasons.get(i))
+            or RowError(self.rows[i], _ALL_MASKED if good else _BAD_LOGITS)
             for i, good in zip(failed.tolist(), finite, strict=True)
         ]
 

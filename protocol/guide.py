@@ -105,3 +105,5 @@ class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_on
     """The backend's own form of the grammar."""
     after: str = ""
     """See `GuideSpec.after`."""
+    field: str = "structured_outputs"
+    """The request field that errors name."""

@@ -18,6 +18,10 @@ class GuideError(Exception):
     """A grammar that cannot be compiled. The text is fit for clients and does not name a request field."""
 
 
+class BackendError(GuideError):
+    """Nothing can be compiled here, whatever the grammar: no request is at fault."""
+
+
 class Matcher(Protocol):
     """One row's place in its grammar."""
 
@@ -32,6 +36,10 @@ class Matcher(Protocol):
     @property
     def error(self) -> str | None:
         """Why it cannot go on; it stays so."""
+
+    @property
+    def spent(self) -> bool:
+        """It cannot go on because it and all copies of its start have used up what they share."""
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Take in generated tokens; False, and an error, when they do not fit."""
@@ -63,5 +71,9 @@ class Backend(Protocol):
             GuideError: the grammar is wrong or too complex.
         """
 
-    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
-        """Write each matcher's mask into the row of its index, on several threads where that pays."""
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
+        """Write each matcher's mask into the row of its index, on several threads where that pays.
+
+        Returns:
+            CPU seconds of each; empty where they were not taken one by one, which goes on only while all are quick.
+        """

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from troupellm.models.guides.backend import Backend, GuideError, Matcher
+from troupellm.models.guides.backend import Backend, BackendError, GuideError, Matcher
 from troupellm.models.guides.translate import translate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideSpec
@@ -21,11 +21,11 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
         num_threads: for filling masks.
 
     Raises:
-        GuideError: the backend is not installed, or cannot read this tokenizer.
+        BackendError: it is not installed, or cannot read this tokenizer.
     """
     if name == "xgrammar":
         if find_spec("xgrammar") is None:
-            raise GuideError("the backend xgrammar is not installed")
+            raise BackendError("the backend xgrammar is not installed")
         from troupellm.models.guides.xgrammar_backend import XGrammar
 
         return XGrammar(tokenizer, masked_tokens(tokenizer, vocab_width), num_threads)
@@ -35,7 +35,7 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
         tokens = vocabulary(tokenizer, masked_tokens(tokenizer, vocab_width))
         return LLGuidance(tokens, num_threads, vocabulary_marks(tokenizer, tokens))
     except ValueError as error:
-        raise GuideError(f"this model's tokenizer cannot be guided: {error}") from None
+        raise BackendError(f"this model's tokenizer cannot be guided: {error}") from None
 
 
 def program_text(spec: GuideSpec, backend: str, depth: int, special: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-from troupellm.models.guides.backend import Backend, GuideError, Matcher
+from troupellm.models.guides.backend import Backend, BackendError, Matcher
 from troupellm.models.guides.backends import make_backend, mask_words
 from troupellm.models.guides.thinking import Mark
 from troupellm.models.tokenizer import Tokenizer
@@ -12,8 +12,19 @@ from troupellm.protocol.guide import GuideProgram
 
 MOST_TEXT_BYTES = 16 * 2**20
 """Of the grammars that are kept; built, one takes several times as much."""
-MOST_PROGRAMS = 256
+MOST_PROGRAMS = 64
+"""What a lexer remembers of the texts that it has seen, up to 7 MB for a hostile one, lives as long as its program."""
 _MOST_MARKS = 16
+
+
+class Built:
+    """A program that was built: its matchers share what its lexer remembers, and fail together when it is too much."""
+
+    __slots__ = ("key", "start")
+
+    def __init__(self, key: tuple[str, str], start: Matcher) -> None:
+        self.key = key
+        self.start = start
 
 
 class GuideLibrary:
@@ -31,7 +42,7 @@ class GuideLibrary:
         self._tokenizer: Tokenizer | None = None
         self._words = 0
         self._backends: dict[str, Backend] = {}
-        self._built: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
+        self._built: OrderedDict[tuple[str, str], Built] = OrderedDict()
         self._marks: dict[str, Mark] = {}
         self._text_bytes = 0
         self._lock = Lock()
@@ -49,12 +60,16 @@ class GuideLibrary:
         return len(self._built)
 
     def backend(self, name: str) -> Backend:
-        """Raises GuideError: it cannot guide this model."""
+        """Raises BackendError: it cannot guide this model."""
         with self._lock:
             return self._backend(name)
 
     def matcher(self, program: GuideProgram) -> Matcher:
-        """A matcher at the program's start.
+        """A matcher at the program's start. Raises as `start` does."""
+        return self.start(program)[1]
+
+    def start(self, program: GuideProgram) -> tuple[Built, Matcher]:
+        """A matcher at the program's start, and what it was made from.
 
         Raises:
             GuideError: the program cannot be built.
@@ -64,13 +79,21 @@ class GuideLibrary:
             built = self._built.get(key)
             if built is not None:
                 self._built.move_to_end(key)
-                return built.copy()
+                return built, built.start.copy()
             backend = self._backend(program.backend)
-        built = backend.compile(program.text)  # without the lock: others, whose grammars are built, are in a step
+        made = backend.compile(program.text)  # without the lock: others, whose grammars are built, are in a step
         with self._lock:
-            if key not in self._built:
-                self._keep(key, built)
-            return built.copy()
+            built = self._built.get(key)
+            if built is None:
+                built = self._keep(key, made)
+            return built, built.start.copy()
+
+    def drop(self, built: Built) -> None:
+        """Keep it no longer: the next one to need its program builds it anew."""
+        with self._lock:
+            if self._built.get(built.key) is built:
+                del self._built[built.key]
+                self._text_bytes -= len(built.key[1])
 
     def mark(self, text: str) -> Mark:
         """What is known of a mark that ends thinking."""
@@ -98,12 +121,13 @@ class GuideLibrary:
             try:
                 self._tokenizer = self._read_tokenizer()
             except Exception as error:  # whatever the files of somebody's model hold
-                raise GuideError("this model's tokenizer cannot be read") from error
+                raise BackendError("this model's tokenizer cannot be read") from error
         return self._tokenizer
 
-    def _keep(self, key: tuple[str, str], built: Matcher) -> None:
-        self._built[key] = built
+    def _keep(self, key: tuple[str, str], made: Matcher) -> Built:
+        built = self._built[key] = Built(key, made)
         self._text_bytes += len(key[1])
         while len(self._built) > 1 and (self._text_bytes > MOST_TEXT_BYTES or len(self._built) > MOST_PROGRAMS):
             (_, text), _ = self._built.popitem(last=False)
             self._text_bytes -= len(text)
+        return built

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, thread_time
+from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -11,6 +13,15 @@ from troupellm.models.tokenizer import Tokenizer
 
 FEW_MATCHERS = 4
 """So many masks are filled on the calling thread: waking others takes longer."""
+MOST_ITEMS: Final = 300
+"""Ways in which a text may be read so far, after each token. A mask takes time by their product with the vocabulary;
+JSON schemas get by with a handful, and with one for each alternative of an anyOf."""
+MOST_LEXER_STATES: Final = 20_000
+"""Of one grammar, 0.35 kB each, which live as long as it is kept."""
+SLOW_SECONDS: Final = 1e-3
+"""Where masks take longer than this on average, they are timed one by one."""
+_LEXER = "lexer error"
+"""In errors about what a grammar's copies share."""
 _LONGEST_REASON = 300
 _SPECIAL = b"\xff"
 """Before the bytes of tokens that no text stands for."""
@@ -27,8 +38,9 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
 def limits() -> LLParserLimits:
-    """What one grammar may cost where it is compiled and per mask: some 20 ms each; errors without internals."""
-    return LLParserLimits(verbose_errors=False)
+    """What one grammar may cost where it is compiled (some 20 ms), per mask (some ms) and in memory (some 7 MB); errors
+    without internals."""
+    return LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS, max_lexer_states=MOST_LEXER_STATES)
 
 
 def vocabulary(tokenizer: Tokenizer, num_tokens: int) -> LLTokenizer:
@@ -94,6 +106,10 @@ class LLGuidanceMatcher:
     def error(self) -> str | None:
         return reason(self.inner.get_error()) if self.inner.is_error() else None
 
+    @property
+    def spent(self) -> bool:
+        return self.inner.is_error() and _LEXER in self.inner.get_error()
+
     def accept(self, token_ids: Sequence[int]) -> bool:
         return self.inner.consume_tokens(list(token_ids))
 
@@ -125,6 +141,9 @@ class LLGuidance:
         self.special_tokens = special_tokens or {}
         self._limits = limits()
         self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+        self._num_threads = num_threads
+        self._suspicious = False
+        self._timers: ThreadPoolExecutor | None = None
 
     def compile(self, text: str) -> LLGuidanceMatcher:
         inner = LLMatcher(self._tokens, text, log_level=0, limits=self._limits)
@@ -132,16 +151,30 @@ class LLGuidance:
             raise GuideError(reason(inner.get_error()))
         return LLGuidanceMatcher(inner)
 
-    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
         inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
-        row_bytes = masks.shape[1] * masks.itemsize
-        if self._executor is not None and len(inner) > FEW_MATCHERS:
+        if self._executor is None or len(inner) <= FEW_MATCHERS:
+            return [_fill_one(matcher, masks, index) for index, matcher in enumerate(inner)]
+        begin = perf_counter()
+        seconds: list[float] = []
+        if self._suspicious:
+            if self._timers is None:
+                self._timers = ThreadPoolExecutor(self._num_threads, "troupellm-masks")
+            seconds = list(self._timers.map(_fill_one, inner, [masks] * len(inner), range(len(inner))))
+        else:
             numbered = list(zip(inner, range(len(inner)), strict=True))
+            row_bytes = masks.shape[1] * masks.itemsize
             self._executor.unsafe_compute_mask_ptr(numbered, masks.ctypes.data, row_bytes, masks.shape[0])
-            return
-        first = masks.ctypes.data
-        for index, matcher in enumerate(inner):
-            matcher.unsafe_compute_mask_ptr(first + index * row_bytes, row_bytes)
+        self._suspicious = perf_counter() - begin > SLOW_SECONDS * len(inner) / self._num_threads
+        return seconds
+
+
+def _fill_one(matcher: LLMatcher, masks: Masks, index: int) -> float:
+    """CPU seconds that one mask takes, whatever else the machine does."""
+    row_bytes = masks.shape[1] * masks.itemsize
+    begin = thread_time()
+    matcher.unsafe_compute_mask_ptr(masks.ctypes.data + index * row_bytes, row_bytes)
+    return thread_time() - begin
 
 
 def reason(error: str) -> str:

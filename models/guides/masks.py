@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from troupellm.protocol.worker import RowError
+
 
 @dataclass(frozen=True)
 class TokenMasks:
@@ -14,7 +16,7 @@ class TokenMasks:
     """int64 [guided], which of the step's sampled rows they are, rising."""
     forbidden: Tensor
     """bool [guided, vocab]."""
-    reasons: Mapping[int, str]
+    reasons: Mapping[int, RowError]
     """By index among the sampled rows: what to say if such a row finds no token."""
 
 

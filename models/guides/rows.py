@@ -14,107 +14,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from troupellm.models.guides.backend import Backend, GuideError, Matcher
+from troupellm.models.guides.backend import Backend, GuideError
+from troupellm.models.guides.guided_row import GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import Advanced, TokenMasks
-from troupellm.models.guides.thinking import Sleep
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import SamplingState
 
 ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
-LEAST_FORCED = 2
-"""The plan under way does not know of them and computes the first one alone, so that a single one saves no step."""
 _SMOOTHING = 0.1
-_DEAD_END = (
-    "no token is left to choose from: what the guide of this output allows, allowed_token_ids, bad_words, min_tokens, "
-    "logit_bias or others mask"
-)
-_FAILED = "the guide of this output cannot go on"
-
-
-class GuidedRow:
-    """One row's guide."""
-
-    __slots__ = ("backend", "building", "error", "jumps", "matcher", "num_accepted", "sleep")
-
-    def __init__(self, *, jumps: bool = False) -> None:
-        """jumps: take tokens that must come next without drawing them."""
-        self.jumps = jumps
-        self.building: Future[None] | None = None
-        self.backend = ""
-        self.matcher: Matcher | None = None
-        self.sleep: Sleep | None = None
-        self.error: str | None = None
-        self.num_accepted = 0
-        """Tokens that the matcher has."""
-
-    @property
-    def asleep(self) -> bool:
-        return self.sleep is not None and not self.sleep.awake
-
-    @property
-    def stopped(self) -> bool:
-        """Its grammar is complete."""
-        return not self.asleep and self.matcher is not None and self.error is None and self.matcher.stopped
-
-    def build(self, library: GuideLibrary, program: GuideProgram, token_ids: Sequence[int]) -> None:
-        """Never raises."""
-        try:
-            self.backend = program.backend
-            self.matcher = library.matcher(program)
-            if program.after:
-                self.sleep = Sleep(library.mark(program.after))
-            if token_ids:
-                self.accept(token_ids)
-        except GuideError as error:
-            self.error = str(error)
-
-    def accept(self, token_ids: Sequence[int]) -> None:
-        """Take in generated tokens."""
-        if self.matcher is None or self.error is not None:
-            return
-        if self.sleep is not None and not self.sleep.awake:
-            token_ids = token_ids[self.sleep.accept(token_ids) :]
-        if not token_ids or self.matcher.stopped:
-            return
-        if self.matcher.accept(token_ids):
-            self.num_accepted += len(token_ids)
-        else:
-            self.error = self.matcher.error or "the output does not fit it"
-
-    def jump(self, most: int) -> list[int]:
-        """Take the tokens that must come next, if there are enough of them to pay."""
-        if self.matcher is None or self.error is not None or self.asleep or self.matcher.stopped:
-            return []
-        forced = self.matcher.forced()[:most]
-        if len(forced) < LEAST_FORCED:
-            return []
-        self.accept(forced)
-        return forced if self.error is None else []
-
-    def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens that were accepted, beyond the mark too."""
-        guided = min(num_tokens, self.num_accepted)
-        if self.matcher is not None and guided:
-            self.matcher.rollback(guided)
-            self.num_accepted -= guided
-        if self.sleep is not None and num_tokens > guided:
-            self.sleep.rollback(num_tokens - guided)
-
-    def wait(self) -> None:
-        """Until it is built."""
-        if self.building is not None:
-            self.building.result()
-            self.building = None
 
 
 class FilledLater:
     """Masks that are being filled."""
 
-    def __init__(self, index: Sequence[int], rows: Sequence[GuidedRow]) -> None:
+    def __init__(self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow]) -> None:
+        """
+        Args:
+            index: places among the step's sampled rows.
+            numbers: the rows' own.
+        """
         self._index = index
+        self._numbers = numbers
         self._rows = rows
         self._masks: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._forbidden: NDArray[np.uint8] | None = None
@@ -136,8 +59,8 @@ class FilledLater:
             index=torch.tensor(self._index, dtype=torch.int64),
             forbidden=torch.from_numpy(self._forbidden).view(torch.bool),
             reasons={
-                place: _DEAD_END if row.error is None else f"{_FAILED}: {row.error}"
-                for place, row in zip(self._index, self._rows, strict=True)
+                place: row.failure(number)
+                for place, number, row in zip(self._index, self._numbers, self._rows, strict=True)
             },
         )
 
@@ -165,12 +88,15 @@ class FilledLater:
         matchers = [matcher for place in places if (matcher := self._rows[place].matcher) is not None]
         whole = len(places) == len(self._rows)
         masks = self._masks if whole else np.empty((len(places), self._masks.shape[1]), dtype=np.int32)
-        backend.fill(matchers, masks)
-        for place, matcher in zip(places, matchers, strict=True):
-            error = matcher.error
-            if error is not None:
-                self._rows[place].error = error
-                masks[place if whole else places.index(place)] = 0
+        seconds = backend.fill(matchers, masks)
+        for number, place in enumerate(places):
+            row = self._rows[place]
+            if seconds:
+                row.charge(seconds[number])
+            if matchers[number].spent and row.retry() and row.matcher is not None:
+                backend.fill([row.matcher], masks[number : number + 1])
+            if not row.check():
+                masks[number] = 0
         if not whole:
             self._masks[places] = masks
 
@@ -199,8 +125,8 @@ class GuidedRows:
         program = state.guide
         if program is None:
             raise ValueError(f"row {row} has no guide")
-        guided = self._rows[row] = GuidedRow(jumps=self._jumps and _may_jump(state))
-        guided.building = self._helper.submit(guided.build, self._library, program, token_ids)
+        guided = self._rows[row] = GuidedRow(self._library, program, jumps=self._jumps and _may_jump(state))
+        guided.building = self._helper.submit(guided.build, token_ids)
 
     def drop(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
@@ -214,7 +140,7 @@ class GuidedRows:
         if not index:
             return None
         guided = [self._rows[rows[place]] for place in index]
-        filled = FilledLater(index, guided)
+        filled = FilledLater(index, [rows[place] for place in index], guided)
         expected = self._seconds_per_row * len(guided)
         quick = 0.0 < expected < ON_THE_SPOT_SECONDS and all(row.building is None for row in guided)
         filled.start(self._library, None if quick else self._helper)

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from time import thread_time
 from typing import Any, cast
 
 import torch
 
-from troupellm.models.guides.backend import GuideError, Masks, Matcher
+from troupellm.models.guides.backend import BackendError, GuideError, Masks, Matcher
 from troupellm.models.guides.lark import literal
 from troupellm.models.guides.translate import close_objects, object_of, read_json
 from troupellm.models.guides.xgrammar_schema import check_schema
@@ -67,6 +68,10 @@ class XGrammarMatcher:
     def error(self) -> str | None:
         return self._failed
 
+    @property
+    def spent(self) -> bool:
+        return False
+
     def accept(self, token_ids: Sequence[int]) -> bool:
         for token_id in token_ids:
             if self.inner.is_terminated() or not self.inner.accept_token(token_id):
@@ -97,12 +102,12 @@ class XGrammar:
             num_tokens: that masks speak of.
 
         Raises:
-            GuideError: this model has no end token, or tokens that are no plain bytes.
+            BackendError: this model has no end token, or tokens that are no plain bytes.
         """
         import xgrammar
 
         if tokenizer.form == "other" or not tokenizer.eos_token_ids:
-            raise GuideError("the backend xgrammar cannot guide a model with this tokenizer")
+            raise BackendError("the backend xgrammar cannot guide a model with this tokenizer")
         special = tokenizer.special_token_ids
         pieces = [b"" if token in special else tokenizer.token_bytes(token) for token in range(tokenizer.size)]
         self._xgrammar: Any = xgrammar
@@ -135,8 +140,12 @@ class XGrammar:
             raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None
         return XGrammarMatcher(self._xgrammar.GrammarMatcher(grammar))
 
-    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> None:
+    def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
         tensor = torch.from_numpy(masks)
+        seconds = []
         for index, matcher in enumerate(matchers):
+            begin = thread_time()
             if not cast(XGrammarMatcher, matcher).inner.fill_next_token_bitmask(tensor, index):
                 masks[index] = -1  # all may come
+            seconds.append(thread_time() - begin)
+        return seconds

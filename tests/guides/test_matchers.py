@@ -129,7 +129,7 @@ def test_a_program_that_cannot_be_built_fails_its_row_alone(library, tokenizer, 
     crowd.add(2, program("choice", '["yes"]'))
     crowd.run(20)
     assert crowd.finished == {2: "yes"}
-    assert crowd.errors[1].startswith("the guide of this output cannot go on: ")
+    assert crowd.errors[1].startswith("structured_outputs: the guide of this output cannot go on: ")
 
 
 def test_a_tokenizer_that_cannot_be_read_fails_the_row(helper, tokenizer):

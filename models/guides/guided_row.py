@@ -1,0 +1,153 @@
+"""One row's guide: where it is in its grammar, and why it cannot go on."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from troupellm.models.guides.backend import BackendError, GuideError, Matcher
+from troupellm.models.guides.library import Built, GuideLibrary
+from troupellm.models.guides.thinking import Sleep
+from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
+from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.worker import RowError
+
+LEAST_FORCED: Final = 2
+"""The plan under way does not know of them and computes the first one alone, so that a single one saves no step."""
+MASK_SECONDS: Final = 2e-3
+"""CPU time that each mask of a row may take."""
+MOST_DEBT: Final = 0.1
+"""CPU seconds beyond that which a row may be behind, before it ends: its masks hold up the whole batch."""
+_DEAD_END = (
+    "no token is left to choose from: what the guide of this output allows, allowed_token_ids, bad_words, min_tokens, "
+    "logit_bias or others mask"
+)
+_FAILED = "the guide of this output cannot go on"
+_MISFIT = "the output does not fit it"
+_MISFITS = (_MISFIT, "doesn't satisfy the grammar")
+"""What masks had forbidden came all the same: no request's fault."""
+_TOO_SLOW = "it is too ambiguous: its next tokens take too long to find"
+
+
+class GuidedRow:
+    """One row's guide."""
+
+    __slots__ = (
+        "_built", "_debt", "_library", "_program", "_retried", "_token_ids", "at_fault", "building", "error", "jumps",
+        "matcher", "sleep",
+    )  # fmt: skip
+
+    def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
+        """jumps: take tokens that must come next without drawing them."""
+        self.jumps = jumps
+        self.building: Future[None] | None = None
+        self.matcher: Matcher | None = None
+        self.sleep: Sleep | None = None
+        self.error: str | None = None
+        self.at_fault = True
+        """The request is to blame for the error."""
+        self._library = library
+        self._program = program
+        self._built: Built | None = None
+        self._token_ids: list[int] = []
+        """Those that the matcher has."""
+        self._retried = False
+        self._debt = 0.0
+
+    @property
+    def backend(self) -> str:
+        return self._program.backend
+
+    @property
+    def asleep(self) -> bool:
+        return self.sleep is not None and not self.sleep.awake
+
+    @property
+    def stopped(self) -> bool:
+        """Its grammar is complete."""
+        return not self.asleep and self.matcher is not None and self.error is None and self.matcher.stopped
+
+    def failure(self, row: int) -> RowError:
+        """What to say if no token is left for it."""
+        text = _DEAD_END if self.error is None else f"{_FAILED}: {self.error}"
+        if not self.at_fault:
+            return RowError(row, text, RequestFailed.default_code)
+        return RowError(row, f"{self._program.field}: {text}", INVALID_GUIDE)
+
+    def build(self, token_ids: Sequence[int]) -> None:
+        """Never raises."""
+        try:
+            self._built, self.matcher = self._library.start(self._program)
+            if self._program.after:
+                self.sleep = Sleep(self._library.mark(self._program.after))
+            if token_ids:
+                self.accept(token_ids)
+        except GuideError as error:
+            self.error = str(error)
+            self.at_fault = not isinstance(error, BackendError)
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Take in generated tokens."""
+        if self.matcher is None or self.error is not None:
+            return
+        if self.sleep is not None and not self.sleep.awake:
+            token_ids = token_ids[self.sleep.accept(token_ids) :]
+        if not token_ids or self.matcher.stopped:
+            return
+        self._token_ids += token_ids
+        if not self.matcher.accept(token_ids) and not self.retry():
+            self.check()
+            self.error = self.error or _MISFIT
+            self.at_fault = not any(text in self.error for text in _MISFITS)
+
+    def retry(self) -> bool:
+        """Begin anew, once: others may have used up what all matchers of the program share, which is built again.
+        Whether there is a matcher that has all tokens now."""
+        if self._retried or self._built is None or self.matcher is None or not self.matcher.spent:
+            return False
+        self._retried = True
+        self._library.drop(self._built)
+        try:
+            self._built, self.matcher = self._library.start(self._program)
+        except GuideError as error:
+            self.error = str(error)
+            return False
+        return not self._token_ids or self.matcher.accept(self._token_ids)
+
+    def charge(self, seconds: float) -> None:
+        """A mask took so much CPU time: a row whose masks take too long again and again cannot go on."""
+        self._debt = max(0.0, self._debt + seconds - MASK_SECONDS)
+        if self._debt > MOST_DEBT:
+            self.error = self.error or _TOO_SLOW
+
+    def check(self) -> bool:
+        """Whether it can go on."""
+        if self.error is None and self.matcher is not None and self.matcher.error is not None:
+            self.error = self.matcher.error
+            if self.matcher.spent and self._built is not None:
+                self._library.drop(self._built)
+        return self.error is None
+
+    def jump(self, most: int) -> list[int]:
+        """Take the tokens that must come next, if there are enough of them to pay."""
+        if self.matcher is None or self.error is not None or self.asleep or self.matcher.stopped:
+            return []
+        forced = self.matcher.forced()[:most]
+        if len(forced) < LEAST_FORCED:
+            return []
+        self.accept(forced)
+        return forced if self.error is None else []
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens that were accepted, beyond the mark too."""
+        guided = min(num_tokens, len(self._token_ids))
+        if self.matcher is not None and guided:
+            self.matcher.rollback(guided)
+            del self._token_ids[-guided:]
+        if self.sleep is not None and num_tokens > guided:
+            self.sleep.rollback(num_tokens - guided)
+
+    def wait(self) -> None:
+        """Until it is built."""
+        if self.building is not None:
+            self.building.result()
+            self.building = None
