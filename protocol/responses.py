@@ -42,7 +42,8 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int, Meta(le=2**31 - 1)] | None = None
+    """An upper bound: an answer that fills the context before it is incomplete there."""
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     """Counts built-in tools, of which there are none here."""
     temperature: float | None = None

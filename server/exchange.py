@@ -48,6 +48,8 @@ class Exchange:
         self.path_values: Mapping[str, str] = {}
         """What stood in the path where the route has `{names}`."""
         self.error_shape: ErrorShape = "openai"
+        self.error_event: Callable[[ErrorAnswer], bytes] | None = None
+        """How a stream that has begun tells of an error, where its API has a way of its own."""
         self.further_headers: Headers = ()
         """Of whatever answer there will be."""
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
@@ -135,7 +137,9 @@ class Exchange:
         if self.status == 0:
             await self.respond(answer.status, answer.body, answer.headers)
         elif self.streaming and not self.finished:
-            if self.error_shape == "anthropic":
+            if self.error_event is not None:
+                await self.write(self.error_event(answer), last=True)
+            elif self.error_shape == "anthropic":
                 await self.write(b"event: error\ndata: " + answer.body + b"\n\n", last=True)
             else:
                 await self.write(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n", last=True)

@@ -48,6 +48,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """With `stream: true` the answer is a stream of events."""
     events: tuple[Any, ...] = ()
     """Types of the events' data."""
+    own_end: bool = False
+    """Its streams end with an event of their own and not with `[DONE]`, and errors in them are among `events`."""
     problems: tuple[int, ...] = ()
     """Error statuses that its siblings do not have."""
 

@@ -6,9 +6,10 @@ from functools import partial
 import msgspec
 
 from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
-from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
+from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
+from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
@@ -22,19 +23,8 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
     translated = await _translated(host, exchange, request)
-    # max_tokens is only an upper bound in this API, which clients set without knowing the context: the answer may fill
-    # what the prompt leaves. A prompt that is too long by itself is refused all the same.
-    chat = translated.chat
-    unbounded = msgspec.structs.replace(chat, max_completion_tokens=None)
-    if request.max_tokens >= host.require().limits.max_model_len:
-        chat = unbounded
     try:
-        try:
-            await _answer(host, exchange, request, chat)
-        except ContextLengthExceeded:
-            if exchange.status or chat is unbounded:
-                raise
-            await _answer(host, exchange, request, unbounded)
+        await answer_within(exchange, bounded(host, translated.chat), partial(_answer, host, exchange, request))
     except TroupeError as error:
         raise relabelled(exchange, error, translated.names) from None
 

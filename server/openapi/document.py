@@ -127,10 +127,11 @@ def _answer(route: Route, schemas: Schemas) -> dict[str, Any]:
         schema = {"type": "string"}
     content: dict[str, Any] = {route.answers: {"schema": schema}}
     if route.streams:
-        end = ", and `[DONE]` at the end" if route.error_shape == "openai" else ""
+        end = ", and `[DONE]` at the end" if route.error_shape == "openai" and not route.own_end else ""
+        errors = () if route.own_end else (_BODIES[route.error_shape],)
         content["text/event-stream"] = {
             "schema": {"type": "string", "description": _STREAM.format(end=end)},
-            "x-event-schemas": [schemas.of(event) for event in (*route.events, _BODIES[route.error_shape])],
+            "x-event-schemas": [schemas.of(event) for event in (*route.events, *errors)],
         }
     text = "The answer; a stream of events when the request has `stream: true`." if route.streams else "The answer."
     return {"description": text, "headers": _headers(200), "content": content}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.openai import ErrorObject
 from troupellm.protocol.outputs import TokenLogprob, Usage
 from troupellm.protocol.response_events import (
     ContentPartAdded,
@@ -46,6 +47,7 @@ from troupellm.protocol.response_objects import (
     ResponseUsage,
     TopLogprobEntry,
 )
+from troupellm.server.errors import ErrorAnswer
 
 _PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
 
@@ -61,6 +63,12 @@ def response_of_item(name: str) -> str | None:
     return f"resp_{rest[:-4]}" if prefix in (*_PREFIXES.values(), "in") and len(rest) > 4 else None
 
 
+def error_event(number: int, answer: ErrorAnswer) -> bytes:
+    """An error that ends a stream, as this API's event."""
+    told = msgspec.convert(msgspec.json.decode(answer.body)["error"], ErrorObject)
+    return encoded([ErrorEvent(sequence_number=number, code=told.code, message=told.message, param=told.param)])
+
+
 class ResponseBuilder:
     """Follows one response. Every method gives the events that are new, numbered."""
 
@@ -74,6 +82,9 @@ class ResponseBuilder:
         self._logprobs: list[LogprobEntry] = []
         self._open: OutputItem | None = None
         self._reason = "stop"
+
+    def error_event(self, answer: ErrorAnswer) -> bytes:
+        return error_event(self._number, answer)
 
     def begin(self) -> list[ResponseEvent]:
         told: list[ResponseEvent] = [ResponseCreated(response=self.response)]

@@ -1,10 +1,14 @@
 """POST /v1/responses: whole, streamed, or in the background; and what a request would cost."""
 
+from functools import partial
+
 import msgspec
 
 from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import InputTokens
 from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
+from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.errors import ClientGone
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -23,23 +27,28 @@ from troupellm.server.turn import Turn, open_turn, prepare
 async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
     plan = await make_plan(host, exchange, request)
     try:
+        chat = bounded(host, plan.chat)
         if request.truncation == "auto":
-            plan = msgspec.structs.replace(plan, chat=await truncated(host, plan.chat))
-        if plan.background:
-            response = await jobs.start(exchange, plan)
-            if plan.streaming:
-                await follow(host, jobs, exchange, plan.owner, response.id)
-            else:
-                await exchange.respond(200, msgspec.json.encode(response))
-            return
-        name = plan.frame.id
-        async with open_turn(host, exchange, plan.chat, streaming=plan.streaming, request_id=name) as turn:
-            if plan.streaming:
-                await _stream(host, exchange, plan, turn)
-            else:
-                await _whole(host, exchange, plan, turn)
+            chat = await truncated(host, chat)
+        await answer_within(exchange, chat, partial(_answer, host, jobs, exchange, plan))
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
+
+
+async def _answer(host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, chat: ChatRequest) -> None:
+    plan = msgspec.structs.replace(plan, chat=chat)
+    if plan.background:
+        response = await jobs.start(exchange, plan)
+        if plan.streaming:
+            await follow(host, jobs, exchange, plan.owner, response.id)
+        else:
+            await exchange.respond(200, msgspec.json.encode(response))
+        return
+    async with open_turn(host, exchange, chat, streaming=plan.streaming, request_id=plan.frame.id) as turn:
+        if plan.streaming:
+            await _stream(host, exchange, plan, turn)
+        else:
+            await _whole(host, exchange, plan, turn)
 
 
 async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:
@@ -65,6 +74,7 @@ async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -
 async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
     await turn.opened()
     builder = ResponseBuilder(plan.frame)
+    exchange.error_event = builder.error_event
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         last = encoded(builder.begin())
         try:

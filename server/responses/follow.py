@@ -8,7 +8,7 @@ from troupellm.protocol.response_objects import ResponseObject
 from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
-from troupellm.server.responses.builder import encoded
+from troupellm.server.responses.builder import encoded, error_event
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.sse import open_events
@@ -21,6 +21,7 @@ _TERMINAL = (b"event: response.completed\n", b"event: response.incomplete\n", b"
 async def follow(host: EngineHost, jobs: Jobs, exchange: Exchange, owner: str, name: str, after: int = -1) -> None:
     """Send the events that come after number `after`, until the response has ended."""
     number, closed = after + 1, False
+    exchange.error_event = lambda answer: error_event(number, answer)
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         while True:
             job = jobs.find(name)

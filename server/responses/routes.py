@@ -31,6 +31,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             response=ResponseObject,
             streams=True,
             events=EVENTS,
+            own_end=True,
         ),
         Route(
             method="POST",
@@ -42,7 +43,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         ),
         of_one(
             "GET", one, stored.retrieve, "A response that was kept", ResponseObject,
-            query=stored.RetrieveQuery, streams=True, events=EVENTS,
+            query=stored.RetrieveQuery, streams=True, events=EVENTS, own_end=True,
         ),
         of_one("DELETE", one, stored.delete, "Forget a response", DeletedResponse),
         of_one("POST", f"{one}/cancel", stored.cancel, "Cancel a background response", ResponseObject),

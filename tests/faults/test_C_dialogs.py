@@ -266,6 +266,27 @@ async def test_C10_a_background_response_that_cannot_be_written_says_why_it_has_
     assert (found["status"], found["error"]["message"]) == ("failed", "the disk is full")
 
 
+async def test_C10_a_stream_that_cannot_be_read_on_ends_in_this_apis_own_way(tiny_engine, monkeypatch):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        body = HI | {"background": True, "stream": True, "max_output_tokens": 100, "ignore_eos": True}
+        store, asked = attacked.served.host.responses, []
+        logged = store.logged
+
+        async def failing(*given):
+            asked.append(given)
+            if len(asked) > 3:
+                raise not_ready("the disk is gone", code="server_is_overloaded")
+            return await logged(*given)
+
+        monkeypatch.setattr(store, "logged", failing)
+        text = (await attacked.client.post(RESPONSES, json=body)).text
+    *before, last = [block.split("\n") for block in text.split("\n\n")[:-1]]
+    event = msgspec.json.decode(last[1].removeprefix("data: "))
+    assert last[0] == "event: error"
+    assert event["message"] == "the disk is gone"
+    assert (event["type"], event["code"], event["sequence_number"]) == ("error", "server_is_overloaded", len(before))
+
+
 async def test_C5_what_never_fits_the_store_is_not_worth_another_try(tiny_engine):
     config = server_config(responses_store_bytes=2_000)
     async with tiny_engine() as engine, under_attack(engine, config) as attacked:

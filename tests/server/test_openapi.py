@@ -74,6 +74,21 @@ def test_what_needs_a_key_says_so(app, described):
         assert ("401" in operation["responses"]) == (route.scope != "open")
 
 
+def test_streams_end_as_the_document_says(described):
+    def stream(path):
+        content = described["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+        return "[DONE]" in content["schema"]["description"], str(content["x-event-schemas"])
+
+    done, events = stream("/v1/chat/completions")
+    assert done
+    assert "/ErrorBody'" in events
+    done, events = stream("/v1/responses")
+    assert not done
+    assert "/ErrorEvent'" in events
+    assert "/ErrorBody'" not in events
+    assert not stream("/v1/messages")[0]
+
+
 def test_ranges_are_those_that_are_checked(described):
     fields = described["components"]["schemas"]["CompletionRequest"]["properties"]
 
