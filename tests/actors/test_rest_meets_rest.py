@@ -131,8 +131,10 @@ async def test_a_pause_that_waits_comes_after_a_command(
             group.start_soon(lambda: engine.start_profile("traces"))
             await until(begun.is_set)
             group.start_soon(engine.pause, "wait")
-            assert await stands_still(engine)
-            go.set()
+            try:
+                assert await stands_still(engine)
+            finally:
+                go.set()
         assert engine.is_paused
         await until(lambda: reader.finished)
         assert reader.tokens == expected(PROMPT, LENGTH)

@@ -25,6 +25,7 @@ from troupellm.protocol.scheduler import (
     StepFinished,
     StopStringMet,
     SubmitRequest,
+    WorkerAsleep,
     WorkerLost,
 )
 from troupellm.protocol.worker import StepPlan
@@ -81,7 +82,7 @@ class Watch:
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
         self._contents: dict[bytes, tuple[Any, ...]] = {}
         self._messages = 0
-        self._losses = 0
+        self._losses = self._naps = 0
         self._reliable = False
 
     def fail(self, what: str) -> None:
@@ -162,6 +163,8 @@ class Watch:
             mended = self.injector.hits["worker", "lost_wakeup"]  # by a restart, to be on the safe side
             if self._losses > self.injector.losses + mended:
                 self.fail(f"the worker was lost without a reason: {message.reason}")
+        elif isinstance(message, WorkerAsleep):
+            self._naps += 1
         if self.trace is not None:
             self.note("sent", box.name, _brief(message))
         wrong = check_mailbox(box)
@@ -176,10 +179,10 @@ class Watch:
             self.open.discard(closed.request)
 
     def _count_starts(self, plan: StepPlan) -> None:
-        """7: how often a row had to begin again, losses of the worker and trials of suspects aside."""
+        """7: how often a row had to begin again; losses of the worker, its sleeps and trials of suspects aside."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            if new.epoch - _STARTS_PER_LOSS * self._losses > MOST_PREEMPTIONS:
+            if new.epoch - self._naps - _STARTS_PER_LOSS * self._losses > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
 
     def before_next(self, box: Mailbox[Any, Any]) -> None:
