@@ -361,4 +361,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
+    max_connections: Annotated[
+        PositiveInt | None,
+        _help("connections of one HTTP process; one more closes the longest idle (default: by the descriptors' limit)"),
+    ] = None
     backlog: Annotated[PositiveInt, _help("connections that may wait to be accepted")] = 2048

@@ -110,6 +110,10 @@ class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Since the front began."""
     tasks: int = 0
     """Of the front's event loop."""
+    connections: int = 0
+    """Open at the front."""
+    connections_dropped: int = 0
+    """By the front, since it began."""
 
 
 class FrontReady(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.exchange import MAX_HEADER_BYTES, Asgi
 from troupellm.server.wire.connection import Connection
+from troupellm.server.wire.crowd import Crowd, connection_limit
 
 CLOSE_SECONDS = 0.3
 """What connections get to close by themselves; then they are cut."""
@@ -40,6 +41,7 @@ class HttpFront:
         self._head_timeout = config.header_timeout or None
         self._listener = listener
         self._context = WorkerContext(None)
+        self.crowd = Crowd(connection_limit(config))
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._stop = anyio.Event()
         self._close_seconds = CLOSE_SECONDS
@@ -70,16 +72,20 @@ class HttpFront:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        loop = asyncio.get_running_loop()
+        connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+        connection.head_timeout = self._head_timeout
+        if not self.crowd.enter(connection):
+            writer.transport.abort()
+            return
         self._connections[task] = writer
         try:
-            loop = asyncio.get_running_loop()
-            connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
-            connection.head_timeout = self._head_timeout
             await connection
         except OSError:
             pass  # a connection that ended while it was being closed
         finally:
             del self._connections[task]
+            self.crowd.leave(connection)
 
     async def _close_connections(self) -> None:
         await self._context.terminated.set()

@@ -73,6 +73,7 @@ class LocalSide:
         self.host.vitals = Vitals(config.loop_lag_warning)
         app = App(self.host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
         self._front = HttpFront(app, config, listener)
+        self.host.vitals.crowd = self._front.crowd
 
     @property
     def opened(self) -> bool:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from troupellm.actors.engine import Engine
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.server import logs
+from troupellm.server.wire.crowd import Crowd
 
 logger = logging.getLogger("troupellm.server")
 
@@ -115,6 +116,10 @@ class VitalSigns(msgspec.Struct, frozen=True):
     """None where the process has logging of its own."""
     tasks: int = 0
     """Of its event loop."""
+    connections: int | None = None
+    """None where the process takes none."""
+    connections_dropped: int = 0
+    """Closed to make room for others, or because there was none."""
 
 
 class _VitalsCollector(Collector):
@@ -128,15 +133,23 @@ class _VitalsCollector(Collector):
         )
         lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
         tasks = GaugeMetricFamily("troupellm_tasks", "Tasks of the event loop.", labels=labels)
+        connections = GaugeMetricFamily("troupellm_http_connections", "Open connections.", labels=labels)
+        dropped = CounterMetricFamily(
+            "troupellm_http_connections_dropped", "Connections closed because there were too many.", labels=labels
+        )
         for process, signs in self._signs.items():
+            if signs.connections is not None:
+                connections.add_metric([process], signs.connections)
+                dropped.add_metric([process], signs.connections_dropped)
             tasks.add_metric([process], signs.tasks)
             late.add_metric([process], signs.loop_lag)
             if signs.log_lines_dropped is not None:
                 lines.add_metric([process], signs.log_lines_dropped)
         yield late
         yield tasks
-        if lines.samples:
-            yield lines
+        for family in (lines, connections, dropped):
+            if family.samples:
+                yield family
 
 
 class Vitals:
@@ -145,11 +158,16 @@ class Vitals:
     def __init__(self, lag_alarm: float, process: str = "server") -> None:
         self.lag = LoopLag(lag_alarm)
         self._process = process
+        self.crowd: Crowd | None = None
+        """Of the process's listener."""
 
     @property
     def signs(self) -> VitalSigns:
         """Only on the event loop."""
-        return VitalSigns(self.lag.worst, logs.dropped(), len(anyio.get_running_tasks()))
+        signs = VitalSigns(self.lag.worst, logs.dropped(), len(anyio.get_running_tasks()))
+        if self.crowd is None:
+            return signs
+        return msgspec.structs.replace(signs, connections=len(self.crowd), connections_dropped=self.crowd.dropped)
 
     def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
         """Prometheus' text format, together with other processes by their names."""

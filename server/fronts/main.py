@@ -76,6 +76,7 @@ class Front:
         host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
         app = App(host, keys=configure.keys, guard=guard_of(config), **admin_access(config, configure.admin_keys))
         self._http = HttpFront(app, config, listener)
+        self._vitals.crowd = self._http.crowd
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None
@@ -202,6 +203,8 @@ class Front:
             loop_lag=signs.loop_lag,
             log_lines_dropped=signs.log_lines_dropped or 0,
             tasks=signs.tasks,
+            connections=signs.connections or 0,
+            connections_dropped=signs.connections_dropped,
         )
 
 

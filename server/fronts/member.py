@@ -121,7 +121,10 @@ class Member:
 
     @property
     def signs(self) -> VitalSigns:
-        return VitalSigns(self.report.loop_lag, self.report.log_lines_dropped, self.report.tasks)
+        report = self.report
+        return VitalSigns(
+            report.loop_lag, report.log_lines_dropped, report.tasks, report.connections, report.connections_dropped
+        )
 
     def post(self, message: ToFront) -> None:
         if self._link is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypercorn.asyncio.task_group import TaskGroup, _handle
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
@@ -23,6 +23,9 @@ INBOX = 10
 class Connection(TCPServer):  # type: ignore[misc]
     head_timeout: float | None = None
     """Seconds from the first byte of a request to the end of its head; None waits as long as keep-alive does."""
+
+    on_idle: Callable[["Connection", bool], None] | None = None
+    """Told when it begins to wait for requests, and when it ceases to."""
 
     async def run(self) -> None:
         try:
@@ -47,6 +50,11 @@ class Connection(TCPServer):  # type: ignore[misc]
             parse_socket_addr(socket.family, socket.getsockname()), self.protocol_send,
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated) and self.on_idle is not None:
+            self.on_idle(self, event.idle)
+        await super().protocol_send(event)
 
     async def _read_data(self) -> None:
         head_until: float | None = None

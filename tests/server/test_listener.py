@@ -1,3 +1,4 @@
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -6,6 +7,7 @@ import pytest
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.listener import bind
+from troupellm.server.wire.crowd import MOST, connection_limit
 
 
 def test_free_port_is_taken_and_shown():
@@ -31,3 +33,13 @@ def test_unix_socket_is_private_and_replaces_a_dead_one(tmp_path: Path):
         bind(config)
     listener.close()
     bind(config)[0].close()
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "limit"),
+    [(1_024, 896), (100_000, 65_536), (16_000, 14_000), (64, 1), (resource.RLIM_INFINITY, MOST)],
+)
+def test_connections_leave_descriptors_for_everything_else(monkeypatch, descriptors, limit):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
+    assert connection_limit(ServerConfig()) == limit
+    assert connection_limit(ServerConfig(max_connections=5)) == 5

@@ -21,10 +21,11 @@ from troupellm.server.listener import bind
 class Served:
     """A running server."""
 
-    def __init__(self, app: App, url: str) -> None:
+    def __init__(self, app: App, url: str, front: HttpFront) -> None:
         self.app = app
         self.host = app.host
         self.url = url
+        self.crowd = front.crowd
         self.port = int(url.rpartition(":")[2])
 
     def client(self, *, key: str | None = None, timeout: float = 60.0) -> httpx.AsyncClient:
@@ -84,7 +85,7 @@ async def running_server(
     async with anyio.create_task_group() as group, app.host.running():
         group.start_soon(front.run)
         try:
-            yield Served(app, url)
+            yield Served(app, url, front)
         finally:
             with anyio.CancelScope(shield=True):
                 await front.stop()

@@ -1,0 +1,60 @@
+"""The connections of one listener: how many there may be, and which goes when one more comes."""
+
+import resource
+
+from troupellm.protocol.config import ServerConfig
+from troupellm.server.wire.connection import Connection
+
+RESERVE = 128
+"""Descriptors for everything else, and an eighth of many."""
+MOST = 65_536
+"""Where descriptors are not limited."""
+
+
+class Crowd:
+    """Without a limit of our own, the one on descriptors would keep everybody out for as long as idle clients stay."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._here: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
+        """In the order in which they became so."""
+        self.dropped = 0
+        """Closed to make room, or because there was none."""
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def enter(self, connection: Connection) -> bool:
+        """Where it is full, whoever is idle for longest is closed; False when nobody is: then there is no room."""
+        if len(self._here) >= self._limit:
+            self.dropped += 1
+            longest = next(iter(self._idle), None)
+            if longest is None:
+                return False
+            del self._idle[longest]
+            longest.writer.transport.abort()
+        self._here.add(connection)
+        self._idle[connection] = None
+        connection.on_idle = self._note
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        self._here.discard(connection)
+        self._idle.pop(connection, None)
+
+    def _note(self, connection: Connection, idle: bool) -> None:
+        """A connection is idle from its beginning on, and between requests."""
+        self._idle.pop(connection, None)
+        if idle and connection in self._here and not connection.writer.is_closing():
+            self._idle[connection] = None
+
+
+def connection_limit(config: ServerConfig) -> int:
+    """What is configured, or what the limit on descriptors leaves."""
+    if config.max_connections is not None:
+        return config.max_connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return MOST
+    return max(1, min(MOST, descriptors - max(RESERVE, descriptors // 8)))
