@@ -58,8 +58,10 @@ class MessageBuilder:
         """Pieces of the open block's text, or of its input's JSON."""
         self._finished = Finished("stop")
 
-    def begin(self, prompt_tokens: int) -> list[MessageEvent]:
-        usage = MessageUsage(input_tokens=prompt_tokens, output_tokens=0)
+    def begin(self, prompt_tokens: int, cached_tokens: int = 0) -> list[MessageEvent]:
+        """What came from the prefix cache counts as read anew where it is not known yet; `finish` tells it apart."""
+        fresh = prompt_tokens - cached_tokens
+        usage = MessageUsage(input_tokens=fresh, cache_read_input_tokens=cached_tokens, output_tokens=0)
         return [MessageStart(message=msgspec.structs.replace(self.message, usage=usage)), Ping()]
 
     def feed(self, events: Iterable[TurnEvent]) -> list[MessageEvent]:

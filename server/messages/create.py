@@ -72,8 +72,14 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: Mes
     """What fails from here on is told by the app, as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
-        last = encoded(builder.begin(len(turn.prompt_token_ids)))
+        last = b""
+        begun = False
         async for pieces in turn:
+            if (
+                not begun
+            ):  # not before: it travels with the first piece, and an answer that is whole by then has its usage
+                cached = turn.usage.cached_tokens if turn.ended else 0
+                last, begun = encoded(builder.begin(len(turn.prompt_token_ids), cached)), True
             last += encoded(builder.feed(pieces))
             if last and not turn.ended:
                 await events.send(last)

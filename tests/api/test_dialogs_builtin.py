@@ -148,6 +148,18 @@ async def test_an_answer_that_the_client_has_begun_is_gone_on_with(builtin_engin
     assert counted.input_tokens == streamed.usage.input_tokens + streamed.usage.cache_read_input_tokens
 
 
+async def test_an_answer_that_ends_at_once_has_one_usage_in_all_its_events(builtin_engine):
+    question = {"role": "user", "content": "Say hello in Polish. " * 20}
+    async with clients(builtin_engine) as (_, claude):
+        await claude.messages.create(messages=[question], **CLAUDE | {"max_tokens": 1})
+        stream = await claude.messages.create(messages=[question], stream=True, **CLAUDE | {"max_tokens": 1})
+        events = [event async for event in stream]
+    (begin,) = [event.message.usage for event in events if event.type == "message_start"]
+    (end,) = [event.usage for event in events if event.type == "message_delta"]
+    assert end.cache_read_input_tokens > 0
+    assert (begin.input_tokens, begin.cache_read_input_tokens) == (end.input_tokens, end.cache_read_input_tokens)
+
+
 async def test_what_codex_sends(builtin_engine):
     """Its tools and items, reasoning from elsewhere among them, with nothing stored, streamed."""
     patch = {

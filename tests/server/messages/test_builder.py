@@ -106,3 +106,9 @@ def test_arguments_that_are_no_object_are_shown(arguments):
 def test_no_text_is_no_block():
     _, message = events_of([Content(""), Finished("stop")])
     assert message.content == []
+
+
+def test_the_start_tells_what_was_cached_where_it_is_known():
+    empty = Message(id="msg_1", model="m", content=[], usage=MessageUsage(input_tokens=0, output_tokens=0))
+    start, _ = MessageBuilder(empty, max_tokens=9, context=12).begin(7, 3)
+    assert (start.message.usage.input_tokens, start.message.usage.cache_read_input_tokens) == (4, 3)
