@@ -204,17 +204,16 @@ class EngineHost:
         return {"progress": msgspec.to_builtins(self.progress)}
 
     def check_model(self, name: str | None) -> str:
-        """The name to report for a request that asks for `name`; None is whatever is served.
+        """The name to report for a request that asks for `name`.
 
         Raises:
-            ModelNotFound: it is not among the served names.
+            ModelNotFound: it is not among the served names; also when the request named none.
         """
         names = self.require().model_names
-        if name is None:
-            return names[0]
         if name in names:
             return name
-        raise ModelNotFound(f"no model named {_printable(name)}; served here: {', '.join(names)}", param="model")
+        asked = "the request names no model" if name is None else f"no model named {_printable(name)}"
+        raise ModelNotFound(f"{asked}; served here: {', '.join(names)}", param="model")
 
     def fingerprint(self) -> str:
         """A stable name for what decides the tokens: version, model and number format."""

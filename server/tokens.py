@@ -18,7 +18,8 @@ INLINE_TOKENS = 4_096
 
 async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeRequest) -> None:
     engine = host.require()
-    host.check_model(request.model)
+    if request.model is not None:
+        host.check_model(request.model)
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
     tokens = await engine.render(_prompt(request))
     strings = None
@@ -32,7 +33,8 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
 
 async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
     engine = host.require()
-    host.check_model(request.model)
+    if request.model is not None:
+        host.check_model(request.model)
     width = engine.limits.vocab_width
     if not all(0 <= token < width for token in request.tokens):
         raise InvalidRequest(f"tokens must be token ids in [0, {width - 1}]", param="tokens")
