@@ -4,8 +4,11 @@ import logging
 
 import pytest
 
+from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.server import vitals
+from troupellm.server.http_side import LocalSide
+from troupellm.server.listener import bind
 from troupellm.server.vitals import WINDOW_SECONDS, LoopLag, StatsLine, Vitals
 
 
@@ -70,3 +73,14 @@ async def test_the_process_shows_its_lateness_to_prometheus():
     measured = Vitals(0.0)
     measured.lag.note(0.25, 1.0)
     assert 'troupellm_loop_lag_seconds{process="server"} 0.25' in measured.text().decode()
+
+
+@pytest.mark.anyio
+async def test_a_server_of_its_own_tells_of_its_connections() -> None:
+    config = ServerConfig(port=0)
+    listener, _ = bind(config)
+    with listener:
+        measured = LocalSide(config, listener).host.vitals
+        assert measured is not None
+        assert 'troupellm_http_connections{process="server"} 0.0' in measured.text().decode()
+        assert "troupellm_http_connections{" not in Vitals(0.0).text().decode()
