@@ -6,6 +6,7 @@ place, which was taken before. Answers come as frames for all requests together 
 
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, assert_never
@@ -23,7 +24,7 @@ from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
@@ -342,7 +343,8 @@ class RemoteEngine(Door):
         """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
         try:
             if is_short(submission.prompt, self.chat_template) and has_short_lists(submission.params):
-                return self._checked(submission)
+                with suppress(HeavyTemplate), self.chat_template.brief():
+                    return self._checked(submission)
             return await self._threads.run(self._checked, submission)
         except TroupeError:
             raise

@@ -9,6 +9,7 @@ On crash:  each request that it was preparing is answered; those in the mailbox 
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Never
 
 import anyio
@@ -21,7 +22,7 @@ from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.prompts import tokenize
-from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
@@ -122,7 +123,10 @@ class Intake:
     async def _prepared(self, message: PrepareRequest, seed: int, *, in_thread: bool) -> Prepared | None:
         prepare = self._preparer.prepare
         try:
-            return await self._threads.run(prepare, message, seed) if in_thread else prepare(message, seed)
+            if not in_thread:
+                with suppress(HeavyTemplate), self._template.brief():
+                    return prepare(message, seed)
+            return await self._threads.run(prepare, message, seed)
         except TroupeError as error:
             _refuse(message, error)
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
@@ -142,9 +146,9 @@ async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTempla
         InvalidRequest: the prompt cannot be rendered or tokenized.
     """
     if is_short(prompt, chat_template):
-        tokens = tokenize(prompt, tokenizer, chat_template, None)
-    else:
-        tokens = await threads.run(tokenize, prompt, tokenizer, chat_template, None)
+        with suppress(HeavyTemplate), chat_template.brief():
+            return list(tokenize(prompt, tokenizer, chat_template, None).token_ids)
+    tokens = await threads.run(tokenize, prompt, tokenizer, chat_template, None)
     return list(tokens.token_ids)
 
 

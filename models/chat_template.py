@@ -7,7 +7,9 @@ is given. What goes wrong while it renders is the request's fault, since the tem
 import datetime
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,7 +19,9 @@ import jinja2.nodes
 import jinja2.parser
 
 from troupellm.models.call_arguments import with_text_arguments
-from troupellm.models.template_sandbox import Sandbox, TemplateLimit
+from troupellm.models.template_meter import TemplateExhausted, TemplateLimit, used
+from troupellm.models.template_sandbox import Sandbox
+from troupellm.models.template_sizes import MAX_WIDTH, made
 from troupellm.models.tokenizer import read_json
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
@@ -29,12 +33,28 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-HEAVY_STEPS = 5_000
+HEAVY_COST = 5_000_000
 """Some milliseconds."""
+HEAVY_SECONDS = 0.01
+"""Of the thread's CPU time."""
+BRIEF_SECONDS = 0.03
+"""When a rendering on an event loop is given up, whatever it was charged."""
+_PIECE_COST = 500
+"""Of each piece of JSON that is laid out by Python."""
 _LONGEST_REASON = 300
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
 _LOOKS_LIKE_TEXT = ("{{", "{%", "{#", "\n")
+
+
+class HeavyTemplate(Exception):
+    """A template wants more than an event loop has to give; render it in a thread."""
+
+
+class _Haste(threading.local):
+    """Whether this thread has no time to lose."""
+
+    brief = False
 
 
 class ChatTemplate:
@@ -49,7 +69,8 @@ class ChatTemplate:
             ModelLoadError: a template does not parse.
         """
         self.heavy = False
-        """It once took longer than an event loop may be held up."""
+        """It once took longer, over a short chat, than an event loop may be held up."""
+        self._haste = _Haste()
         environment = self._environment = _environment()
         self.sources = dict(templates)
         self.special_tokens = dict(special_tokens)
@@ -85,6 +106,19 @@ class ChatTemplate:
         """Whether the model came with a template, or was given one."""
         return bool(self._compiled)
 
+    @contextmanager
+    def brief(self) -> Iterator[None]:
+        """For renderings on an event loop: `render` gives up soon. Once it did, the template is heavy.
+
+        Raises:
+            HeavyTemplate: it gave up.
+        """
+        before, self._haste.brief = self._haste.brief, True
+        try:
+            yield
+        finally:
+            self._haste.brief = before
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -107,6 +141,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: no template, messages that the template refuses, or a reserved keyword.
+            HeavyTemplate: it is to be brief, and is not.
         """
         compiled = self._choose(tools) if source is None else self._compile(source)
         if not messages:
@@ -133,21 +168,30 @@ class ChatTemplate:
         try:
             text = self._rendered(compiled.template, variables)
         except Exception as error:  # template code can raise anything over somebody's messages
+            if self._haste.brief and isinstance(error, TemplateExhausted):
+                raise HeavyTemplate from error
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
-        finally:
-            if source is None:
-                self.heavy = self.heavy or self._environment.steps > HEAVY_STEPS
         return _continue(text, messages) if continue_final_message else text
 
     def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         try:
-            return self._environment.bounded(template, variables)
+            return self._bounded(template, variables)
         except TypeError:  # it adds the arguments of a past call to a text
             messages = with_text_arguments(variables["messages"])
             if messages is None:
                 raise
-        return self._environment.bounded(template, variables | {"messages": messages})
+        return self._bounded(template, variables | {"messages": messages})
+
+    def _bounded(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        """What a long chat costs in a thread says nothing about short ones, so only brief renderings make it heavy."""
+        if not self._haste.brief:
+            return self._environment.bounded(template, variables)
+        try:
+            return self._environment.bounded(template, variables, HEAVY_COST, BRIEF_SECONDS)
+        finally:
+            if used.cost > HEAVY_COST or used.seconds > HEAVY_SECONDS:
+                self.heavy = True
 
     def _try(self, name: str) -> None:
         """One rendering of the simplest chat: a template that breaks the limits there breaks them always.
@@ -161,7 +205,8 @@ class ChatTemplate:
         except TemplateLimit as error:
             raise ModelLoadError(f"chat template {name}: {error}") from error
         except Exception:  # template code can raise anything
-            return
+            pass
+        self.heavy = self.heavy or used.cost > HEAVY_COST
 
     def _compile(self, source: str) -> "_Compiled":
         """A request's own template; parsing is linear, and its length is bounded."""
@@ -214,20 +259,31 @@ class _Generation(jinja2.ext.Extension):
 def _environment() -> Sandbox:
     environment = Sandbox([jinja2.ext.loopcontrols, _Generation])
     environment.add_filter("tojson", _tojson)
-    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(helpers)
+    environment.add_function("raise_exception", _raise_exception)
+    environment.add_function("strftime_now", _strftime_now)
     return environment
 
 
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """jinja2's own filter escapes for HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MAX_WIDTH:
+        raise TemplateLimit(f"the template indents by more than {MAX_WIDTH}")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    pieces, length = [], 0
+    for piece in encoder.iterencode(value):  # how deep it is decides how wide it gets
+        length += len(piece)
+        made(length)
+        used.charge(_PIECE_COST + len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,313 +1,191 @@
-"""Where chat templates run: jinja2's immutable sandbox, under limits of steps, time and size.
+"""Where chat templates run: jinja2's immutable sandbox, under limits of cost, time and size.
 
 A template comes with a downloaded model, or even with a request. The sandbox keeps it from reaching anything; the
-limits keep it from holding a thread or filling the memory. Loops and macros count their steps (the syntax tree gets a
-call at the start of each body), and whatever can make much out of little is looked at before it does.
+limits keep it from holding a thread or filling the memory. Everything that a template can name is charged by the size
+of what it works on before it runs (see template_costs), and nothing runs when a template is compiled: constants are not
+folded. The clock is looked at whenever so much has been charged, for where the charges are too low.
 """
 
-import itertools
-import re
-import threading
-import time
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from types import BuiltinFunctionType, MethodType, ModuleType
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
 import jinja2.sandbox
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from jinja2.runtime import BlockReference, LoopContext, Macro
+from jinja2.utils import Cycler, Joiner
 
-MAX_STEPS = 300_000
-"""Rounds of loops and calls of macros in one rendering."""
+from troupellm.models import template_costs
+from troupellm.models.template_costs import Rule, free, passes
+from troupellm.models.template_meter import TemplateLimit, used
+from troupellm.models.template_sizes import MAX_CHARACTERS, contained, copied, made, settled, too_long, weigh
+from troupellm.models.template_tree import Meter
+
+MAX_COST = 300_000_000
+"""Of one rendering, in units of about a nanosecond."""
+STEP_COST = 1_000
+"""Of one round of a loop, or one call."""
 MAX_SECONDS = 1.0
 """Of the thread's own CPU time, for one rendering."""
-_STEPS_PER_LOOK = 32
-"""Looking at the clock costs more than a step."""
-MAX_CHARACTERS = 16 * 2**20
-"""Of the rendered text, and of any text on the way to it."""
-MAX_ITEMS = 2**20
-"""Of any list."""
-MAX_BITS = 4_096
-"""Of any integer."""
-MAX_WIDTH = 1_000
-"""Of what is padded or indented."""
-
-_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4,}|\d*\.(?:\*|\d{4,}))")
-_WIDE_BRACES = re.compile(r"\{[^{}]*\d{4,}[^{}]*\}")
-_NESTED_FORMAT = re.compile(r":[^{}]*\{")
-_SPREADS = frozenset({"center", "indent", "wordwrap", "batch", "slice", "tojson"})
-"""Filters whose numbers decide how much comes out."""
-_ITERATES = frozenset(
-    {"list", "map", "select", "reject", "selectattr", "rejectattr", "sort", "unique", "groupby", "batch", "slice"}
-    | {"reverse", "sum", "min", "max", "dictsort", "items", "join"}
-)
-_SHOWS = frozenset({"tojson", "string", "trim", "upper", "lower", "title", "capitalize", "e", "escape", "forceescape"})
-_ABSENT = ("random", "urlize", "pprint", "xmlattr", "striptags", "filesizeformat")
-_PADS = frozenset({"ljust", "rjust", "center", "zfill"})
-
-
-class TemplateLimit(jinja2.TemplateRuntimeError):
-    """A template wants more than it may have."""
-
-
-class _Used(threading.local):
-    """What the rendering on this thread has used."""
-
-    active = False
-    steps = 0
-    characters = 0
-    until = 0.0
+_ARGUMENT_COST = 200
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, extensions: Iterable[Any]) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=list(extensions), finalize=self._finalize)
-        self._used = _Used()
-        for name in _ABSENT:
-            self.filters.pop(name, None)
-        self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
-        self.globals.pop("lipsum", None)
+        @jinja2.pass_context  # else what is constant would be finalized when the template is compiled
+        def finalize(context: Any, value: Any) -> Any:
+            size = len(value) if type(value) is str else weigh(value)
+            self._show(size)
+            return value
 
-    @property
-    def steps(self) -> int:
-        """What the last rendering on this thread took."""
-        return self._used.steps
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=list(extensions), finalize=finalize, optimized=False
+        )
+        filters, tests = dict[str, Any](self.filters), dict[str, Any](self.tests)
+        self.filters = {one: self._charged(one, filters[one], rule) for one, rule in template_costs.FILTERS.items()}
+        self.tests = {one: self._charged(one, tests[one], rule) for one, rule in template_costs.TESTS.items()}
+        self.filters |= {
+            Meter.TICK: self._tick,
+            Meter.JOIN: self._join_texts,
+            Meter.WEIGH: self._weighed,
+            Meter.COPY: self._copied,
+            Meter.SEARCH: self._searched,
+        }
+        del self.globals["lipsum"]
+        self._callables: dict[int, Rule] = {}
+        for name, rule in (("range", free), ("namespace", passes), ("cycler", free), ("joiner", free)):
+            self._callables[id(self.globals[name])] = rule
+        self._callables[id(dict)] = template_costs.linear(1)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        self.filters[name] = _guarded(name, function)
+        self.filters[name] = self._charged(name, function, template_costs.FILTERS[name])
 
-    def bounded(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    def add_function(self, name: str, function: Callable[..., Any]) -> None:
+        self.globals[name] = function
+        self._callables[id(function)] = template_costs.linear(1)
+
+    def bounded(
+        self, template: jinja2.Template, variables: Mapping[str, Any], most: int = 0, seconds: float = 0.0
+    ) -> str:
         """Render.
 
+        Args:
+            most: what it may cost, MAX_COST unless given.
+            seconds: what it may take, MAX_SECONDS unless given.
+
         Raises:
-            TemplateLimit: more steps, time or text than allowed.
+            TemplateLimit: more cost, time or text than allowed.
             Exception: whatever the template does wrong.
         """
-        used = self._used
-        used.active, used.steps, used.characters = True, 0, 0
-        used.until = time.thread_time() + MAX_SECONDS
+        used.begin(most or MAX_COST, seconds or MAX_SECONDS)
         try:
             pieces, length = [], 0
             for piece in template.generate(variables):
                 length += len(piece)
                 if length > MAX_CHARACTERS:
-                    raise _too_long()
+                    raise too_long()
                 pieces.append(piece)
             return "".join(pieces)
         finally:
-            used.active = False
+            used.end()
 
-    def tick(self, constant: int) -> str:
-        """One more round of a loop or call of a macro, whose body has so much constant text."""
-        used = self._used
-        used.steps += 1
-        self._charge(constant)
-        if used.steps > MAX_STEPS:
-            raise TemplateLimit(f"the template takes more than {MAX_STEPS} steps")
-        if used.steps % _STEPS_PER_LOOK == 1 and time.thread_time() > used.until:
-            raise TemplateLimit(f"the template takes more than {MAX_SECONDS:g} seconds")
-        return ""
-
-    def join_texts(self, *parts: Any) -> str:
-        """What `~` does."""
-        if sum(map(_weigh, parts)) > MAX_CHARACTERS:
-            raise _too_long()
-        return "".join(map(str, parts))
+    def _show(self, characters: int) -> None:
+        used.characters += characters
+        if used.characters > MAX_CHARACTERS:
+            raise too_long()
+        used.charge(characters)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            _check_product(left, right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * abs(right) > MAX_BITS:
-                raise TemplateLimit("the template computes with numbers that are too large")
-        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            most = MAX_CHARACTERS if isinstance(left, str) else MAX_ITEMS
-            if len(left) + len(right) > most:
-                raise _too_long()
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left, right)
-        return super().call_binop(context, operator, left, right)
+        if operator == "+" and type(left) is str and type(right) is str:  # what templates mostly do
+            made(len(left) + len(right))
+            used.charge(weigh(left) + weigh(right))
+            return left + right
+        used.charge(template_costs.binary(operator, left, right))
+        return self.binop_table[operator](left, right)
 
     def call(self, context: Any, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-        method = getattr(target, "__wrapped__", target)
-        owner = getattr(method, "__self__", None)
-        if owner is not None and owner is not self:
-            _check_method(owner, method.__name__, args, kwargs)
-        return super().call(context, target, *args, **kwargs)
+        kind = type(target)
+        if kind is Macro:
+            used.charge(STEP_COST + _ARGUMENT_COST * len(args))
+            return context.call(target, *args, **kwargs)
+        used.charge(STEP_COST + _ARGUMENT_COST * len(args))
+        given = [settled(one) for one in args]
+        used.charge(self._cost_of_call(target, kind, given, kwargs))
+        return super().call(context, target, *given, **kwargs)
 
-    def _finalize(self, value: Any) -> Any:
-        if self._used.active:  # constants are finalized when the template is compiled
-            self._charge(_weigh(value))
+    def _cost_of_call(self, target: Any, kind: type, args: list[Any], kwargs: Mapping[str, Any]) -> int:
+        """
+        Raises:
+            TemplateLimit: it is nothing that templates may call.
+        """
+        rule = self._callables.get(id(target))
+        if rule is not None:
+            return rule(None, template_costs.arranged("", args, kwargs))
+        if isinstance(target, BlockReference | LoopContext | Joiner | jinja2.Undefined):
+            return 0
+        method = getattr(target, "__wrapped__", target)  # str.format is wrapped by the sandbox
+        if isinstance(method, BuiltinFunctionType | MethodType):
+            owner, name = method.__self__, method.__name__
+            given = template_costs.arranged(name, args, kwargs)
+            if isinstance(owner, LoopContext | Cycler) and name in ("cycle", "changed", "next", "reset"):
+                return sum(map(weigh, given))
+            if not isinstance(owner, ModuleType | type | None):
+                return template_costs.method(owner, name)(owner, given)
+        raise TemplateLimit(f"templates cannot call {getattr(method, '__qualname__', kind.__name__)}")
+
+    def _charged(self, name: str, function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+        if rule is free:
+            return function
+        # Filters that get the environment or the context have it before the value.
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        reads = name in template_costs.READERS
+        numeric = name in ("int", "round", "sum")
+
+        @wraps(function)
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            value = args[first]
+            if reads:
+                value = settled(value)
+            rest = [settled(one) for one in args[first + 1 :]]
+            used.charge(rule(value, template_costs.arranged(name, rest, kwargs)))
+            result = function(*args[:first], value, *rest, **kwargs)
+            if numeric:
+                weigh(result)
+            return result
+
+        return charged
+
+    def _tick(self, constant: int) -> str:
+        """One more round of a loop or call of a macro, whose body has so much constant text."""
+        if constant:
+            self._show(constant)
+        used.charge(STEP_COST)
+        return ""
+
+    def _join_texts(self, parts: Any) -> str:
+        """What `~` does."""
+        made(sum(len(one) if isinstance(one, str) else weigh(one) for one in parts))
+        used.charge(sum(map(weigh, parts)))
+        return "".join(map(str, parts))
+
+    def _weighed(self, value: Any) -> Any:
+        """A value that is compared or hashed."""
+        used.charge(len(value) if type(value) is str else weigh(value))
         return value
 
-    def _charge(self, characters: int) -> None:
-        self._used.characters += characters
-        if self._used.characters > MAX_CHARACTERS:
-            raise _too_long()
+    def _copied(self, value: Any) -> Any:
+        """A value of which a slice is taken."""
+        used.charge(copied(value))
+        return value
+
+    def _searched(self, value: Any) -> Any:
+        """A value in which something is looked for."""
+        value = settled(value)
+        used.charge(contained(value))
+        return value
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Meter().visit(source), *args, **kwargs)
-
-
-class _Meter(NodeTransformer):
-    """Has every loop and macro count, and every `~` look at what it joins."""
-
-    def visit_For(self, node: Any) -> Any:
-        return self._counted(node)
-
-    def visit_Macro(self, node: Any) -> Any:
-        return self._counted(node)
-
-    def visit_CallBlock(self, node: Any) -> Any:
-        return self._counted(node)
-
-    def visit_Concat(self, node: Any) -> Any:
-        self.generic_visit(node)
-        return self._call("join_texts", node.nodes, node.lineno)
-
-    def _counted(self, node: Any) -> Any:
-        constant = sum(len(data.data) for data in node.find_all(jinja2.nodes.TemplateData))
-        self.generic_visit(node)
-        tick = self._call("tick", [jinja2.nodes.Const(constant, lineno=node.lineno)], node.lineno)
-        node.body.insert(0, jinja2.nodes.ExprStmt(tick, lineno=node.lineno))
-        return node
-
-    @staticmethod
-    def _call(name: str, arguments: list[Any], line: int) -> jinja2.nodes.Call:
-        method = jinja2.nodes.EnvironmentAttribute(name, lineno=line)
-        return jinja2.nodes.Call(method, arguments, [], None, None, lineno=line)
-
-
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    if name not in _SPREADS | _ITERATES | _SHOWS | {"replace", "format", "indent"}:
-        return function
-    # Filters that get the environment or the context have it before the value.
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        value, rest = given[first], given[first + 1 :]
-        if name in _ITERATES:
-            given[first] = value = _few(value)
-        if name in _SPREADS and any(isinstance(one, int) and one > MAX_WIDTH for one in (*rest, *kwargs.values())):
-            raise TemplateLimit(f"the template's filter {name} makes more than {MAX_WIDTH} of one")
-        if name == "indent":
-            width = rest[0] if rest else kwargs.get("width", 4)
-            _check_size(str(value).count("\n") * (len(width) if isinstance(width, str) else int(width)))
-        elif name == "replace" and len(rest) > 1:
-            _check_replace(str(value), *map(str, rest[:2]))
-        elif name == "format":
-            _check_format(str(value), [*rest, *kwargs.values()])
-        elif name == "join":
-            _check_join(value, rest[0] if rest else kwargs.get("d", ""))
-        elif name in _SHOWS:
-            _weigh(value)
-        return function(*given, **kwargs)
-
-    return guarded
-
-
-def _few(value: Any) -> Any:
-    """The value, if there are not too many items in it; what has no length is read into a list."""
-    if hasattr(value, "__len__"):
-        if len(value) > MAX_ITEMS:
-            raise _too_long()
-        return value
-    if not hasattr(value, "__iter__") or isinstance(value, jinja2.Undefined):
-        return value
-    items = list(itertools.islice(value, MAX_ITEMS + 1))
-    if len(items) > MAX_ITEMS:
-        raise _too_long()
-    return items
-
-
-def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if isinstance(owner, bytes | bytearray | memoryview | int) and name not in ("decode", "bit_length", "is_integer"):
-        raise TemplateLimit(f"templates have no {type(owner).__name__}.{name}")
-    if not isinstance(owner, str):
-        return
-    if name == "replace" and len(args) > 1:
-        _check_replace(owner, str(args[0]), str(args[1]))
-    elif name == "join" and args:
-        if not hasattr(args[0], "__len__"):
-            raise TemplateLimit("templates join lists and texts only")
-        _check_join(args[0], owner)
-    elif name in ("format", "format_map"):
-        if _NESTED_FORMAT.search(owner):
-            raise TemplateLimit("templates have no formats inside formats")
-        _check_format(owner, [*args, *kwargs.values()])
-    elif name in _PADS and any(isinstance(one, int) and one > MAX_WIDTH + len(owner) for one in args):
-        raise TemplateLimit(f"the template pads a text by more than {MAX_WIDTH}")
-    elif name in ("split", "rsplit", "splitlines"):
-        separator = args[0] if args and isinstance(args[0], str) and args[0] else None
-        parts = owner.count(separator) if separator else sum(map(owner.count, (" ", "\n", "\t", "\r")))
-        if parts > MAX_ITEMS:
-            raise _too_long()
-    elif name in ("translate", "maketrans", "expandtabs"):
-        raise TemplateLimit(f"templates have no str.{name}")
-
-
-def _check_product(left: Any, right: Any) -> None:
-    for sized, times in ((left, right), (right, left)):
-        if hasattr(sized, "__len__") and isinstance(times, int):
-            if len(sized) * times > (MAX_CHARACTERS if isinstance(sized, str) else MAX_ITEMS):
-                raise _too_long()
-            return
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
-        raise TemplateLimit("the template computes with numbers that are too large")
-
-
-def _check_format(form: str, values: Any) -> None:
-    if _WIDE_PERCENT.search(form) or _WIDE_BRACES.search(form):
-        raise TemplateLimit("the template formats with a width that is too large")
-    _check_size(len(form) + max(1, form.count("%") + form.count("{")) * _weigh(values))
-
-
-def _check_replace(text: str, old: str, new: str) -> None:
-    _check_size(len(text) + text.count(old) * len(new))
-
-
-def _check_join(parts: Any, separator: Any) -> None:
-    if hasattr(parts, "__len__"):
-        _check_size(_weigh(parts) + len(parts) * len(str(separator)))
-
-
-def _check_size(characters: int) -> None:
-    if characters > MAX_CHARACTERS:
-        raise _too_long()
-
-
-def _weigh(value: Any) -> int:
-    """Least number of characters that showing a value takes.
-
-    Raises:
-        TemplateLimit: more than any text may have.
-    """
-    if isinstance(value, str):
-        return len(value)
-    total, nodes, pending = 0, 0, [value]
-    while pending:
-        one = pending.pop()
-        nodes += 1
-        if isinstance(one, str):
-            total += len(one)
-        elif isinstance(one, Mapping):
-            pending.extend(one.keys())
-            pending.extend(one.values())
-        elif isinstance(one, list | tuple | KeysView | ValuesView | ItemsView):
-            pending.extend(one)
-        elif isinstance(one, Namespace):
-            raise TemplateLimit("templates do not show namespaces")
-        if total > MAX_CHARACTERS or nodes > MAX_ITEMS or len(pending) > MAX_ITEMS:
-            raise _too_long()
-    return total + nodes
-
-
-def _too_long() -> TemplateLimit:
-    return TemplateLimit(f"the template makes more than {MAX_CHARACTERS} characters or {MAX_ITEMS} items")
+        return super()._generate(Meter().visit(source), *args, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
 from troupellm.models.dialects.forced import calls_guide, calls_or
@@ -223,8 +223,10 @@ class Speaker:
             return ""
         if known is None:
             try:
-                text = self.template.render([{"role": "user", "content": "."}], add_generation_prompt=True, **kwargs)
-            except InvalidRequest:  # what the request itself will be told
+                with self.template.brief():
+                    chat = [{"role": "user", "content": "."}]
+                    text = self.template.render(chat, add_generation_prompt=True, **kwargs)
+            except (InvalidRequest, HeavyTemplate):  # what the request itself will be told
                 text = ""
             known = text[-256:]
             if len(self._openings) >= _MOST_OPENINGS:

@@ -1,15 +1,21 @@
 """Chat templates that want too much: refused by a count of steps or characters, never by running out of something."""
 
+import json
 import resource
 
+import jinja2
 import pytest
 
-from troupellm.models import template_sandbox
-from troupellm.models.chat_template import ChatTemplate
+from troupellm.models import chat_template, template_costs, template_sandbox, template_sizes
+from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.template_meter import TemplateLimit
+from troupellm.models.template_sandbox import Sandbox
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 USER = [{"role": "user", "content": "hi"}]
+DOUBLED = "{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+DOUBLED_TUPLES = "{% set n = namespace(x=(0,)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
 LATER = "{% if messages | length > 1 %}"
 """Not when it is tried at load, with one message."""
 
@@ -61,12 +67,68 @@ GREEDY = {
     "parts without end": "{{ ('a ' * 4000000).split() | length }}",
     "letters as a list": "{{ ('a' * 8000000) | list | length }}",
 }
+OPERATIONS = {
+    "sorts": "{% set a = range(100000)|list * 5 %}" + "{% set b = a|sort(reverse=true) %}" * 12,
+    "a loop of sorts": "{% set a = range(9999)|list %}{% for i in range(9) %}{% set b = a|sort|sort %}{% endfor %}",
+    "unique items": "{% set a = range(9999)|list %}{% for i in range(31) %}{% set b = a|unique|list %}{% endfor %}",
+    "a precise round": "{{ 1|round(3000000, 'ceil') }}",
+    "a round without end": "{{ 1|round(1000000000, 'ceil') }}",
+    "a round to tens": "{% set x = 1 %}{{ x|round(-3000000) }}",
+    "rfind": "{{ ('a' * 120000).rfind('ab' + 'a' * 60000) }}",
+    "rindex": "{{ ('a' * 120000).rindex('ab' + 'a' * 60000) }}",
+    "rsplit": "{{ ('a' * 120000).rsplit('ab' + 'a' * 60000) }}",
+    "rpartition": "{{ ('a' * 120000).rpartition('ab' + 'a' * 60000) }}",
+    "strip": "{{ ('a' * 120000).strip('é' * 60000 + 'a') }}",
+    "trim": "{{ ('a' * 120000) | trim('é' * 60000 + 'a') }}",
+    "big copies": "{% set a = 'a' * 9000000 %}" + "{% set b = a.upper() %}" * 40,
+    "slices of a text": "{% set a = 'a' * 9000000 %}{% for i in range(40) %}{% set b = a[1:] %}{% endfor %}",
+    "slices of a list": "{% set a = range(99999)|list %}{% for i in range(40) %}{% set b = a[1:] %}{% endfor %}",
+    "equal texts": "{% set a = 'a' * 9000000 %}{% set b = 'a' * 9000000 %}" + "{% set c = a == b %}" * 40,
+    "equal texts by a test": "{% set a = 'a' * 9000000 %}" + "{% set c = a is eq(a) %}" * 40,
+    "texts searched": "{% set a = 'a' * 9000000 %}" + "{% set c = 'b' in a %}" * 40,
+    "lists searched": "{% set a = range(9999)|list %}" + "{% set c = -1 in a %}" * 40,
+    "prefixes": "{% set a = 'a' * 9000000 %}" + "{% set c = a.startswith(a) %}" * 40,
+    "words": "{{ ('a ' * 8000000) | title | length }}",
+    "a long number": "{{ ('9' * 16000000) | float }}",
+    "lists in lists compared": DOUBLED + "{% set a = n.x %}" + DOUBLED + "{{ a == n.x }}",
+    "lists in lists as an error": DOUBLED + "{{ raise_exception(n.x) }}",
+    "tuples in tuples as a key": DOUBLED_TUPLES + "{{ {n.x: 1} | length }}",
+    "tuples in tuples looked up": DOUBLED_TUPLES + "{{ {}[n.x] }}",
+    "tuples in tuples as a member": DOUBLED_TUPLES + "{{ n.x in {} }}",
+    "tuples in tuples made unique": DOUBLED_TUPLES + "{{ [n.x] | unique | list | length }}",
+    "a tuple deeper than the stack": (
+        "{% set n = namespace(x=()) %}{% for i in range(9999) %}{% set n.x = (n.x,) %}{% endfor %}{{ {n.x: 1} }}"
+    ),
+    "lists added up": "{{ range(99999) | batch(1) | list | sum(start=[]) | length }}",
+    "a replace by name": "{{ ('x' * 1000000) | replace(new='y' * 1000000, old='x') }}",
+    "an indent by name": "{{ ('a\n' * 1000000) | indent(first=true, width=1000) }}",
+    "an indent by another line end": "{{ ('a\r' * 1000000) | indent(900) | length }}",
+    "a field many times": "{{ ('%(x)999d' * 100000) % {'x': 1} }}",
+    "a format that is never closed": "{% set a = ('%(' * 999999) % 1 %}{{ 'x' * 999999999 }}",
+    "braces with many digits": "{{ ('{' ~ '1' * 999999 ~ '}').format(1) }}",
+    "lists in lists as a format": DOUBLED + "{{ n.x | format(1) }}",
+    "many braces": "{{ ('{}' * 999999).format(1) }}",
+    "a name in a name": "{{ '%(a(b))999999d' % {'a(b)': 1} }}",
+    "deep JSON laid out": (
+        "{% set n = namespace(x=0) %}{% for i in range(150) %}{% set n.x = [n.x, 1, 2] %}{% endfor %}"
+        "{{ n.x | list | tojson(indent=1000) }}"
+    ),
+    "JSON with separators": "{{ range(9999) | list | tojson(separators=('x' * 100000, 'y')) | length }}",
+    "arguments": "{% set a = range(99999) | list %}" + "{% set c = cycler(*a) %}" * 40,
+    "a large integer": "{{ ('f' * 1000000) | int(0, 16) }}",
+}
+ABSENT = {
+    "wordwrap": "{{ ('a' * 1000000) | wordwrap(1) }}",
+    "autoescape": "{% autoescape 1|round(3000000, 'ceil') %}{% endautoescape %}",
+}
+UNNAMED = ["'a'.encode", "'a'.expandtabs", "dict.fromkeys", "(1).to_bytes", "''.maketrans", "range"]
+"""Methods that templates do not have, but the last."""
 
 
 @pytest.fixture
 def _few_steps(monkeypatch):
     """Counting to the real limit takes half a second."""
-    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 20_000)
+    monkeypatch.setattr(template_sandbox, "MAX_COST", 20_000_000)
 
 
 def template(text: str) -> ChatTemplate:
@@ -91,6 +153,87 @@ def test_what_shows_only_later_is_the_requests_fault(text):
         loaded.render(USER * 2)
     assert caught.value.param == "messages"
     assert loaded.render(USER) == "fine", "the next rendering has its own limits"
+
+
+@pytest.mark.usefixtures("_few_steps")
+@pytest.mark.parametrize("text", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_operations_are_charged_by_what_they_work_on(text):
+    loaded = template(LATER + text + "{% endif %}fine")
+    refusals = "template (takes|makes|rounds|computes|nests|indents|formats)|templates sum"
+    with pytest.raises(InvalidRequest, match=refusals) as caught:
+        loaded.render(USER * 2)
+    assert isinstance(caught.value.__cause__, TemplateLimit)
+    assert loaded.render(USER) == "fine"
+
+
+@pytest.mark.parametrize(("name", "text"), ABSENT.items())
+def test_what_templates_do_not_have_is_refused_by_name_when_it_is_parsed(name, text):
+    with pytest.raises(ModelLoadError, match=name):
+        template(text)
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_methods_that_are_not_listed_are_refused_by_name(name):
+    method = name.split(".")[-1]
+    loaded = template("{% if messages | length > 1 %}{{ " + name + "(3) }}{% endif %}")
+    if name == "range":
+        assert loaded.render(USER * 2) == "range(0, 3)"
+        return
+    with pytest.raises(InvalidRequest, match=method):
+        loaded.render(USER * 2)
+
+
+@pytest.mark.parametrize("name", ["filters", "tests"])
+def test_everything_that_a_template_can_name_has_a_rule(name):
+    """Whatever jinja2 brings in its next version, templates do not have before somebody knows its cost."""
+    sandbox = Sandbox([])
+    listed = template_costs.FILTERS if name == "filters" else template_costs.TESTS
+    assert {one for one in getattr(sandbox, name) if not one.endswith("!")} == set(listed)
+    assert listed.keys() <= getattr(jinja2.Environment(), name).keys()
+
+
+def test_nothing_runs_when_a_template_is_compiled(monkeypatch):
+    def never(*given):
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(template_sizes, "_open", never)
+    monkeypatch.setattr(Sandbox, "call_binop", never)
+    monkeypatch.setattr(Sandbox, "call", never)
+    made = Sandbox([])
+    made.add_filter("tojson", never)
+    made.from_string("{{ 10 ** 10000000 }}{{ [1] * 9 }}{{ [1, 2] | tojson }}{{ 'a' ~ 'b' }}{{ 'a'.upper() }}")
+
+
+HOG = (
+    "{% set a = range(10000) | list %}{% if messages[0].content == 'hog' %}{% set b = a | sort %}{% endif %}"
+    "{{ messages[0].content }}"
+)
+
+
+def test_a_template_that_is_heavy_once_leaves_the_event_loop():
+    loaded, hog = template(HOG), [{"role": "user", "content": "hog"}]
+    with loaded.brief():
+        assert loaded.render(USER) == "hi"
+    assert loaded.render(hog) == "hog", "in a thread"
+    assert not loaded.heavy, "what happens in a thread holds nobody up"
+    with pytest.raises(HeavyTemplate), loaded.brief():
+        loaded.render(hog)
+    assert loaded.heavy
+    assert loaded.render(hog) == "hog"
+
+
+def test_a_template_is_heavy_by_the_clock_too(monkeypatch):
+    loaded = template("hi")
+    monkeypatch.setattr(chat_template, "HEAVY_SECONDS", -1.0)
+    loaded.render(USER)
+    assert not loaded.heavy
+    with loaded.brief():
+        assert loaded.render(USER) == "hi"
+    assert loaded.heavy
+
+
+def test_a_template_that_is_heavy_over_the_simplest_chat_is_so_from_the_start():
+    assert template("{% set a = range(10000) | list | sort %}hi").heavy
 
 
 def test_the_clock_ends_what_takes_few_steps(monkeypatch):
@@ -146,6 +289,31 @@ def test_what_templates_do_is_allowed():
     shown = template(text).render([*USER, {"role": "assistant", "content": "<think>x</think>\ny"}])
     assert "4 ababab a, b x=2024 year 2024: x a-   b ['user', 'assistant'] " in shown
     assert shown.endswith("y [0, 1, 2] 2 3 1024   a  ")
+
+
+def test_what_templates_of_families_do_besides_is_allowed():
+    """Seen in those of Llama, Qwen, Mistral, DeepSeek, GPT-OSS, GLM, Kimi, Gemma and GigaChat."""
+    text = (
+        "{%- set ns = namespace(flag=true, calls=[]) -%}"
+        "{%- for m in messages -%}{%- set ns.calls = ns.calls + [m.content.split('\n')] -%}"
+        "{%- for line in m.content.split('\n') if line.startswith(('a', 'h')) -%}{{ line.strip('\n') }};{%- endfor -%}"
+        "{{ loop.previtem.role if loop.previtem is defined }}{{ loop.first }}{{ namespace(a=ns).a.flag }}{%- endfor -%}"
+        "{%- set users = messages | selectattr('role', 'equalto', 'user') | list -%}{{ users | length }}"
+        "{{ messages | rejectattr('role', 'in', ['user']) | map(attribute='content') | join('|') }}"
+        "{%- if messages | selectattr('role', 'equalto', 'tool') -%}yes{%- endif -%}"
+        "{%- for k, v in {'b': 1, 'a': [1, none]} | dictsort -%}{{ k ~ '=' ~ (v | tojson) }}{%- endfor -%}"
+        "{%- for k, v in {'x': {'y': 1}}.items() -%}{{ k if v is mapping and v is not string }}{%- endfor -%}"
+        "{{ 'a<b>c'.rsplit('<b>', 1)[-1] }}{{ 'abc'.find('c') }}{{ 'role' in messages[0] }}{{ 'x' not in ['y'] }}"
+        "{{ ('<t>' in messages[0].content and true) }}{{ messages[-1]['content'][:1] }}{{ ' a '.rstrip() }}"
+        "{%- macro tag(n, a=none) -%}<{{ n }}{{ caller() if caller }}>{%- endmacro -%}"
+        "{%- call tag('x') -%}in{%- endcall -%}{%- set t -%}{{ tag('y') | upper }}{%- endset -%}{{ t }}"
+        "{{ (messages | length - 1) % 2 == 0 }}{{ 7 // 2 }}{{ [1, 2, 3][1:] | first }}{{ 3 | string | length }}"
+        "{{ {'a': 1} | items | list }}{{ messages[0].get('name', 'none') }}{{ dict(a=1, **{'b': 2}) }}{{ -1 }}"
+    )
+    messages = [*USER, {"role": "assistant", "content": "a\nb"}]
+    expected = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    expected.filters["tojson"] = json.dumps
+    assert template(text).render(messages) == expected.from_string(text).render(messages=messages)
 
 
 def test_long_chats_are_within_the_limits():
