@@ -1,6 +1,8 @@
 """Calls that a model must make, or must make well: guides from a dialect's syntax and each tool's schema."""
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,15 +13,22 @@ from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.tools import Tool, ToolUse
 
 Format = dict[str, Any]
+ThoughtPairs = Sequence[tuple[str, str]]
+"""Marks that open thoughts, each with the one that ends them."""
+_SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""What a regular expression must escape."""
 _NUMBER: Final = "[0-9]{1,4}"
 _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
 
-def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = True) -> GuideSpec | None:
+def calls_guide(
+    dialect: Dialect, use: ToolUse, *, after: str, marks: ThoughtPairs = (), thoughts: bool = True
+) -> GuideSpec | None:
     """What makes an answer call tools; None where it is left to the model.
 
     Args:
         after: the text that ends thinking, where the model thinks first.
+        marks: around the thoughts that may come first.
         thoughts: they may come first where they are a channel.
 
     Raises:
@@ -49,7 +58,7 @@ def calls_guide(dialect: Dialect, use: ToolUse, *, after: str, thoughts: bool = 
         format_ = found
     return GuideSpec(
         kind="structural_tag",
-        source=_source(format_),
+        source=_source(_behind_thoughts(format_, marks)),
         after=after,
         field="tools",
     )
@@ -66,6 +75,30 @@ def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
     return msgspec.structs.replace(guide, kind="structural_tag", source=_source(either))
 
 
+def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
+    """A guide for an answer that may begin with thoughts; None where it cannot be put behind others.
+
+    Args:
+        marks: around the thoughts.
+    """
+    plain = _format_of(guide)
+    if plain is None and guide.kind == "structural_tag":
+        tag = _loaded(guide)
+        plain = tag.get("format") if isinstance(tag, dict) else None
+    if not isinstance(plain, dict):
+        return None
+    return msgspec.structs.replace(guide, kind="structural_tag", source=_source(_behind_thoughts(plain, marks)))
+
+
+def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
+    """A form, or thoughts and then that: which of the two, the first token tells."""
+    if not marks:
+        return format_
+    tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
+    thoughts: Format = {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
+    return _sequence([thoughts, format_])
+
+
 def _format_of(guide: GuideSpec) -> Format | None:
     """A guide as part of a structural tag; None where it has no such form."""
     match guide.kind:
@@ -76,7 +109,8 @@ def _format_of(guide: GuideSpec) -> Format | None:
         case "regex":
             return {"type": "regex", "pattern": guide.source}
         case "choice":
-            return {"type": "or", "elements": [_text(value) for value in _loaded(guide)]}
+            words = "|".join(_SPECIAL.sub(r"\\\g<0>", word) for word in _loaded(guide))
+            return {"type": "regex", "pattern": f"(?:{words})"}
         case "grammar":
             return {"type": "grammar", "grammar": guide.source}
         case _:

@@ -9,7 +9,7 @@ import msgspec
 from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
-from troupellm.models.dialects.forced import calls_guide, calls_or
+from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import plan_of
@@ -45,6 +45,7 @@ class Voice:
         channel: str,
         guide: GuideSpec | None,
         after: str,
+        pairs: ThoughtPairs,
         show_thoughts: bool,
     ) -> None:
         self.kept_token_ids = tuple(sorted(special.values()))
@@ -52,7 +53,8 @@ class Voice:
         self.guide = guide
         """What makes the answer call tools."""
         self.after = after
-        """The text that ends thinking, where the answer may begin with it."""
+        """The text that ends thinking, where the answer begins with thoughts."""
+        self._pairs = pairs
         self.show_thoughts = show_thoughts
         self._dialect = dialect
         self._marks = marks
@@ -87,14 +89,21 @@ class Voice:
                 raise InvalidRequest(f"{guide.field} and tool_choice exclude each other", param=guide.field)
             if self._use.tools:
                 guide = calls_or(self._dialect, self._use, guide)
-            if self.after and not guide.after:
-                guide = msgspec.structs.replace(guide, after=self.after)
+            guide = self._behind_thoughts(guide)
         return msgspec.structs.replace(
             params,
             guide=guide,
             kept_token_ids=self.kept_token_ids or None,
             thinking=self.thinking if params.thinking is None else params.thinking,
         )
+
+    def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:
+        if self._pairs:
+            found = may_think(guide, self._pairs)
+            if found is not None:
+                return found
+        after = self.after or (self._pairs[0][1] if self._pairs else "")
+        return msgspec.structs.replace(guide, after=after) if after else guide
 
     def new_parser(self) -> Parser:
         """For one choice."""
@@ -162,9 +171,9 @@ class Speaker:
         """
         dialect = self.dialect if use.tools else self._thinking_only
         start, channel = self._start(prompt)
-        after = self._after(prompt, start)
+        after, pairs = self._after(prompt, start), self._pairs(prompt, start)
         effort = (prompt.template_kwargs or {}).get("reasoning_effort")
-        guide = calls_guide(self.dialect, use, after=after, thoughts=effort != "none")
+        guide = calls_guide(self.dialect, use, after=after, marks=pairs, thoughts=effort != "none")
         if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
             return None
         return Voice(
@@ -177,6 +186,7 @@ class Speaker:
             channel=channel,
             guide=guide,
             after=after,
+            pairs=pairs,
             show_thoughts=show_thoughts,
         )
 
@@ -235,16 +245,24 @@ class Speaker:
         return known
 
     def _after(self, prompt: ChatPrompt, start: Start) -> str:
-        """The text that ends thinking; empty where the answer begins at once."""
+        """The text that ends thinking; empty where the answer may begin at once."""
         if self.dialect.channels is not None:
             channels = self.dialect.channels
             return f"{channels.channel}final{channels.message}"
         thinking = self.dialect.thinking
         if thinking is None or start == "answer":
             return ""
-        if start == "thinking" or thinking.begins == "always" or _switched_on(thinking, prompt.template_kwargs or {}):
-            return thinking.closes[0]
-        return ""
+        return thinking.closes[0] if start == "thinking" or thinking.begins == "always" else ""
+
+    def _pairs(self, prompt: ChatPrompt, start: Start) -> ThoughtPairs:
+        """The marks around thoughts with which the answer may begin, and need not: models skip them, too."""
+        thinking = self.dialect.thinking
+        if thinking is None or self.dialect.channels is not None or start != "free" or thinking.begins == "always":
+            return ()
+        if not _switched_on(thinking, prompt.template_kwargs or {}):
+            return ()
+        last = len(thinking.closes) - 1
+        return [(mark, thinking.closes[min(index, last)]) for index, mark in enumerate(thinking.opens)]
 
 
 def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> Speaker:

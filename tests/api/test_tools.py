@@ -174,6 +174,19 @@ async def test_a_forced_call_that_is_cut_is_no_call_to_run(client):
         assert [call["arguments"] for call in calls] == arguments
 
 
+async def test_a_model_that_does_not_think_is_bound_all_the_same():
+    """The built-in model opens no thoughts by itself: form and calls hold from its first token."""
+    async with sdk(reasoning_parser="qwen3", tool_call_parser="hermes") as client:
+        schema = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
+        whole = (await client.chat.completions.create(**ASK, response_format=schema)).choices[0]
+        assert whole.finish_reason == "stop"
+        jsonschema.validate(json.loads(whole.message.content), SCHEMAS["add"])
+        choice = {"type": "function", "function": {"name": "add"}}
+        whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice=choice)).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        jsonschema.validate(json.loads(whole.message.tool_calls[0].function.arguments), SCHEMAS["add"])
+
+
 async def test_none_calls_none_and_allowed_tools_leaves_some(client):
     whole = (await client.chat.completions.create(**ASK, tools=TOOLS, tool_choice="none")).choices[0]
     assert whole.message.tool_calls is None

@@ -6,7 +6,7 @@ import pytest
 
 from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
 from troupellm.models.dialects.engine import Parser
-from troupellm.models.dialects.forced import calls_guide, calls_or
+from troupellm.models.dialects.forced import calls_guide, calls_or, may_think
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Channels
@@ -101,3 +101,46 @@ def test_an_answer_of_some_form_or_a_call(backend, tokenizer):
         assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))
         assert not fits(backend, tokenizer, either, written("hermes", "count", '{"n": true}'))
         assert not fits(backend, tokenizer, either, "Hello.")
+
+
+FORMS = [
+    GuideSpec(kind="json_schema", source=json.dumps({"type": "array", "items": {"type": "integer"}})),
+    GuideSpec(kind="choice", source='["[1, 2]", "no", "(\\\\d+)"]'),
+    GuideSpec(kind="regex", source=r"\[1, 2\]"),
+    GuideSpec(kind="grammar", source='start: "[1, " /2/ "]"'),
+    GuideSpec(kind="structural_tag", source='{"format": {"type": "const_string", "value": "[1, 2]"}}'),
+]
+
+
+@pytest.mark.parametrize("guide", FORMS, ids=lambda guide: guide.kind)
+@pytest.mark.parametrize("marks", [[("<think>", "</think>")], [("Hm:", "So:"), ("<think>", "</think>")]])
+def test_an_answer_of_some_form_perhaps_behind_thoughts(backend, tokenizer, guide, marks):
+    """A model that does not think is bound from the first token; one that thinks, behind its thoughts."""
+    made = may_think(guide, marks)
+    assert fits(backend, tokenizer, made, "[1, 2]")
+    for begin, end in marks:
+        assert fits(backend, tokenizer, made, f"{begin} one [two {end}[1, 2]")
+        assert not fits(backend, tokenizer, made, f"{begin} one {end}Hello.")
+        assert not fits(backend, tokenizer, made, f"{begin} one")
+    for text in ("Hello.", "", "one </think>[1, 2]", "[1, 2] Hello."):
+        assert not fits(backend, tokenizer, made, text), text
+
+
+def test_words_to_choose_from_are_texts_and_not_patterns(backend, tokenizer):
+    words = ["a.c", "(x|y)", "[z]", "1+1=2?", "\\d{2}$", "^-#&~ /", "new\nline", "é"]
+    made = may_think(GuideSpec(kind="choice", source=json.dumps(words)), [("<think>", "</think>")])
+    for word in words:
+        assert fits(backend, tokenizer, made, word), word
+    for text in ("abc", "x", "z", "11=2", "12", "a", "(x|y"):
+        assert not fits(backend, tokenizer, made, text), text
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "mistral"])
+def test_a_call_that_must_come_perhaps_behind_thoughts(name, backend, tokenizer):
+    use, marks = tool_use(TOOLS, "required"), [("<think>", "</think>")]
+    guide = calls_guide(dialect_named(name, "none"), use, after="", marks=marks)
+    call = written(name, "count", '{"n": 3}')
+    assert fits(backend, tokenizer, guide, call)
+    assert fits(backend, tokenizer, guide, f"<think>Hm.</think>{call}")
+    assert not fits(backend, tokenizer, guide, f"Hm.</think>{call}")
+    assert not fits(backend, tokenizer, guide, "<think>Hm.</think>")

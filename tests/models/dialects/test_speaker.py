@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from echo_worker import write_echo_model
 from recorded_dialects import TOOLS
@@ -48,8 +49,8 @@ def test_plain_models_are_not_parsed(speaker):
 @pytest.mark.parametrize(
     ("template", "kwargs", "after", "inside"),
     [
-        (SWITCHED, None, "</think>", None),
-        (SWITCHED, {"enable_thinking": True}, "</think>", None),
+        (SWITCHED, None, "", None),
+        (SWITCHED, {"enable_thinking": True}, "", None),
         (SWITCHED, {"enable_thinking": False}, "", False),
         (OPENED, None, "</think>", True),
     ],
@@ -58,6 +59,7 @@ def test_guides_wait_for_the_end_of_thoughts(speaker, template, kwargs, after, i
     voice = voice_of(speaker("hermes", "qwen3", template), template_kwargs=kwargs)
     params = voice.applied(SamplingParams(guide=GuideSpec(kind="json_object")))
     assert params.guide.after == after
+    assert (params.guide.kind == "structural_tag") is (inside is None)
     assert (params.thinking.start, params.thinking.end, params.thinking.open) == ("<think>", "</think>", inside)
 
 
@@ -70,7 +72,20 @@ def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
 def test_a_model_that_thinks_only_when_told_to(speaker):
     made = speaker("granite", "granite")
     assert voice_of(made).after == ""
-    assert voice_of(made, template_kwargs={"thinking": True}).after == "Here is my response:"
+    guide = GuideSpec(kind="json_object")
+    assert voice_of(made).applied(SamplingParams(guide=guide)).guide == guide
+    thinking = voice_of(made, template_kwargs={"thinking": True}).applied(SamplingParams(guide=guide)).guide
+    thoughts, plain = json.loads(thinking.source)["format"]["elements"]
+    marks = [(tag["begin"], tag["end"]) for tag in thoughts["tags"]]
+    assert marks[0] == ("Here is my thought process:", "Here is my response:")
+    assert marks[2] == ("<think>", "</think>")
+    assert plain == {"type": "json_schema", "json_schema": {"type": "object"}}
+
+
+def test_a_guide_that_cannot_stand_behind_others_waits_for_the_end_of_thoughts(speaker):
+    old = GuideSpec(kind="structural_tag", source='{"structures": [], "triggers": []}')
+    voice = voice_of(speaker("hermes", "qwen3"))
+    assert voice.applied(SamplingParams(guide=old)).guide == msgspec.structs.replace(old, after="</think>")
 
 
 def test_an_answer_that_is_continued_begins_where_it_was_left(speaker):
