@@ -115,14 +115,14 @@ async def test_openai_node(tmp_path):
 
 
 async def test_a_client_generated_from_the_openapi_document(tmp_path):
-    generator = ENVIRONMENT / "bin" / "openapi-python-client"
-    need(generator)
-    async with ready_process(None, small=False) as server:
+    need(ENVIRONMENT / "bin" / "openapi-python-client")
+    generator = (PYTHON, "-m", "openapi_python_client")
+    async with ready_process(None, "--files-dir", str(tmp_path / "files"), small=False) as server:
         async with server.client() as client:
             (tmp_path / "openapi.json").write_text((await client.get("/openapi.json")).text)
         made = tmp_path / "made"
         (tmp_path / "config.yaml").write_text("literal_enums: true\n")
-        command = [generator, "generate", "--path", tmp_path / "openapi.json", "--output-path", made, "--meta", "none"]
+        command = [*generator, "generate", "--path", tmp_path / "openapi.json", "--output-path", made, "--meta", "none"]
         command += ["--config", tmp_path / "config.yaml"]
         done = await anyio.run_process([str(part) for part in command], check=False, cwd=tmp_path)
         output = (done.stdout + done.stderr).decode()
@@ -130,6 +130,8 @@ async def test_a_client_generated_from_the_openapi_document(tmp_path):
         assert "Unable to" not in output, output
         seen = await run(tmp_path, PYTHON, SCRIPTS / "generated_client.py", server.url, "troupe-builtin")
     assert "68" in seen["chat"]
+    assert "68" in seen["response"] == seen["kept"] == seen["message"]
+    assert (seen["vectors"], seen["files"]) == ([True], [])
     assert seen["text"] != ""
     assert seen["models"] == ["troupe-builtin"]
     assert seen["tokens"] == seen["count"] > 0
