@@ -16,10 +16,18 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.guide_cache import GuideCache, GuideKey, key_of
 from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused
+from troupellm.actors.guide_turns import MOST_WAITING, Ticket, TooManyWaiting, Turns
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
 from troupellm.protocol.config import GuideConfig
-from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import (
+    EngineStopped,
+    InvalidRequest,
+    RateLimited,
+    RequestAborted,
+    RequestFailed,
+    TroupeError,
+)
 from troupellm.protocol.guide import BACKENDS, GuideProgram, GuideSpec
 from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
 from troupellm.protocol.output import OutputMessage
@@ -63,7 +71,7 @@ class Guide:
         self._warm = warm
         self._cache = GuideCache(config.guide_cache_bytes)
         self._compiling: dict[GuideKey, _Waiting] = {}
-        self._turn = anyio.Semaphore(compiler.parallel)
+        self._turns = Turns(compiler.parallel, clock)
         self._hits = self._compiles = self._refused = 0
         self._compile_seconds = 0.0
 
@@ -122,8 +130,15 @@ class Guide:
             self._hits += 1
             waiting[message.opened.request] = message
             return
+        try:
+            ticket = self._turns.queue(message.submitted.tenant, len(key.spec.source))
+        except TooManyWaiting:
+            self._refused += 1
+            text = f"{message.spec.field}: more than {MOST_WAITING} new ones of this client wait to be compiled"
+            _refuse(message, RateLimited(text))
+            return
         self._compiling[key] = {message.opened.request: message}
-        start(self._compile, key)
+        start(self._compile, key, ticket)
 
     def _key(self, spec: GuideSpec) -> GuideKey:
         config = self._config
@@ -134,11 +149,11 @@ class Guide:
         )
         return key_of(spec, BACKENDS[spec.backend] or BACKENDS[config.guide_backend] or DEFAULT_BACKEND)
 
-    async def _compile(self, key: GuideKey) -> None:
+    async def _compile(self, key: GuideKey, ticket: Ticket) -> None:
         """Compile once for all who wait, unless they leave before it begins."""
         waiting = self._compiling[key]
         try:
-            async with self._turn:
+            async with self._turns.turn(ticket):
                 if not waiting:
                     return
                 self._compiles += 1
