@@ -9,6 +9,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideKind, GuideSpec, backend_of
 
 _ONE_OF: tuple[GuideKind | str, ...] = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_OF_JSON = ("json_object", "json_schema", "structural_tag")
 MAX_CHOICES = 10_000
 
 
@@ -54,6 +55,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise InvalidRequest(
                 f"{field} has whitespace_pattern and disable_any_whitespace, which exclude each other", param=field
+            )
+        if self.whitespace_pattern is not None and kind not in _OF_JSON:
+            raise InvalidRequest(
+                f"{field}: whitespace_pattern is only supported for JSON, not beside {given[0]}",
+                param=field,
+                code="unsupported_parameter",
             )
         return GuideSpec(
             kind=kind,

@@ -96,6 +96,12 @@ def _structured_outputs(request: GenerationFields, after: str) -> GuideSpec | No
 def _old(request: GenerationFields, after: str) -> GuideSpec | None:
     given = {name: getattr(request, name) for name in _OLD_NAMES if getattr(request, name) not in (None, False)}
     if not given:
+        if request.guided_whitespace_pattern is not None:
+            raise InvalidRequest(
+                "guided_whitespace_pattern is only supported beside guided_json",
+                param="guided_whitespace_pattern",
+                code="unsupported_parameter",
+            )
         return None
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} exclude each other", param=next(iter(given)))

@@ -20,6 +20,12 @@ _CONTAINERS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 WHITESPACE: Final = r"\r?\n[ \t]{0,40}|[ \t]{1,4}"
 """Between the tokens of JSON: a new line with its indentation, or a little room. Without a bound a weak model stays
 here until its last token."""
+_WHITE_ONE: Final = r"[ \t\r\n]|\\[ntrs]|\\x20|\\x0[9aAdD]"
+_WHITE_CLASS: Final = re.compile(rf"\[(?:{_WHITE_ONE})+\]")
+_WHITE: Final = re.compile(
+    rf"(?:{_WHITE_ONE}|{_WHITE_CLASS.pattern}|\((?:\?:)?|[)|*+?]|\{{[0-9]{{1,4}}(?:,[0-9]{{0,4}})?\}})*"
+)
+"""Patterns whose letters are all white space."""
 OPTIONS: Final = "x-guidance"
 _MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -80,7 +86,19 @@ def json_options(spec: GuideSpec) -> dict[str, Any]:
     """llguidance's options for JSON."""
     if not spec.any_whitespace:
         return {"whitespace_flexible": False}
-    return {"whitespace_pattern": spec.whitespace_pattern or WHITESPACE}
+    return {"whitespace_pattern": _white(spec.whitespace_pattern) if spec.whitespace_pattern else WHITESPACE}
+
+
+def _white(pattern: str) -> str:
+    """A pattern of white space as JSON has it.
+
+    Raises:
+        GuideError: it may match something else.
+    """
+    if not _WHITE.fullmatch(pattern):
+        raise GuideError(r"whitespace_pattern must match nothing but white space: spaces, \n, \r, \t and \s")
+    inside = _WHITE_CLASS.sub(lambda found: found[0].replace(r"\s", r" \t\r\n"), pattern)
+    return inside.replace(r"\s", r"[ \t\r\n]")
 
 
 def _finite(text: str) -> float:
