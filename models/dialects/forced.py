@@ -66,9 +66,9 @@ def calls_guide(
 
 def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
     """A guide for the answer, with calls of the tools on offer instead where the model wants that."""
-    plain = _format_of(guide)
-    if plain is None or dialect.calls is None:
+    if dialect.calls is None:
         return guide
+    plain = _format_of(guide) or _inner_format(guide)
     written, syntax = _written(dialect)
     tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict) for tool in use.tools]
     either = {"type": "or", "elements": [_required(written, tags, parallel=use.parallel), plain]}
@@ -97,6 +97,18 @@ def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
     tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
     thoughts: Format = {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
     return _sequence([thoughts, format_])
+
+
+def _inner_format(guide: GuideSpec) -> Format:
+    """What a structural tag is made of. Raises InvalidRequest: the older form, which has no such part."""
+    tag = _loaded(guide)
+    found = tag.get("format") if isinstance(tag, dict) else None
+    if not isinstance(found, dict):
+        raise InvalidRequest(
+            f"{guide.field}: beside tools a structural tag must have a format", param=guide.field,
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return found
 
 
 def _format_of(guide: GuideSpec) -> Format | None:

@@ -243,6 +243,22 @@ def test_triggers_in_free_text(library, tokenizer):
             assert not library.matcher(made).accept(tokenizer.encode(text, add_special_tokens=False)), text
 
 
+@pytest.mark.parametrize("pattern", [" ", "[ ]?", r"\s*", r"[\n\t ]{0,3}", r"(?:\r?\n|[\s])*", "( |\t)+"])
+def test_patterns_of_white_space(library, tokenizer, pattern):
+    spec = GuideSpec(kind="json_schema", source='{"type": "array"}', whitespace_pattern=pattern)
+    text = program_text(spec, "llguidance", 64, {})
+    assert library.matcher(GuideProgram(backend="llguidance", text=text)).accept(
+        tokenizer.encode("[", add_special_tokens=False)
+    )
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]*", "[*]", ".", "x?", "[ -a]", r"[^\S]", r"\w", "[ ]|,", r"\x21", " {"])
+def test_patterns_of_more_than_white_space_are_refused(pattern):
+    spec = GuideSpec(kind="json_schema", source='{"type": "array"}', whitespace_pattern=pattern)
+    with pytest.raises(GuideError, match="whitespace_pattern must match nothing but white space"):
+        program_text(spec, "llguidance", 64, {})
+
+
 def test_ten_thousand_choices(library, tokenizer, helper):
     choices = [f"item-{number:05d}" for number in range(10_000)]
     crowd = Crowd(library, tokenizer, helper)

@@ -109,6 +109,9 @@ def test_options():
             {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
             "structured_outputs",
         ),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs"),
+        ({"guided_choice": ["a"], "guided_whitespace_pattern": " "}, "guided_choice"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json"),
         ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "guided_json"),
         (

@@ -14,6 +14,7 @@ from troupellm.models.guides.backends import make_backend, program_text
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.dialect import assemble
+from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.tools import tool_use
 
@@ -89,12 +90,29 @@ def test_a_strict_tool_is_called_well_or_not_at_all(name: str, backend, tokenize
     assert not fits(backend, tokenizer, guide, written(name, "count", '{"m": 3}'))
 
 
+def test_a_free_answer_with_tags_or_a_call(backend, tokenizer):
+    tag = {"type": "tag", "begin": "<x>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</x>"}
+    source = json.dumps({"format": {"type": "triggered_tags", "triggers": ["<x>"], "tags": [tag]}})
+    either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), GuideSpec(kind="structural_tag", source=source))
+    assert fits(backend, tokenizer, either, "See <x>1</x> there")
+    assert not fits(backend, tokenizer, either, "See <x>a</x> there")
+    assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))
+
+
+def test_an_older_tag_beside_tools_is_refused_by_name():
+    old = GuideSpec(kind="structural_tag", source='{"structures": [], "triggers": ["<"]}', field="response_format")
+    with pytest.raises(InvalidRequest) as refused:
+        calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), old)
+    assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_parameter")
+
+
 def test_an_answer_of_some_form_or_a_call(backend, tokenizer):
     for guide in (
         GuideSpec(kind="json_schema", source=json.dumps({"type": "array", "items": {"type": "integer"}})),
         GuideSpec(kind="choice", source='["[1, 2]", "no"]'),
         GuideSpec(kind="regex", source=r"\[1, 2\]"),
         GuideSpec(kind="grammar", source='start: "[1, " /2/ "]"'),
+        GuideSpec(kind="structural_tag", source='{"format": {"type": "const_string", "value": "[1, 2]"}}'),
     ):
         either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), guide)
         assert fits(backend, tokenizer, either, "[1, 2]")
