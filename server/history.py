@@ -8,12 +8,15 @@ from troupellm.models.call_arguments import CallArguments
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatMessage, ToolFields
 from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolChoiceBody
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.tools import MAX_TOOLS, ToolUse, tool_use
 
 MAX_MESSAGES = 10_000
 INLINE_TOOLS = 16
 INLINE_LETTERS = 32_768
-"""Of arguments in past calls."""
+"""Of arguments in past calls, and of schemas."""
+_PART_LETTERS = 8
+"""What a part of a schema counts for, beside its texts."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -46,10 +49,33 @@ def tool_use_of(request: ToolFields, *, automatic: bool = True) -> ToolUse:
 
 
 def has_long_tools(request: ToolFields, messages: Sequence[ChatMessage]) -> bool:
-    """Whether reading what it says about tools takes more than a millisecond."""
+    """Whether reading what it says about tools, and about the form of the answer, takes more than a millisecond."""
+    functions = [tool.function for tool in request.tools or () if tool.function is not None]
+    schemas = [text for function in functions for text in (function.description, function.parameters)]
+    forms = [request.response_format, request.structured_outputs, request.guided_json, request.guided_choice]
+    if _are_long([*schemas, *forms, request.guided_grammar, request.guided_regex]):
+        return True
     calls = [call.function.arguments for message in messages for call in message.tool_calls or ()]
     lengths = [len(text) if isinstance(text, str) else INLINE_LETTERS for text in calls]
     return len(request.tools or ()) > INLINE_TOOLS or sum(lengths) > INLINE_LETTERS
+
+
+def _are_long(values: Sequence[Any]) -> bool:
+    """Whether plain values have more than `INLINE_LETTERS` together; no more of them is looked at."""
+    waiting, letters = list(values), 0
+    while waiting and letters <= INLINE_LETTERS:
+        value = waiting.pop()
+        letters += _PART_LETTERS
+        if isinstance(value, str):
+            letters += len(value)
+        elif isinstance(value, Mapping):
+            letters += sum(map(len, value))
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value[:INLINE_LETTERS]
+        elif isinstance(value, StructuredOutputsParams):
+            waiting += [value.json, value.regex, value.choice, value.grammar, value.structural_tag]
+    return letters > INLINE_LETTERS
 
 
 def plain_tools(tools: Sequence[ToolBody] | None) -> list[dict[str, Any]]:

@@ -9,9 +9,12 @@ from troupellm.models.dialects.source import NotACall, Reading, Source, literal,
 
 _STOP: Final = re.compile(r"""['"\[\](){},]""")
 _PLAIN: Final = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
+_RUN: Final = re.compile(r"""(?:[^'"\[\](){},]+|'[^'\\]*'|"[^"\\]*")+""")
+"""Texts that are complete and hold no escapes, and what stands between them."""
 _KEY: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.*)", re.DOTALL)
 _PARTNER: Final = {")": "(", "]": "[", "}": "{"}
 _MOST_NESTED: Final = 32
+_MOST_ARGUMENTS: Final = 256
 _LONGEST_VALUE: Final = 64 * 1024
 
 _TOKEN: Final = re.compile(
@@ -69,7 +72,7 @@ def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
     """From behind the opening bracket to the closing one; each argument is shown when it is complete."""
     position = 0
     while True:
-        text, end = yield from _argument(source)
+        text, end = ("", "") if position == _MOST_ARGUMENTS else (yield from _argument(source))
         if position == 0:
             if end == "":
                 raise NotACall
@@ -105,6 +108,12 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
             length += len(parts[-1])
             quote = ""
             continue
+        run = _RUN.match(source.text, source.pos)
+        if run is not None and length + len(run[0]) <= _LONGEST_VALUE:
+            parts.append(source.take(len(run[0])))
+            length += len(run[0])
+            if source.pos == len(source.text):
+                continue
         match = _STOP.search(source.text, source.pos)
         end = len(source.text) if match is None else match.start()
         plain = source.take(min(end - source.pos, _LONGEST_VALUE + 1 - length))

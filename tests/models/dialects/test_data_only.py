@@ -162,3 +162,27 @@ def test_no_two_calls_have_the_same_id():
     calls = read("kimi_k2", text + "<|tool_calls_section_end|>")[0].tool_calls
     assert len({found.id for found in calls}) == len(calls) == 4
     assert calls[0].id == "functions.now:1"
+
+
+def test_more_arguments_than_any_function_has_are_text():
+    """Reading each costs time: what is behind them is handed on as it is."""
+    text = "[get_weather(" + "a=1," * 1000 + "b=2)]"
+    message, whole = read("pythonic", text)
+    (call,) = message.tool_calls
+    assert not whole
+    assert call.arguments.count('"a": 1') == 256
+    assert call.arguments.count("a=1") == 1000 - 256
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'a,b' 'c)' x", "'a,b' 'c)' x"),
+        ("['a]', \"b'\", 'c\\'d', {'x': ')'}]", ["a]", "b'", "c'd", {"x": ")"}]),
+        ("'" + "x," * 20_000 + "'", "x," * 20_000),
+    ],
+)
+def test_texts_end_where_their_quotes_do(text: str, value: object):
+    message, whole = read("pythonic", f"[get_weather(city={text}, days=2)]")
+    assert json.loads(message.tool_calls[0].arguments) == {"city": value, "days": 2}
+    assert whole

@@ -1,0 +1,42 @@
+"""What is read on the event loop, and what is too long for it."""
+
+import msgspec
+import pytest
+
+from troupellm.protocol.openai import ChatRequest
+from troupellm.server.history import INLINE_LETTERS, INLINE_TOOLS, has_long_tools
+
+MESSAGES = [{"role": "user", "content": "x" * 2 * INLINE_LETTERS}]
+LONG_TEXT = {"type": "object", "properties": {"a": {"enum": ["x" * INLINE_LETTERS]}}}
+LONG_LIST = {"enum": list(range(INLINE_LETTERS // 8))}
+LONG_NAMES = {"properties": {f"name of a property {number}": True for number in range(2000)}}
+
+
+def is_long(**fields: object) -> bool:
+    request = msgspec.convert({"messages": MESSAGES} | fields, ChatRequest)
+    return has_long_tools(request, request.messages)
+
+
+def tool(schema: object = None, **more: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema} | more}
+
+
+def test_short_ones_are_read_at_once():
+    assert not is_long()
+    assert not is_long(tools=[tool({"type": "object", "properties": {"a": {"type": "string"}}})] * INLINE_TOOLS)
+    assert not is_long(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}})
+
+
+@pytest.mark.parametrize("schema", [LONG_TEXT, LONG_LIST, LONG_NAMES], ids=["text", "list", "names"])
+def test_schemas_count_by_what_they_hold(schema: object):
+    assert is_long(tools=[tool(schema)])
+    assert is_long(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    assert is_long(structured_outputs={"json": schema})
+    assert is_long(guided_json=schema)
+
+
+def test_so_do_descriptions_choices_and_many_tools():
+    assert is_long(tools=[tool(description="x" * INLINE_LETTERS)])
+    assert is_long(guided_choice=["yes"] * INLINE_LETTERS)
+    assert is_long(tools=[tool({})] * (INLINE_TOOLS + 1))
+    assert is_long(tools=[tool({"description": "x" * (INLINE_LETTERS // 8)})] * 8)
