@@ -28,12 +28,18 @@ _SPECIAL = b"\xff"
 _PLAINER = (
     ("NoExtensionBias", "no output can fit it"),
     ("regex parse error:", "pattern:"),
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "oneOf is only supported where its schemas exclude each other; use anyOf",
+    ),
     ("min/maxProperties only", "minProperties and maxProperties are only"),
     ("Pointer '", "$ref: pointer '"),
     ("invalid multiple of", "multipleOf must be above 0"),
     ("schema must be an object or boolean", "each schema, in items too, must be an object or a boolean"),
 )
 """Texts of llguidance that do not name the keyword."""
+_IN_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| .*)?")
+"""Of a schema within a grammar that was made for it: the place there, what is wrong, and lines of that grammar."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
@@ -180,6 +186,9 @@ def _fill_one(matcher: LLMatcher, masks: Masks, index: int) -> float:
 def reason(error: str) -> str:
     """The first lines of llguidance's error: behind them it shows its own state."""
     head = " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())
+    inner = _IN_SCHEMA.fullmatch(head)
+    if inner is not None:
+        head = inner[1]
     unsupported = _UNSUPPORTED.search(head)
     if unsupported is not None:
         keywords = ", ".join(re.findall(r'"([^"]*)"', unsupported[1]))

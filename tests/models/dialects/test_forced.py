@@ -10,6 +10,7 @@ from troupellm.models.dialects.forced import calls_guide, calls_or, may_think
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Channels
+from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.backends import make_backend, program_text
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer import Tokenizer
@@ -162,3 +163,33 @@ def test_a_call_that_must_come_perhaps_behind_thoughts(name, backend, tokenizer)
     assert fits(backend, tokenizer, guide, f"<think>Hm.</think>{call}")
     assert not fits(backend, tokenizer, guide, f"Hm.</think>{call}")
     assert not fits(backend, tokenizer, guide, "<think>Hm.</think>")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"properties": {"a": {"pattern": "("}}}, "pattern: ( ^ error: unclosed group"),
+        ({"properties": {"a": {"$ref": "#/nope"}}}, "$ref: pointer '/nope' does not exist"),
+        (
+            {"oneOf": [{"required": ["a"]}, {}]},
+            "oneOf is only supported where its schemas exclude each other; use anyOf",
+        ),
+        ({"properties": {"a": {"type": "no"}}}, "Invalid type: no"),
+        ({"properties": {"a": {"contains": {}}}}, "the keyword contains is not supported"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said_without_the_grammar_around_it(parameters, said, backend):
+    tools = [*TOOLS, {"function": {"name": "bad", "parameters": parameters, "strict": True}}]
+    guide = calls_guide(dialect_named("hermes", "none"), tool_use(tools, "required"), after="")
+    with pytest.raises(GuideError) as refused:
+        backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
+    assert str(refused.value) == said
+
+
+def test_thousands_of_words_or_a_call(backend, tokenizer):
+    words = [f"a rather long word, number {number:05d}" for number in range(6000)]
+    guide = GuideSpec(kind="choice", source=json.dumps(words))
+    either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), guide)
+    assert len(either.source) < 1.2 * len(guide.source)
+    assert fits(backend, tokenizer, either, words[4321])
+    assert not fits(backend, tokenizer, either, words[4321][:-1])
