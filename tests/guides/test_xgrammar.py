@@ -66,6 +66,7 @@ async def test_without_it_a_request_that_names_it_is_refused(tiny_engine):
 
 
 @needs_xgrammar
+@pytest.mark.slow
 def test_the_corpus_as_far_as_it_goes(library: GuideLibrary, tokenizer, helper):
     served = []
     for name, schema in corpus():
@@ -112,6 +113,7 @@ def test_every_kind(library: GuideLibrary, tokenizer, helper, kind, source, patt
 
 @needs_xgrammar
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_it_is_chosen_per_request_and_per_server(tiny_engine):
     spec = GuideSpec(kind="regex", source="[ab]{2,4}c")
     async with tiny_engine(guide_backend="xgrammar", guide_timeout=30.0) as engine:
