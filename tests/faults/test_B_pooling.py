@@ -150,7 +150,7 @@ async def test_B12_models(tiny_engine):
 async def test_B15_tasks_of_other_engines_are_refused_by_name(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for task in ("token_embed", "token_classify", "plugin", "embed&token_classify"):
-            response = await attacked.client.post("/pooling", json={"input": "Hi", "task": task})
+            response = await attacked.client.post("/pooling", json={"model": "tiny", "input": "Hi", "task": task})
             error = response.json()["error"]
             assert (response.status_code, error["param"], error["code"]) == (400, "task", "unsupported_parameter")
             assert task in error["message"]
