@@ -6,6 +6,7 @@ nobody has told how a right request looks there. All of it is slow; `make test` 
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,7 +54,8 @@ COUNTING = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
 HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "modalities", "functions", "function_call"}
 """Fields of any form that some routes do something with."""
 OWN_ERRORS = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
-LEAKS = re.compile(r"Traceback|File \"|/work/|site-packages|object at 0x|msgspec\.|troupellm\.")
+HERE = str(Path(__file__).resolve().parents[2])
+LEAKS = re.compile(rf"Traceback|File \"|{re.escape(HERE)}|site-packages|object at 0x|msgspec\.|troupellm\.")
 SAMPLE = 200
 JSON = {"content-type": "application/json"}
 
