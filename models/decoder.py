@@ -4,15 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import PackedLinear, best_rows, linear, pack
+from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.kernels.rms_norm import add_rms_norm
 from troupellm.models.checkpoint import WeightSource
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.hf_config import DecoderConfig
-from troupellm.models.layers import DecoderLayer, KVPair
+from troupellm.models.layers.attention import Angles, KVPair
+from troupellm.models.layers.block import DecoderLayer
+from troupellm.models.layers.norm import take_norm
 from troupellm.models.rope import rope_tables
 
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
 SCORE = "score.weight"
 
 
@@ -29,7 +31,7 @@ class Decoder:
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
         self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
-        self.norm = source.take(FINAL_NORM, (config.hidden_size,))
+        self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None
         self.score: PackedLinear | None = None
         """Of a classifier."""
@@ -37,7 +39,14 @@ class Decoder:
             self.head = pack(self.embedding if config.tie_word_embeddings else source.take(HEAD, shape))
         elif config.head == "score":
             self.score = pack(source.take(SCORE, (config.num_labels, config.hidden_size)))
-        self.cos, self.sin = rope_tables(config.rope, config.head_dim, max_model_len, self.embedding.dtype)
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
+        self.tables = [
+            rope_tables(rope, config.rotary_dim or config.head_dim, max_model_len, self.embedding.dtype)
+            for rope in kinds
+        ]
+        """Cosines and sines by position, of every kind of rotation that a layer has."""
+        self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """Run the flat batch through all layers.
@@ -49,26 +58,37 @@ class Decoder:
             hidden states [logits, hidden] of the tokens that logits are wanted for, after the final norm.
         """
         token_ids, positions = batch.token_ids, batch.positions
-        missing = best_rows(self.layers[0].attention.qkv, token_ids.shape[0]) - token_ids.shape[0]
+        missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
-        angles = self.cos[positions], self.sin[positions]
+        angles = self._angles(positions)
         update = functional.embedding(token_ids, self.embedding)
+        if self.config.embedding_scale != 1.0:
+            update.mul_(self.config.embedding_scale)
         if batch.inputs is not None:
             places, values = batch.inputs
             update[places] = values.to(update.dtype)
         residual = torch.zeros_like(update)
-        for layer, cache in zip(self.layers[:-1], caches, strict=False):
-            update, residual = layer(update, residual, batch, angles, cache)
+        for layer, turns, cache in zip(self.layers[:-1], angles, caches, strict=False):
+            update, residual = layer(update, residual, batch, turns, cache)
         # After the last keys and values are written, only the tokens that logits are wanted for matter.
-        update, residual = self.layers[-1](update, residual, batch, angles, caches[-1], batch.logit_tokens)
+        update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], batch.logit_tokens)
         return add_rms_norm(update, residual, self.norm, self.config.rms_norm_eps)
+
+    def _angles(self, positions: Tensor) -> list[Angles | None]:
+        """Of each layer's rotation, at the batch's positions."""
+        found = [(cos[positions], sin[positions]) for cos, sin in self.tables]
+        return [None if table is None else found[table] for table in self.layer_tables]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab]."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        return linear(hidden, self.head).float()
+        logits = linear(hidden, self.head).float()
+        if self.config.logit_scale != 1.0:
+            logits.mul_(self.config.logit_scale)
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def classify(self, hidden: Tensor) -> Tensor:
         """A classifier's logits, [rows, labels]."""

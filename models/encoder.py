@@ -13,7 +13,7 @@ from torch.nn import functional
 from troupellm.kernels.linear import best_rows, linear, pack
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.encoder_config import BERT, DISTILBERT, ROBERTA, EncoderConfig
-from troupellm.models.layers import merged_linear
+from troupellm.models.layers.projection import merged_linear
 
 _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

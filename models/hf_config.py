@@ -1,65 +1,15 @@
-"""From a checkpoint's config.json to one typed, frozen description of a decoder."""
+"""From a checkpoint's config.json to the description of a decoder."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
+from troupellm.models.decoder_config import DecoderConfig, RopeConfig
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding and its scaling; which fields count depends on `kind`."""
-
-    kind: str = "default"
-    """default, linear, dynamic, llama3, yarn or longrope."""
-    theta: float = 10000.0
-    factor: float = 1.0
-    original_max_position: int = 0
-    attention_factor: float | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-
-
-class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer with gated feed-forward layers and root-mean-square norms."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    rope: RopeConfig
-    tie_word_embeddings: bool
-    checkpoint_dtype: str
-    """The type the checkpoint says it has; float32 when it says nothing."""
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    head: Literal["lm", "score", "none"] = "lm"
-    """What is on top: the vocabulary's scores, a classifier's, or nothing."""
-    num_labels: int = 0
-    """Of a classifier."""
-    windows: tuple[int | None, ...] = ()
-    """Per layer, how many keys a token sees, itself included; None is all."""
 
 
 class ConfigReader:
@@ -156,7 +106,7 @@ def decoder_config(
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["none", "head", "full"] = "none",
     windows: tuple[int | None, ...] = (),
 ) -> DecoderConfig:
     """What all families share, plus what the family says about itself.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.decoder_config import DecoderConfig
 
 
 class KVCache:

@@ -1,6 +1,7 @@
 """Llama: the plain decoder. `attention_bias` and `mlp_bias` add biases to all projections of their layer."""
 
-from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 

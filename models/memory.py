@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -77,12 +77,16 @@ def plan_memory(
 def weight_count(model: DecoderConfig, *, with_head: bool) -> int:
     """Numbers in the model's tensors; a tied head counts only `with_head`, where it is a packed copy in memory."""
     heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size + 2)
+    layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size + _num_norms(model))
     layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
     layer += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
-    layer += 2 * model.head_dim * model.qk_norm
+    layer += {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
     tables = 2 if model.head == "lm" and (with_head or not model.tie_word_embeddings) else 1
     return model.num_layers * layer + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
+
+
+def _num_norms(model: DecoderConfig) -> int:
+    return sum(name is not None for name in msgspec.structs.astuple(model.norms))
 
 
 def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:

@@ -1,6 +1,7 @@
 """Mistral: Llama with a sliding window in every layer, where `sliding_window` is set."""
 
-from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config, layer_windows
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windows
 
 ARCHITECTURES = ("MistralForCausalLM",)
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from troupellm.models.hf_config import FILE, ConfigReader, DecoderConfig
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import FILE, ConfigReader
 from troupellm.models.tokenizer import read_json
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError

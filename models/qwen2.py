@@ -1,6 +1,7 @@
 """Qwen2: Llama with biases on query, key and value, and an optional sliding window in the upper layers."""
 
-from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config, layer_windows
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 

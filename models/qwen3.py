@@ -1,6 +1,7 @@
 """Qwen3: Llama with a norm on every query and key head before the rotation; windows as in Qwen2."""
 
-from troupellm.models.hf_config import ConfigReader, DecoderConfig, decoder_config
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config
 from troupellm.models.qwen2 import upper_windows
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
@@ -9,4 +10,4 @@ ARCHITECTURES = ("Qwen3ForCausalLM",)
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     bias = reader.flag("attention_bias", False)
-    return decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=upper_windows(reader))
+    return decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=upper_windows(reader))

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 
 from troupellm.models import llama, mistral, qwen2, qwen3
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import ENCODERS
-from troupellm.models.hf_config import FILE, ConfigReader, DecoderConfig, architecture_of
+from troupellm.models.hf_config import FILE, ConfigReader, architecture_of
 from troupellm.models.pooling_config import read_labels
 from troupellm.protocol.errors import ModelLoadError
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from troupellm.models.hf_config import RopeConfig
+from troupellm.models.decoder_config import RopeConfig
 
 
 def rope_tables(config: RopeConfig, head_dim: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,12 @@ import torch
 from troupellm.kernels import paged_attention
 from troupellm.models.checkpoint import Checkpoint, RandomWeights
 from troupellm.models.decoder import EMBEDDING, HEAD, BareNames, Decoder
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.guides.rows import Guides
-from troupellm.models.hf_config import ConfigReader, DecoderConfig
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count

@@ -6,22 +6,28 @@ from torch import Tensor
 from troupellm.kernels.rope.reference import rope_reference
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each head: the first half of its values with the second half, by the angle of its position.
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotate each head's first values by the angles of its position; what is behind them stays as it is.
 
     Args:
         x: [tokens, heads, head_dim], any float type, any strides; left as it is.
-        cos: [tokens, 1, head_dim / 2], the type of `x`; already scaled where the rope scaling says so.
+        cos: [tokens, 1, rotary_dim / 2], the type of `x`; already scaled where the rope scaling says so.
         sin: like `cos`.
+        interleaved: the pairs that are rotated are neighbours; else the first half goes with the second.
 
     Returns:
         [tokens, heads, head_dim], contiguous, the type of `x`.
     """
     if x.device.type != "cpu":
-        return rope_reference(x, cos, sin)
-    half = x.shape[-1] // 2
-    left, right = x[..., :half], x[..., half:]
+        return rope_reference(x, cos, sin, interleaved=interleaved)
+    half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype)
-    torch.mul(left, cos, out=out[..., :half]).addcmul_(right, sin, value=-1)
-    torch.mul(right, cos, out=out[..., half:]).addcmul_(left, sin)
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    )
+    left, right = x[..., first], x[..., second]
+    torch.mul(left, cos, out=out[..., first]).addcmul_(right, sin, value=-1)
+    torch.mul(right, cos, out=out[..., second]).addcmul_(left, sin)
     return out

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from troupellm.models.hf_config import DecoderConfig
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.registry import describe_model
 from troupellm.protocol.errors import ModelLoadError
 
@@ -28,7 +28,7 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
     assert config.windows == (None, None, None)
     assert (config.rope.kind, config.rope.theta) == ("default", 10000.0)
     assert not config.tie_word_embeddings
-    assert not config.qk_norm
+    assert config.qk_norm == "none"
     assert config.checkpoint_dtype == "float32"
 
 
@@ -95,8 +95,8 @@ def test_windows_of_the_families(tmp_path: Path) -> None:
 
 def test_biases_and_norms_of_the_families(tmp_path: Path) -> None:
     biased = describe(tmp_path, attention_bias=True, mlp_bias=True)
-    assert (biased.qkv_bias, biased.out_bias, biased.mlp_bias, biased.qk_norm) == (True, True, True, False)
+    assert (biased.qkv_bias, biased.out_bias, biased.mlp_bias, biased.qk_norm) == (True, True, True, "none")
     qwen2 = describe(tmp_path, architectures=["Qwen2ForCausalLM"])
-    assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.mlp_bias, qwen2.qk_norm) == (True, False, False, False)
+    assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.mlp_bias, qwen2.qk_norm) == (True, False, False, "none")
     qwen3 = describe(tmp_path, architectures=["Qwen3ForCausalLM"])
-    assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.mlp_bias, qwen3.qk_norm) == (False, False, False, True)
+    assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.mlp_bias, qwen3.qk_norm) == (False, False, False, "head")

@@ -1,0 +1,111 @@
+"""One typed, frozen description of a decoder: all that the skeleton needs to know about a family."""
+
+from typing import Literal
+
+import msgspec
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding and its scaling; which fields count depends on `kind`."""
+
+    kind: str = "default"
+    """default, linear, dynamic, llama3, yarn or longrope."""
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of a layer's norms within the checkpoint, by place; None where there is no norm."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    """Of what the attention adds to the residual."""
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose feed-forward part is a choice of experts."""
+
+    layers: tuple[bool, ...]
+    """Per layer, whether it has experts."""
+
+
+class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention whose keys and values are made from one small latent vector per token."""
+
+    latent: int
+    """Size of the cached latent vector."""
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only transformer with gated feed-forward layers and root-mean-square norms."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    checkpoint_dtype: str
+    """The type the checkpoint says it has; float32 when it says nothing."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """Norms of queries and keys before the rotation: of every head, or of all heads together."""
+    head: Literal["lm", "score", "none"] = "lm"
+    """What is on top: the vocabulary's scores, a classifier's, or nothing."""
+    num_labels: int = 0
+    """Of a classifier."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer, how many keys a token sees, itself included; None is all."""
+    activation: Activation = "silu"
+    """Of the gate."""
+    norms: LayerNorms = LayerNorms()
+    norm_offset: float = 0.0
+    """Added to every norm's weight."""
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    """Of what attention and feed-forward add to the residual."""
+    attention_scale: float | None = None
+    """Of the scores; None is 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0 is without."""
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    rotary_dim: int | None = None
+    """How many of a head's first values are rotated; None is all."""
+    rope_interleaved: bool = False
+    """Rotated pairs are neighbours, not halves."""
+    layer_ropes: tuple[RopeConfig | None, ...] = ()
+    """Per layer, None is no rotation; empty is `rope` for all."""
+    qkv_name: str | None = None
+    """The checkpoint's name of query, key and value in one tensor; None has three."""
+    gate_up_name: str | None = None
+    """The same for gate and up."""
+    moe: MoeConfig | None = None
+    mla: MlaConfig | None = None
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """A layer's rotation; None is without."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope

@@ -1,0 +1,105 @@
+"""Self-attention over the paged cache."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels import linear as linear_kernel
+from troupellm.kernels.kv_write import kv_write
+from troupellm.kernels.linear import linear
+from troupellm.kernels.paged_attention import paged_attention
+from troupellm.kernels.rms_norm import rms_norm
+from troupellm.kernels.rope import rope
+from troupellm.models.checkpoint import WeightSource
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.layers.norm import take_norm
+from troupellm.models.layers.projection import merged_linear
+from troupellm.protocol.errors import ModelLoadError
+
+KVPair = tuple[Tensor, Tensor]
+"""One layer's key and value cache, [blocks, kv_heads, block_size, head_dim]."""
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines of the batch's positions, [rows, 1, rotary_dim / 2]."""
+
+
+class SelfAttention(Protocol):
+    """What a layer needs of its attention."""
+
+    def __call__(
+        self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
+    ) -> Tensor:
+        """[rows, hidden] to [rows, hidden], or to [kept, hidden]; all tokens' keys and values are written to the cache.
+
+        There may be more rows than tokens; what the rows behind the tokens hold does not matter.
+
+        Args:
+            angles: of the layer's rotation; None is none.
+            keep: int64 [kept], the rows to go on with; None is all.
+        """
+
+    def best_rows(self, tokens: int) -> int:
+        """The number of rows, at least `tokens`, that the layer's products run best with."""
+
+
+def make_attention(config: DecoderConfig, layer: int, source: WeightSource) -> SelfAttention:
+    """The attention of one layer, with its weights taken from `source`."""
+    if config.mla is not None:
+        raise ModelLoadError(f"{config.architecture}: latent attention is not supported")
+    return Attention(config, layer, f"model.layers.{layer}.self_attn", source)
+
+
+class Attention:
+    """Self-attention with grouped heads and rotary positions."""
+
+    def __init__(self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource) -> None:
+        size = config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
+        self.window = config.windows[layer]
+        self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
+        self.eps = config.rms_norm_eps
+        self.rope_interleaved = config.rope_interleaved
+        query, key = config.num_heads * size, config.num_kv_heads * size
+        sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
+        if config.qkv_name is not None:
+            sizes = {config.qkv_name: query + 2 * key}
+        names = tuple(f"{prefix}.{name}" for name in sizes)
+        self.qkv = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.qkv_bias)
+        self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
+        self.norms: tuple[Tensor, Tensor] | None = None
+        """Of queries and keys, [head_dim] or [all heads * head_dim]."""
+        if config.qk_norm != "none":
+            widths = (size, size) if config.qk_norm == "head" else (query, key)
+            self.norms = (
+                take_norm(config, source, f"{prefix}.q_norm", widths[0]),
+                take_norm(config, source, f"{prefix}.k_norm", widths[1]),
+            )
+
+    def best_rows(self, tokens: int) -> int:
+        """As `SelfAttention.best_rows`."""
+        return linear_kernel.best_rows(self.qkv, tokens)
+
+    def __call__(
+        self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
+    ) -> Tensor:
+        """As `SelfAttention`."""
+        rows, tokens = hidden.shape[0], batch.token_ids.shape[0]
+        heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
+        qkv = linear(hidden, self.qkv).view(rows, -1, self.head_dim)
+        qk = qkv[:, :turned]
+        if self.norms is not None:
+            query, key = self._normed(qk[:, :heads], self.norms[0]), self._normed(qk[:, heads:], self.norms[1])
+            qk = torch.cat((query, key), dim=1)
+        if angles is not None:
+            qk = rope(qk, *angles, interleaved=self.rope_interleaved)
+        kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, batch.kv_rows)
+        attended = paged_attention(qk[:, :heads], *cache, batch.plans[self.window], self.scale)
+        flat = attended.view(rows, -1)
+        return linear(flat if keep is None else flat[keep], self.out)
+
+    def _normed(self, part: Tensor, weight: Tensor) -> Tensor:
+        """part: [rows, heads, head_dim]; the weight says whether every head is normed, or all heads together."""
+        if weight.shape[0] == self.head_dim:
+            return rms_norm(part, weight, self.eps)
+        return rms_norm(part.flatten(1), weight, self.eps).view(part.shape)

@@ -1,0 +1,12 @@
+"""Weights of root-mean-square norms."""
+
+from torch import Tensor
+
+from troupellm.models.checkpoint import WeightSource
+from troupellm.models.decoder_config import DecoderConfig
+
+
+def take_norm(config: DecoderConfig, source: WeightSource, name: str, size: int) -> Tensor:
+    """A norm's weight [size], with the offset that some families leave out of the checkpoint."""
+    weight = source.take(f"{name}.weight", (size,))
+    return weight + config.norm_offset if config.norm_offset else weight
