@@ -141,11 +141,15 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
         vectors = [(await engine.embed(ids))[0] for ids in prompts]
     seats = Seats()
     async with engine_for(name, worker=seats, max_num_batched_tokens=96, enable_prefix_caching=False) as engine:
-        steps = [0]
+        names: dict[int, str] = {}
+        lost: list[set[str]] = []
 
         def die_now_and_then(plan: Any) -> None:
-            steps[0] += 1
-            if steps[0] in (2, 5):
+            """Twice, far apart, and never twice of the same request: that one would be convicted, and rightly."""
+            names.update((new.row, new.request_id) for new in plan.new_rows)
+            here = {names[row] for row in plan.rows}
+            if len(lost) < 2 and plan.step >= 2 + 8 * len(lost) and here and here.isdisjoint(set().union(*lost)):
+                lost.append(here)
                 raise RuntimeError("the worker died")
 
         seats.worker.on_launch = die_now_and_then
