@@ -79,6 +79,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of a classifier."""
     windows: tuple[int | None, ...] = ()
     """Per layer, how many keys a token sees, itself included; None is all."""
+    hybrid_cache: bool = False
+    """Layers with different windows have block tables of their own, so that blocks behind a window are given back."""
     activation: Activation = "silu"
     """Of the gate."""
     norms: LayerNorms = LayerNorms()

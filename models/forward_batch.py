@@ -8,6 +8,15 @@ from troupellm.kernels.paged_attention.plan import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """What the layers of one view of the KV cache read, see `models.cache_layout`."""
+
+    kv_rows: Tensor
+    """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
+    plan: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """A flat batch of tokens: the spans of all rows, one after the other."""
 
@@ -15,10 +24,8 @@ class ForwardBatch:
     """int64 [tokens]."""
     positions: Tensor
     """int64 [tokens]."""
-    kv_rows: Tensor
-    """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
-    plans: dict[int | None, AttentionPlan]
-    """Per sliding window."""
+    groups: tuple[GroupBatch, ...]
+    """Per view of the KV cache; a layer reads `groups[cache_layout(config).view_of[layer]]`."""
     logit_tokens: Tensor
     """int64 [logits]: which tokens the head is computed for."""
     inputs: tuple[Tensor, Tensor] | None = None

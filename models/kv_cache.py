@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 
 
@@ -10,17 +11,21 @@ class KVCache:
     """Keys and values of all layers.
 
     Attributes:
-        layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim].
+        layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim]. Layers of different cache
+            groups may share the memory, not the blocks.
     """
 
     def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self.layout = cache_layout(config)
+        shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
         self.storage = torch.empty(shape, dtype=dtype)
-        self.layers: list[tuple[Tensor, Tensor]] = [(pair[0], pair[1]) for pair in self.storage]
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (self.storage[slot, 0], self.storage[slot, 1]) for slot in self.layout.slot_of
+        ]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target) each, in all layers; sources are read before any target is written."""
+        """Copy whole blocks, (source, target) each, of whatever group; sources are read before any target is written."""
         sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
         self.storage[:, :, targets] = self.storage[:, :, sources]

@@ -34,7 +34,8 @@ class Poison:
     def follow(self, plan: StepPlan, rows: RowTable) -> None:
         """After a plan's rows and copies were taken in, before anything of it is computed."""
         for row, start in zip(plan.rows, plan.starts, strict=True):
-            self._from(rows.table(row), start // self._block_size, start % self._block_size)
+            for table in rows.tables(row):
+                self._from(table, start // self._block_size, start % self._block_size)
         if self._when_freed:
             held = rows.held_blocks()
             for block in self._held - held:

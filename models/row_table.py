@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.protocol.worker import NewRow, RowFork, SamplingState, StepPlan
+from troupellm.protocol.worker import NULL_BLOCK, NewRow, RowFork, SamplingState, StepPlan
 
 FIRST_SLOTS = 16
 
@@ -26,23 +26,24 @@ class RowTable:
     Attributes:
         tokens: int32 [slots, max_model_len + 1] on the device.
         lengths: int64 [slots], tokens known per row, sampled ones included.
-        blocks: int32 [slots, blocks per row].
-        num_blocks: int64 [slots], filled entries of `blocks`.
+        blocks: int32 [groups, slots, blocks per row]; NULL_BLOCK where a row has none any more.
+        num_blocks: int64 [groups, slots], filled entries of `blocks`.
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
-    def __init__(self, *, max_model_len: int, block_size: int) -> None:
-        self._max_len, self._block_size = max_model_len, block_size
+    def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+        self._max_len, self._block_size, self._num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
-        self.blocks: NDArray[np.int32] = np.zeros((0, -(-max_model_len // block_size)), dtype=np.int32)
-        self.lengths, self.epochs, self.num_blocks, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
-            np.zeros(0, dtype=np.int64) for _ in range(6)
+        self.blocks: NDArray[np.int32] = np.zeros((num_groups, 0, -(-max_model_len // block_size)), dtype=np.int32)
+        self.num_blocks: NDArray[np.int64] = np.zeros((num_groups, 0), dtype=np.int64)
+        self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
+            np.zeros(0, dtype=np.int64) for _ in range(5)
         )
 
     def __len__(self) -> int:
@@ -68,7 +69,8 @@ class RowTable:
         elif new.epoch <= self.epochs[slot]:
             raise PlanError(f"row {new.row}: epoch {new.epoch} is not newer than {self.epochs[slot]}")
         self.tokens[slot, : known.size] = torch.from_numpy(known.astype(np.int32))
-        self.lengths[slot], self.epochs[slot], self.num_blocks[slot] = known.size, new.epoch, 0
+        self.lengths[slot], self.epochs[slot] = known.size, new.epoch
+        self.num_blocks[:, slot] = 0
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.pooled[slot] = new.pooling is not None
         self.embeddings.pop(slot, None)
@@ -87,25 +89,27 @@ class RowTable:
             self._free.append(slot)
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:
-        """Add blocks at the end of a row's table; this worker has one cache group."""
-        if len(groups) > 1:
-            raise PlanError(f"row {row}: blocks of {len(groups)} cache groups, this worker has one")
-        if not groups or not groups[0]:
+        """Add blocks at the end of a row's tables."""
+        if not groups:
             return
+        if len(groups) != self._num_groups:
+            raise PlanError(f"row {row}: blocks of {len(groups)} cache groups, this worker has {self._num_groups}")
         slot = self.slot(row)
-        begin = int(self.num_blocks[slot])
-        end = begin + len(groups[0])
-        if end > self.blocks.shape[1]:
-            raise PlanError(f"row {row}: {end} blocks, the context needs {self.blocks.shape[1]} at most")
-        self.blocks[slot, begin:end] = groups[0]
-        self.num_blocks[slot] = end
+        for group, blocks in enumerate(groups):
+            begin = int(self.num_blocks[group, slot])
+            end = begin + len(blocks)
+            if end > self.blocks.shape[2]:
+                raise PlanError(f"row {row}: {end} blocks, the context needs {self.blocks.shape[2]} at most")
+            self.blocks[group, slot, begin:end] = blocks
+            self.num_blocks[group, slot] = end
 
     def drop_blocks(self, row: int, count: int) -> None:
-        """Take blocks off the end of a row's table."""
+        """Take blocks off the end of a row's tables."""
         slot = self.slot(row)
-        if not 0 <= count <= self.num_blocks[slot]:
-            raise PlanError(f"row {row}: {count} of {self.num_blocks[slot]} blocks cannot be dropped")
-        self.num_blocks[slot] -= count
+        held = int(self.num_blocks[:, slot].min())
+        if not 0 <= count <= held:
+            raise PlanError(f"row {row}: {count} of {held} blocks cannot be dropped")
+        self.num_blocks[:, slot] -= count
 
     def fork(self, forks: Sequence[RowFork]) -> None:
         """Let rows go on from others; every parent is read before any row is written.
@@ -126,7 +130,7 @@ class RowTable:
         self.tokens[here, :longest] = self.tokens[torch.from_numpy(parents), :longest]
         self.tokens[here, torch.from_numpy(kept)] = torch.tensor([fork.token_id for fork in forks], dtype=torch.int32)
         self.lengths[slots] = kept + 1
-        self.blocks[slots], self.num_blocks[slots] = self.blocks[parents], self.num_blocks[parents]
+        self.blocks[:, slots], self.num_blocks[:, slots] = self.blocks[:, parents], self.num_blocks[:, parents]
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
         """Remember what this table needs of a row's sampling state."""
@@ -154,7 +158,7 @@ class RowTable:
             ("epoch", self.epochs[slots] != np.array(plan.epochs, dtype=np.int64)),
             ("count of tokens", np.array(plan.counts) < 1),
             ("span beyond its tokens", ends > self.lengths[slots]),
-            ("span beyond its blocks", ends > self.num_blocks[slots] * self._block_size),
+            ("span beyond its blocks", ends > self.num_blocks[:, slots].min(axis=0) * self._block_size),
         )
         for what, where in wrong:
             if where.any():
@@ -182,14 +186,15 @@ class RowTable:
         left: list[int] = (self._max_len - self.lengths[slots]).tolist()
         return left
 
-    def table(self, row: int) -> list[int]:
-        """The blocks of a row."""
+    def tables(self, row: int) -> list[list[int]]:
+        """The blocks of a row, per group; NULL_BLOCK where it has none any more."""
         slot = self.slot(row)
-        return [int(block) for block in self.blocks[slot, : self.num_blocks[slot]]]
+        counts = self.num_blocks[:, slot].tolist()
+        return [table[:count].tolist() for table, count in zip(self.blocks[:, slot], counts, strict=True)]
 
     def held_blocks(self) -> set[int]:
         """The blocks of all rows."""
-        return {block for row in self._slots for block in self.table(row)}
+        return {block for row in self._slots for table in self.tables(row) for block in table} - {NULL_BLOCK}
 
     def poison_free_slots(self, token: int) -> None:
         """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
@@ -207,6 +212,8 @@ class RowTable:
         grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
         grown[:old] = self.tokens
         self.tokens = grown
-        self.blocks = np.concatenate((self.blocks, np.zeros((new - old, self.blocks.shape[1]), dtype=np.int32)))
-        for name in ("lengths", "epochs", "num_blocks", "prompt_logprobs", "num_prompt_tokens", "pooled"):
+        groups, _, width = self.blocks.shape
+        self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
+        self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
+        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))

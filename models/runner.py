@@ -12,7 +12,7 @@ from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.models.decoder import Decoder
 from troupellm.models.described import prompt_logprobs
-from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
@@ -52,11 +52,12 @@ class ModelRunner:
             guides: for rows with a guide; without it there can be none.
         """
         self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
-        self.rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size)
+        self.rows = RowTable(
+            max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows)
+        )
         self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"), processors)
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
         """Knows rows by their slots."""
-        self._windows = set(decoder.config.windows)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -151,11 +152,6 @@ class ModelRunner:
         ends = np.cumsum(counts)
         owner = np.repeat(np.arange(slots.size), counts)
         positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
-        size = self.cache.block_size
-        tables = self.rows.blocks[slots, : int(-(-(starts + counts).max() // size))]
-        if int(tables.max(initial=0)) >= self.cache.num_blocks:
-            raise PlanError(f"block {int(tables.max())} of {self.cache.num_blocks} was named")
-        cache_slots = tables[owner, positions // size].astype(np.int64) * size + positions % size
         sampling = (starts + counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
         wanted = [
             ends[sampling] - 1,
@@ -165,17 +161,44 @@ class ModelRunner:
         batch = ForwardBatch(
             token_ids=self.rows.tokens[torch.from_numpy(slots[owner]), torch.from_numpy(positions)].long(),
             positions=torch.from_numpy(positions),
-            kv_rows=kv_rows(torch.from_numpy(cache_slots), self.cache.num_kv_heads, size),
-            plans={
-                window: AttentionPlan(
-                    tables, starts, counts, block_size=size, num_kv_heads=self.cache.num_kv_heads, window=window
-                )
-                for window in self._windows
-            },
+            groups=self._groups(spans, owner, positions),
             logit_tokens=torch.from_numpy(np.concatenate(wanted)),
             inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
         return batch, int(sampling.sum())
+
+    def _groups(
+        self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> tuple[GroupBatch, ...]:
+        """Where each view of the KV cache is written and read.
+
+        Args:
+            owner: [tokens] index of each token's span.
+            positions: [tokens].
+        """
+        cache, layout = self.cache, self.cache.layout
+        size, heads = cache.block_size, cache.num_kv_heads
+        columns, places = positions // size, positions % size
+        tables, rows = [], []
+        for group in range(len(layout.windows)):
+            table = self.rows.blocks[group, spans.slots, : int(columns.max()) + 1]
+            if int(table.max(initial=0)) >= cache.num_blocks:
+                raise PlanError(f"block {int(table.max())} of {cache.num_blocks} was named")
+            blocks = table[owner, columns].astype(np.int64)
+            if int(blocks.min()) < 0:
+                raise PlanError("a position was planned behind the window of its row")
+            tables.append(table)
+            rows.append(kv_rows(torch.from_numpy(blocks * size + places), heads, size))
+        return tuple(
+            GroupBatch(
+                rows[view.group],
+                AttentionPlan(
+                    tables[view.group], spans.starts, spans.counts,
+                    block_size=size, num_kv_heads=heads, window=view.window,
+                ),
+            )
+            for view in layout.views
+        )  # fmt: skip
 
     def _inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
         """Where input embeddings replace those of tokens [places], and which ones [places, hidden]."""

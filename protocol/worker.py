@@ -18,6 +18,10 @@ from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
 
 
+NULL_BLOCK = -1
+"""Stands in a block table where a sequence has no block any more: all its positions lie behind a sliding window."""
+
+
 class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """How a row's next tokens are chosen. Temperature 0 is greedy.
 

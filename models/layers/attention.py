@@ -11,6 +11,7 @@ from troupellm.kernels.linear import linear
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
+from troupellm.models.cache_layout import cache_layout
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
@@ -56,7 +57,7 @@ class Attention:
     def __init__(self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource) -> None:
         size = config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
-        self.window = config.windows[layer]
+        self.view = cache_layout(config).view_of[layer]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.eps = config.rms_norm_eps
         self.rope_interleaved = config.rope_interleaved
@@ -93,8 +94,9 @@ class Attention:
             qk = torch.cat((query, key), dim=1)
         if angles is not None:
             qk = rope(qk, *angles, interleaved=self.rope_interleaved)
-        kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, batch.kv_rows)
-        attended = paged_attention(qk[:, :heads], *cache, batch.plans[self.window], self.scale)
+        group = batch.groups[self.view]
+        kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, group.kv_rows)
+        attended = paged_attention(qk[:, :heads], *cache, group.plan, self.scale)
         flat = attended.view(rows, -1)
         return linear(flat if keep is None else flat[keep], self.out)
 
