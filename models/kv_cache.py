@@ -26,6 +26,6 @@ class KVCache:
         ]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target) each, of whatever group; sources are read before any target is written."""
+        """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
         sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
         self.storage[:, :, targets] = self.storage[:, :, sources]

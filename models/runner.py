@@ -167,9 +167,7 @@ class ModelRunner:
         )
         return batch, int(sampling.sum())
 
-    def _groups(
-        self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> tuple[GroupBatch, ...]:
+    def _groups(self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
 
         Args:

@@ -17,7 +17,6 @@ from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
 
-
 NULL_BLOCK = -1
 """Stands in a block table where a sequence has no block any more: all its positions lie behind a sliding window."""
 
