@@ -141,8 +141,7 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
         vectors = [(await engine.embed(ids))[0] for ids in prompts]
     seats = Seats()
     async with engine_for(name, worker=seats, max_num_batched_tokens=96, enable_prefix_caching=False) as engine:
-        names: dict[int, str] = {}
-        lost: list[set[str]] = []
+        names, lost = dict[int, str](), list[set[str]]()
 
         def die_now_and_then(plan: Any) -> None:
             """Twice, far apart, and never twice of the same request: that one would be convicted, and rightly."""
