@@ -16,7 +16,10 @@ def prepare() -> str:
     return "torch" if native.load() is None else "compiled"
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float, *, softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attend to the keys that the plan names. The step's own keys and values have been written before.
 
     Args:
@@ -24,6 +27,8 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `query`.
         value_cache: like `key_cache`.
         scale: of the scores, before the softmax.
+        softcap: after the scale, scores become softcap * tanh(score / softcap); 0 leaves them.
+        sinks: float32 [heads], contiguous: one more score per head, of a key without a value; None is without.
 
     Returns:
         [tokens, heads, head_dim], contiguous, the type of `query`; 0 for tokens that the plan does not have.
@@ -31,13 +36,14 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)
     for span in plan.prefills:
-        out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale)
+        out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale, softcap, sinks)
     if plan.items.shape[0] == 0:
         return out
     compiled = native.load() if native.supports(query) else None
     if compiled is not None:
-        native.run(compiled, query, (key_cache, value_cache), (plan.block_tables, plan.items), scale, out)
+        caches, items = (key_cache, value_cache), (plan.block_tables, plan.items)
+        native.run(compiled, query, caches, items, scale, out, softcap=softcap, sinks=sinks)
         return out
     for bucket in plan.buckets:
-        out[bucket.tokens] = dense.decode(query[bucket.tokens], key_cache, value_cache, bucket, scale)
+        out[bucket.tokens] = dense.decode(query[bucket.tokens], key_cache, value_cache, bucket, scale, softcap, sinks)
     return out

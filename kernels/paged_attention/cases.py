@@ -21,6 +21,8 @@ class Case:
     window: int | None = None
     dtype: torch.dtype = torch.float32
     tolerance: float = 2e-5
+    softcap: float = 0.0
+    sinks: bool = False
 
 
 CASES = (
@@ -35,6 +37,10 @@ CASES = (
     Case("mixed", (0, 50, 7, 31, 0), (40, 1, 20, 5, 1), 6, 2, 16),
     Case("window", (0, 50, 30, 2), (40, 1, 20, 4), 4, 2, 16, window=12),
     Case("window_of_one", (9,), (1,), 2, 2, 16, window=1),
+    Case("soft_cap", (0, 50, 7), (40, 1, 3), 6, 2, 32, softcap=1.5),
+    Case("sinks", (0, 50, 7, 20), (40, 1, 3, 17), 6, 2, 32, sinks=True),
+    Case("sinks_window_cap", (0, 50, 7), (33, 1, 20), 4, 1, 64, window=9, softcap=0.8, sinks=True),
+    Case("sinks_bfloat16", (0, 50), (20, 1), 4, 2, 32, dtype=torch.bfloat16, tolerance=3e-2, sinks=True),
     Case("bfloat16", (0, 50, 7), (40, 1, 20), 4, 2, 32, dtype=torch.bfloat16, tolerance=3e-2),
     Case("float16", (0, 50, 7), (40, 1, 2), 4, 2, 32, dtype=torch.float16, tolerance=4e-3),
 )
@@ -62,6 +68,12 @@ def make_inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Ten
         tables, starts, counts, block_size=case.block_size, num_kv_heads=case.kv_heads, window=case.window
     )
     return query.to(device, case.dtype)[:, : case.heads], caches[0], caches[1], plan
+
+
+def make_sinks(case: Case, device: str, seed: int) -> Tensor | None:
+    """The sinks of a case that has some: float32 [heads]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(case.heads, generator=generator).to(device) * 2 if case.sinks else None
 
 
 def all_items(case: Case) -> Tensor:

@@ -5,8 +5,9 @@ from torch import Tensor
 
 
 def paged_attention_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float
-) -> Tensor:
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float,
+    softcap: float = 0.0, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Softmax attention in float32 of each item's query token over its keys.
 
     Args:
@@ -15,6 +16,8 @@ def paged_attention_reference(
         value_cache: like `key_cache`.
         block_tables: int32 [rows, width].
         items: int32 [items, 4]: token, row, first key position, key position past the last.
+        softcap: scores become softcap * tanh(score / softcap); 0 leaves them.
+        sinks: float32 [heads], one more score per head, of a key without a value; None is without.
 
     Returns:
         [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.
@@ -26,6 +29,11 @@ def paged_attention_reference(
         blocks, places = block_tables[row].long()[positions // block_size], positions % block_size
         keys, values = key_cache[blocks, :, places].float(), value_cache[blocks, :, places].float()
         heads = query[token].float().view(kv_heads, -1, size)
-        weights = torch.softmax(torch.einsum("hgd,khd->hgk", heads, keys) * scale, dim=-1)
+        scores = torch.einsum("hgd,khd->hgk", heads, keys) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float().view(kv_heads, -1, 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : keys.shape[0]]
         out[token] = torch.einsum("hgk,khd->hgd", weights, values).reshape(-1, size).to(out.dtype)
     return out

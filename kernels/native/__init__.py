@@ -1,0 +1,62 @@
+"""Compiled code for a CPU: built once by the machine's own compiler, or not used.
+
+All `.cpp` files of this folder become one library. Nothing depends on it being there: without a compiler, with an
+unusual one, or where an operation's answer differs from its reference, torch does the work.
+
+How an operation is added:
+
+* `<operation>.cpp` here, with its functions `extern "C"`, returning nothing. Arguments are pointers, `int64_t` and
+  `double` alone. Tensors come as the address of their first number; sizes and strides count numbers, not bytes. What
+  files share is in `simd.h`; all else is in an unnamed namespace.
+* Work is shared out by `#pragma omp parallel num_threads(threads)`, with `threads` the last argument: the caller gives
+  `torch.get_num_threads()`. The pool is torch's own, since the library is linked to the OpenMP that torch has loaded.
+  A second pool would spin against the first one after every operation.
+* Which thread computes a number must not change how it is computed: sums are never split by the number of threads.
+* `kernels/<operation>/` binds it: `library.function("name", "pip")` with one letter per argument, compares it once with
+  the reference on a small case, and keeps to torch where it differs. `x.data_ptr()` of a temporary is a mistake.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from troupellm.kernels.native import build
+
+Function = Callable[..., None]
+
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+
+
+class Library:
+    """The loaded library."""
+
+    def __init__(self, path: str) -> None:
+        self._loaded = ctypes.CDLL(path)
+
+    def function(self, name: str, arguments: str) -> Function:
+        """One of its functions; the interpreter's lock is free while it runs.
+
+        Args:
+            arguments: a letter for each: p pointer, i int64, d double.
+
+        Raises:
+            AttributeError: there is no such function.
+        """
+        found = self._loaded[name]
+        found.restype = None
+        found.argtypes = [_TYPES[letter] for letter in arguments]
+        bound: Function = found
+        return bound
+
+
+@functools.cache
+def load() -> Library | None:
+    """The library, built on first use (seconds) and kept beside the source or in the user's cache; None without one."""
+    path = build.library()
+    if path is None:
+        return None
+    try:
+        return Library(str(path))
+    except OSError:
+        return None

@@ -1,0 +1,80 @@
+// Vectors of 16 floats that the files of this folder share. Vector types of the compiler keep them independent of the
+// instruction set: where registers are half as wide, it makes two instructions of one.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef float Half __attribute__((vector_size(32)));
+typedef float Quarter __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+
+inline Floats load(const float* from) {
+    Floats value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+// Halves the lanes that each sum is spread over: lane i of the result adds two lanes of `a` or of `b`.
+inline Floats fold(Floats a, Floats b, Ints first, Ints second) {
+    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
+}
+
+// The sums of 16 vectors, in order.
+inline Floats sums(const Floats* v) {
+    const Ints even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const Ints odd = even + 1;
+    Floats eight[8], four[4];
+    for (int i = 0; i < 8; ++i) eight[i] = fold(v[2 * i], v[2 * i + 1], even, odd);
+    for (int i = 0; i < 4; ++i) four[i] = fold(eight[2 * i], eight[2 * i + 1], even, odd);
+    return fold(fold(four[0], four[1], even, odd), fold(four[2], four[3], even, odd), even, odd);
+}
+
+inline float sum(Floats value) {
+    Half low, high;
+    std::memcpy(&low, &value, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    low += high;
+    Quarter a, b;
+    std::memcpy(&a, &low, sizeof a);
+    std::memcpy(&b, reinterpret_cast<const char*>(&low) + sizeof a, sizeof b);
+    a += b;
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+inline Floats absolute(Floats x) { return x < 0.0f ? -x : x; }
+
+// e^x for x <= 0 with a relative error near 1e-7; NaN stays NaN.
+inline Floats exp_negative(Floats x) {
+    const Floats floor = Floats{} - 87.0f;
+    const Floats clamped = x < floor ? floor : x;
+    const Floats magic = Floats{} + 12582912.0f;  // adding it rounds to a whole number in the low bits
+    const Floats shifted = clamped * 1.44269504088896341f + magic;
+    const Floats whole = shifted - magic;
+    Floats r = clamped - whole * 0.693359375f;
+    r = r + whole * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints bits, exponent, base;
+    std::memcpy(&bits, &p, sizeof bits);
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&base, &magic, sizeof base);
+    bits += (exponent - base) << 23;
+    std::memcpy(&p, &bits, sizeof p);
+    return x == x ? p : x;
+}
+
+}  // namespace

@@ -1,0 +1,53 @@
+"""The library of compiled code: what it needs, what happens without it, and whose threads it uses."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from troupellm.kernels import native
+from troupellm.kernels.native import build
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+
+@needs_compiler
+def test_a_broken_compiler_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(build, "folders", lambda: (tmp_path / "cache",))
+    assert native.load.__wrapped__() is None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert native.load.__wrapped__() is None
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(build, "FLAGS", ("-O0", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi"))
+    monkeypatch.setattr(build, "folders", lambda: (blocked / "below", tmp_path / "cache"))
+    assert native.load.__wrapped__() is not None
+    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".so"]
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which files a process has mapped")
+def test_threads_are_those_of_torch() -> None:
+    """Two OpenMP libraries would be two pools, each spinning while the other works."""
+    code = (
+        "from troupellm.kernels import native\n"
+        "from troupellm.kernels.native import build\n"
+        "assert native.load() is not None\n"
+        "print(len(build.loaded_openmp()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
