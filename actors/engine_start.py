@@ -24,7 +24,7 @@ from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
-from troupellm.models.preload import preload_torch
+from troupellm.models.preload import import_beside
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
@@ -280,7 +280,5 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tok
 
 def _model_worker(folder: Path) -> Worker:
     """On the step thread, since importing torch takes seconds."""
-    preload_torch()
-    from troupellm.models.worker import ModelWorker
-
-    return cast(Worker, ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else
+    module = import_beside("troupellm.models.worker")
+    return cast(Worker, module.ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else
