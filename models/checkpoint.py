@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from troupellm.kernels.quantized import Weight
 from troupellm.protocol.errors import ModelLoadError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -23,6 +24,16 @@ class WeightSource(Protocol):
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape, in the type and on the device to compute with."""
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight of a matrix product, [out_features, in_features], quantized or not.
+
+        Args:
+            name: of the layer, without ".weight".
+        """
+
+    def tied(self, embedding: Tensor) -> Weight:
+        """The head's weight of a model that shares it with the embedding."""
 
 
 class Checkpoint:
@@ -76,6 +87,14 @@ class Checkpoint:
         self._taken(tensor.nbytes)
         return tensor
 
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, of a layer's weight."""
+        return self.take(f"{name}.weight", shape)
+
+    def tied(self, embedding: Tensor) -> Weight:
+        """The embedding itself."""
+        return embedding
+
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
         return name in self._homes
@@ -114,6 +133,14 @@ class RandomWeights:
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=self._dtype)
         return torch.randn(shape, generator=self._generator).mul_(self._scale).to(self._dtype)
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, of a layer's weight."""
+        return self.take(f"{name}.weight", shape)
+
+    def tied(self, embedding: Tensor) -> Weight:
+        """The embedding itself."""
+        return embedding
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.linear import PackedLinear, linear, pack
+from troupellm.kernels.quantized import Weight
 from troupellm.kernels.rms_norm import add_rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -14,8 +15,8 @@ from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.rope import rope_tables
 
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
-SCORE = "score.weight"
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
+SCORE = "score"
 
 
 class Decoder:
@@ -36,9 +37,10 @@ class Decoder:
         self.score: PackedLinear | None = None
         """Of a classifier."""
         if config.head == "lm":
-            self.head = pack(self.embedding if config.tie_word_embeddings else source.take(HEAD, shape))
+            tied = config.tie_word_embeddings
+            self.head = pack(source.tied(self.embedding) if tied else source.linear(HEAD, shape))
         elif config.head == "score":
-            self.score = pack(source.take(SCORE, (config.num_labels, config.hidden_size)))
+            self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
         ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
         self.tables = [
@@ -105,3 +107,9 @@ class BareNames:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._source.take(name.removeprefix("model."), shape)
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._source.linear(name.removeprefix("model."), shape)
+
+    def tied(self, embedding: Tensor) -> Weight:
+        return self._source.tied(embedding)

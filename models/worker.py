@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
-from troupellm.models.checkpoint import Checkpoint, RandomWeights
+from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
 from troupellm.models.decoder import EMBEDDING, HEAD, BareNames, Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
@@ -24,6 +24,7 @@ from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
+from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
@@ -101,6 +102,8 @@ class ModelWorker:
         self._set_threads(config.worker.num_threads)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
         if is_encoder(reader):
+            if config.model.quantization is not None:
+                raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
             encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
             self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
             self.reset()
@@ -227,8 +230,8 @@ class ModelWorker:
         progress: ProgressSink,
     ) -> Decoder:  # fmt: skip
         if config.model.load_format == "dummy":
-            weights = RandomWeights(dtype, seed=config.model.seed)
-            return Decoder(model, weights, max_model_len=budget.max_model_len)
+            random = RandomWeights(dtype, seed=config.model.seed)
+            return Decoder(model, _quantizing(random, config.model), max_model_len=budget.max_model_len)
         done = 0
 
         def taken(size: int) -> None:
@@ -238,11 +241,15 @@ class ModelWorker:
 
         checkpoint = Checkpoint(self._folder, dtype, taken)
         source = BareNames(checkpoint) if model.head == "none" and not checkpoint.has(EMBEDDING) else checkpoint
-        decoder = Decoder(model, source, max_model_len=budget.max_model_len)
+        decoder = Decoder(model, _quantizing(source, config.model), max_model_len=budget.max_model_len)
         if model.tie_word_embeddings:
-            checkpoint.ignore(HEAD)
+            checkpoint.ignore(f"{HEAD}.weight")
         checkpoint.finish()
         return decoder
+
+
+def _quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
+    return source if config.quantization is None else QuantizeOnLoad(source, config.quantization)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:

@@ -13,6 +13,7 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.logprobs import LogprobsMode
 
 Auto = Literal["auto"]
+OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -39,6 +40,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
         _help("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
+    quantization: Annotated[
+        OnLoad | None,
+        _help("quantize a plain checkpoint while it is read; int8: inputs too, the others: weights only"),
+    ] = None
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
     ] = "auto"

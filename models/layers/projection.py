@@ -3,13 +3,13 @@
 import torch
 
 from troupellm.kernels.linear import PackedLinear, pack
+from troupellm.kernels.quantized import merge
 from troupellm.models.checkpoint import WeightSource
 
 
 def merged_linear(source: WeightSource, names: tuple[str, ...], sizes: tuple[int, ...], in_features: int,
                   *, bias: bool) -> PackedLinear:  # fmt: skip
     """Projections of the same input as one: outputs of `sizes`, side by side."""
-    weights = [source.take(f"{name}.weight", (size, in_features)) for name, size in zip(names, sizes, strict=True)]
+    weights = [source.linear(name, (size, in_features)) for name, size in zip(names, sizes, strict=True)]
     biases = [source.take(f"{name}.bias", (size,)) for name, size in zip(names, sizes, strict=True)] if bias else []
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return pack(weight, torch.cat(biases) if biases else None)
+    return pack(merge(weights), torch.cat(biases) if biases else None)

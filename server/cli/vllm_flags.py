@@ -27,7 +27,6 @@ ELSEWHERE = {
     "swap-space": "preempted sequences are recomputed; size the KV cache with --kv-cache-memory-bytes",
     "cpu-offload-gb": _LATER + "; use a smaller --dtype",
     "kv-cache-dtype": _LATER + "; the KV cache has the model's --dtype",
-    "quantization": _LATER + "; use --dtype bfloat16",
     "enforce-eager": "the step runs eagerly already; leave it out",
     "compilation-config": "nothing is compiled at start; leave it out",
     "cuda-graph-sizes": _LATER + "; leave it out",

@@ -1,0 +1,19 @@
+"""Weights in fewer bits: the kinds, what each of them means, and the ways to compute with them.
+
+A kind's `dequantize` and `product` are its definition. `kernels.linear.pack` takes any of them and looks here for a
+fast path; where there is none, the weight is dequantized once.
+"""
+
+from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable
+from troupellm.kernels.quantized.fast import FastProduct, fast_product
+from troupellm.kernels.quantized.fp8 import Fp8
+from troupellm.kernels.quantized.gguf import GgufBlocks
+from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
+from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.quantized.merge import Weight, merge
+from troupellm.kernels.quantized.mx import Mx
+
+__all__ = [
+    "FastProduct", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx", "QuantizedWeight", "Unmergeable",
+    "Weight", "fast_product", "merge",
+]  # fmt: skip

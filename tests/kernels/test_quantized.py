@@ -1,0 +1,146 @@
+"""The kinds of quantized weights: what they stand for, how they are joined and cut, and how close they come."""
+
+import pytest
+import torch
+
+from troupellm.kernels.linear import linear, pack
+from troupellm.kernels.quantized import (
+    Fp8,
+    GgufBlocks,
+    Int4Group,
+    Int8Channel,
+    Int8WeightOnly,
+    Mx,
+    QuantizedWeight,
+    merge,
+)
+from troupellm.kernels.quantized.mx import element_values
+
+ROWS, COLUMNS = 48, 256
+
+
+def weight(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
+
+
+def random_bytes(rows: int, size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (rows, size), generator=generator, dtype=torch.uint8)
+
+
+def gguf(layout: str, size: int, scales: tuple[int, ...], seed: int = 0, rows: int = ROWS) -> GgufBlocks:
+    """Random blocks, but with float16 scales (at these bytes) that are numbers."""
+    data = random_bytes(rows, COLUMNS // {34: 32, 18: 32}.get(size, 256) * size, seed).view(-1, size)
+    for at in scales:
+        data[:, at : at + 2] = torch.full((data.shape[0], 1), 0.01 + at / 1000).half().view(torch.uint8)
+    return GgufBlocks(data.view(rows, -1), layout)
+
+
+def kinds(seed: int = 0, rows: int = ROWS) -> dict[str, QuantizedWeight]:
+    plain = weight(seed, rows)
+    exponents = torch.randint(120, 130, (rows, COLUMNS // 32), dtype=torch.uint8)
+    return {
+        "int8": Int8Channel.quantize(plain),
+        "int8_weight_only": Int8WeightOnly.quantize(plain),
+        "int8_groups": Int8WeightOnly.quantize(plain, 64),
+        "int4": Int4Group.quantize(plain, 32),
+        "fp8": Fp8.quantize(plain),
+        "fp8_tensor": Fp8(plain.to(torch.float8_e4m3fn), torch.tensor(0.5)),
+        "fp8_tiles": Fp8(plain.to(torch.float8_e4m3fn), torch.rand(-(-rows // 32), 4), block=(32, 64)),
+        "mxfp4": Mx(random_bytes(rows, COLUMNS // 2, seed), exponents, "fp4_e2m1"),
+        "mxfp6": Mx(random_bytes(rows, COLUMNS, seed) & 63, exponents, "fp6_e3m2"),
+        "q8_0": gguf("Q8_0", 34, (0,), seed, rows),
+        "q4_0": gguf("Q4_0", 18, (0,), seed, rows),
+        "q4_k": gguf("Q4_K", 144, (0, 2), seed, rows),
+        "q6_k": gguf("Q6_K", 210, (208,), seed, rows),
+    }
+
+
+NAMES = tuple(kinds())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_a_kind_join_and_rows_are_cut_out(name: str) -> None:
+    first, second = kinds(1, 32)[name], kinds(2, 16)[name]
+    joined = merge([first, second])
+    assert isinstance(joined, type(first))
+    assert joined.shape == (48, COLUMNS)
+    assert torch.equal(joined.dequantize(), torch.cat((first.dequantize(), second.dequantize())))
+    index = torch.tensor([40, 3, 3, 0])
+    assert torch.equal(joined.rows(index).dequantize(), joined.dequantize()[index])
+    assert torch.equal(joined.rows(slice(30, 36)).dequantize(), joined.dequantize()[30:36])
+    assert joined.nbytes == sum(tensor.nbytes for tensor in joined.tensors())
+    assert joined.nbytes < 1.1 * joined.shape[0] * COLUMNS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packed_product_is_the_definition(name: str) -> None:
+    kind = kinds()[name]
+    x, bias = torch.randn(5, COLUMNS), torch.randn(ROWS)
+    expected = kind.product(x, bias)
+    tolerance = 1e-4 * float(expected.abs().max())
+    torch.testing.assert_close(linear(x, pack(kind, bias)), expected, atol=tolerance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("int8", 0.012), ("int8_weight_only", 0.009), ("int8_groups", 0.007), ("int4", 0.09), ("fp8", 0.03)],
+)
+def test_the_error_of_quantization_on_load(name: str, most: float) -> None:
+    """Of a product of normal numbers, relative to its root mean square."""
+    x = torch.randn(64, COLUMNS, generator=torch.Generator().manual_seed(3))
+    exact = x @ weight().t()
+    error = (kinds()[name].product(x) - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()
+    assert most / 2 < error < most
+
+
+def test_different_kinds_join_dequantized() -> None:
+    parts = [Int8WeightOnly.quantize(weight()), Fp8.quantize(weight(1)), weight(2)]
+    joined = merge(parts)
+    assert isinstance(joined, torch.Tensor)
+    assert torch.equal(joined[:ROWS], parts[0].dequantize())
+    assert torch.equal(joined[2 * ROWS :], parts[2])
+
+
+def test_different_groups_join_dequantized() -> None:
+    parts = [Int4Group.quantize(weight(), 32), Int4Group.quantize(weight(1), 64)]
+    assert torch.equal(merge(parts), torch.cat([part.dequantize() for part in parts]))
+
+
+def test_groups_may_be_in_any_order() -> None:
+    """As in GPTQ's `desc_act`: which group an input belongs to is said by an index."""
+    values = torch.randint(0, 16, (ROWS, COLUMNS))
+    scale, zero = torch.rand(ROWS, 4), torch.randint(0, 16, (ROWS, 4), dtype=torch.uint8)
+    group = torch.arange(COLUMNS) % 4
+    got = Int4Group.from_values(values, scale, zero=zero, group=group).dequantize()
+    assert torch.equal(got, (values - zero.float()[:, group]) * scale[:, group])
+
+
+def test_values_of_small_floats() -> None:
+    """The tables of the OCP MX specification."""
+    fp4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    assert element_values("fp4_e2m1").tolist() == fp4 + [-value for value in fp4]
+    assert element_values("fp6_e2m3").max() == 7.5
+    assert element_values("fp6_e3m2").max() == 28.0
+    assert element_values("fp6_e2m3")[1] == 0.125
+    assert element_values("fp6_e3m2")[1] == 0.0625
+
+
+def test_a_zero_row_stays_zero() -> None:
+    zero = torch.zeros(4, COLUMNS)
+    for kind in (Int8Channel.quantize(zero), Int4Group.quantize(zero, 32), Fp8.quantize(zero)):
+        assert torch.equal(kind.product(torch.ones(1, COLUMNS)), torch.zeros(1, 4))
+    x = torch.zeros(2, COLUMNS)
+    assert torch.equal(Int8Channel.quantize(weight()).product(x), torch.zeros(2, ROWS))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    codes = torch.zeros(4, 64, dtype=torch.int8)
+    with pytest.raises(ValueError, match="3 groups do not divide 64 inputs"):
+        Int8WeightOnly(codes, torch.ones(4, 3))
+    with pytest.raises(ValueError, match="groups without a scale"):
+        Int8WeightOnly(codes, torch.ones(4, 2), group=torch.full((64,), 2))
+    with pytest.raises(ValueError, match="multiples of 34 bytes"):
+        GgufBlocks(torch.zeros(4, 35, dtype=torch.uint8), "Q8_0")
+    with pytest.raises(ValueError, match="one scale per row"):
+        Int8Channel(codes, torch.ones(3))
