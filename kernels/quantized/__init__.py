@@ -14,6 +14,6 @@ from troupellm.kernels.quantized.merge import Weight, merge
 from troupellm.kernels.quantized.mx import Mx
 
 __all__ = [
-    "FastProduct", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx", "QuantizedWeight", "Unmergeable",
-    "Weight", "fast_product", "merge",
+    "FastProduct", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx", "QuantizedWeight",
+    "Unmergeable", "Weight", "fast_product", "merge",
 ]  # fmt: skip
