@@ -1,0 +1,39 @@
+"""How a mixture of experts chooses and how its experts are gated: plain values that every path shares."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """From the router's logits to chosen experts and their weights."""
+
+    top_k: int
+    scoring: Scoring = "softmax"
+    """Over all experts, each expert by itself, or over the logits of those that were chosen."""
+    renormalize: bool = False
+    """Divide the chosen weights by their sum."""
+    scale: float = 1.0
+    """Factor on the weights, after all else."""
+    groups: int = 1
+    """Experts are chosen out of the best `top_groups` of so many equal groups (DeepSeek-V2, section 2.1.3)."""
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    """What a group is worth: its best expert's score, or the sum of its two best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swiglu:
+    """The gate between an expert's two products.
+
+    `silu(gate) * up` without a limit. With one, as gpt-oss has it: gate = min(gate, limit), up = clamp(up, -limit,
+    limit), and the result is gate * sigmoid(alpha * gate) * (up + 1).
+    """
+
+    alpha: float = 1.0
+    limit: float | None = None
+
+
+SILU = Swiglu()
