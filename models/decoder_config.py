@@ -37,11 +37,52 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
     after_feed_forward: str | None = None
 
 
+class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checkpoint calls the parts of a layer with experts."""
+
+    blocks: tuple[str, ...] = ("mlp",)
+    """Of all of them together; the first that the checkpoint has."""
+    router: str = "gate"
+    shared: str = "shared_expert"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    interleaved: bool = False
+    """All experts are in one tensor, with the rows of gate and up by turns; stored with inputs before outputs."""
+
+
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose feed-forward part is a choice of experts."""
 
     layers: tuple[bool, ...]
     """Per layer, whether it has experts."""
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one expert."""
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    """Over all experts, each expert by itself, or over the logits of those that were chosen."""
+    renormalize: bool = False
+    """Divide the chosen weights by their sum."""
+    scale: float = 1.0
+    """Factor on the weights, after all else."""
+    groups: int = 1
+    """Experts are chosen out of the best `top_groups` of so many equal groups."""
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    """What a group is worth: its best expert's score, or the sum of its two best."""
+    choice_bias: bool = False
+    """The router's `e_score_correction_bias` counts while experts are chosen, but not in their weights."""
+    bias: bool = False
+    """Of router and experts."""
+    swiglu_alpha: float = 1.0
+    swiglu_limit: float | None = None
+    """With it: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
+    shared_size: int = 0
+    """Of the expert that all tokens share; 0 is none."""
+    shared_gate: bool = False
+    """The shared expert's result is weighed by the sigmoid of one more projection."""
+    names: ExpertNames = ExpertNames()
 
 
 class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +132,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of what attention and feed-forward add to the residual."""
     attention_scale: float | None = None
     """Of the scores; None is 1 / sqrt(head_dim)."""
+    attention_sinks: bool = False
+    """Every head has one more logit, without a key, that takes part in the softmax."""
     attention_softcap: float = 0.0
     """Scores become cap * tanh(score / cap); 0 is without."""
     logit_scale: float = 1.0

@@ -79,6 +79,15 @@ class ConfigReader:
             raise self.refuse(key, "must be an object")
         return ConfigReader(value, f"{self._prefix}{key}.")
 
+    def with_defaults(self, **defaults: Any) -> "ConfigReader":
+        """The same, with values of the family's own for keys that are missing or null."""
+        given = {key: value for key, value in self.values.items() if value is not None}
+        return ConfigReader({**defaults, **given}, self._prefix)
+
+    def without(self, key: str) -> "ConfigReader":
+        """The same, as if the key were missing."""
+        return ConfigReader({name: value for name, value in self.values.items() if name != key}, self._prefix)
+
     def refuse(self, key: str, wanted: str) -> ModelLoadError:
         """The error for a key with a wrong value."""
         return ModelLoadError(f"{FILE}: {self._prefix}{key} {wanted}, got {json.dumps(self.values.get(key))[:80]}")

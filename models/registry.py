@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from troupellm.models import llama, mistral, qwen2, qwen3
+from troupellm.models import gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import ENCODERS
 from troupellm.models.hf_config import FILE, ConfigReader, architecture_of
@@ -14,7 +14,9 @@ from troupellm.protocol.errors import ModelLoadError
 
 _WRITES = "ForCausalLM"
 FAMILIES: dict[str, Callable[[ConfigReader], DecoderConfig]] = {
-    architecture: family.describe for family in (llama, mistral, qwen2, qwen3) for architecture in family.ARCHITECTURES
+    architecture: family.describe
+    for family in (llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, gpt_oss)
+    for architecture in family.ARCHITECTURES
 }
 BARE = {name.replace(_WRITES, "Model"): describe for name, describe in FAMILIES.items()}
 """The same decoders without anything on top: they embed."""

@@ -68,6 +68,10 @@ class Attention:
         names = tuple(f"{prefix}.{name}" for name in sizes)
         self.qkv = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.qkv_bias)
         self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
+        self.softcap = config.attention_softcap
+        self.sinks: Tensor | None = None
+        if config.attention_sinks:
+            self.sinks = source.take(f"{prefix}.sinks", (config.num_heads,)).float()
         self.norms: tuple[Tensor, Tensor] | None = None
         """Of queries and keys, [head_dim] or [all heads * head_dim]."""
         if config.qk_norm != "none":
@@ -96,7 +100,9 @@ class Attention:
             qk = rope(qk, *angles, interleaved=self.rope_interleaved)
         group = batch.groups[self.view]
         kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, group.kv_rows)
-        attended = paged_attention(qk[:, :heads], *cache, group.plan, self.scale)
+        attended = paged_attention(
+            qk[:, :heads], *cache, group.plan, self.scale, softcap=self.softcap, sinks=self.sinks
+        )
         flat = attended.view(rows, -1)
         return linear(flat if keep is None else flat[keep], self.out)
 

@@ -50,10 +50,11 @@ class DecoderLayer:
         """
         hidden = self._added(update, residual, self.before_attention)
         attended = self._weighed(self.attention(hidden, batch, angles, cache, keep), self.after_attention)
+        tokens = batch.token_ids.shape[0]
         if keep is not None:
-            residual = residual[keep]
+            residual, tokens = residual[keep], keep.shape[0]
         hidden = self._added(attended, residual, self.before_feed_forward)
-        return self._weighed(self.feed_forward(hidden), self.after_feed_forward), residual
+        return self._weighed(self.feed_forward(hidden, tokens), self.after_feed_forward), residual
 
     def _added(self, update: Tensor, residual: Tensor, norm: Tensor | None) -> Tensor:
         """The residual with the update in it, which is written back, behind the norm where there is one."""

@@ -1,0 +1,44 @@
+"""gpt-oss: experts behind a clamped gate, attention sinks, windows in every other layer.
+
+Its checkpoints hold the experts in one tensor per projection: bfloat16, or MXFP4 as `_blocks` and `_scales`.
+"""
+
+import msgspec
+
+from troupellm.models.decoder_config import DecoderConfig, ExpertNames, MoeConfig
+from troupellm.models.expert_config import expert_counts
+from troupellm.models.hf_config import FILE, ConfigReader, decoder_config, layer_windows
+from troupellm.protocol.errors import ModelLoadError
+
+ARCHITECTURES = ("GptOssForCausalLM",)
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096}  # fmt: skip
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """What config.json says about this family."""
+    method = reader.section("quantization_config").values.get("quant_method", "mxfp4")
+    if method != "mxfp4":
+        raise ModelLoadError(f"{FILE}: quantization_config.quant_method of gpt-oss must be mxfp4, got {method!r}")
+    reader = reader.without("quantization_config").with_defaults(
+        rms_norm_eps=1e-5, rope_theta=150000.0, head_dim=64, rope_parameters=reader.values.get("rope_scaling") or YARN
+    )
+    num_layers, bias = reader.integer("num_hidden_layers"), reader.flag("attention_bias", True)
+    window = reader.integer("sliding_window", 128)
+    windows = tuple(window if layer % 2 == 0 else None for layer in range(num_layers))
+    if reader.has("layer_types"):
+        windows = layer_windows(reader, window)
+    config = decoder_config(reader, qkv_bias=bias, out_bias=bias, windows=windows)
+    num_experts, top_k = expert_counts(reader, "num_local_experts", 128, 4)
+    moe = MoeConfig(
+        layers=(True,) * num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=config.intermediate_size,
+        scoring="softmax_of_chosen",
+        bias=True,
+        swiglu_alpha=reader.number("swiglu_alpha", 1.702),
+        swiglu_limit=reader.number("swiglu_limit", 7.0),
+        names=ExpertNames(router="router", interleaved=True),
+    )
+    return msgspec.structs.replace(config, moe=moe, attention_sinks=True)

@@ -1,0 +1,100 @@
+"""A feed-forward part that is a choice of experts."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, route
+from troupellm.kernels.linear import linear, pack
+from troupellm.kernels.quantized import QuantizedWeight, Weight, merge
+from troupellm.models.checkpoint import WeightSource
+from troupellm.models.decoder_config import DecoderConfig, MoeConfig
+from troupellm.protocol.errors import ModelLoadError
+
+Shared = Callable[[Tensor, int], Tensor]
+
+
+def block_prefix(moe: MoeConfig, layer: str, source: WeightSource) -> str:
+    """What the names of a layer's experts and router begin with: the first of the family's that the source has."""
+    prefixes = [f"{layer}.{block}" for block in moe.names.blocks]
+    return next((prefix for prefix in prefixes if source.has(f"{prefix}.{moe.names.router}.weight")), prefixes[0])
+
+
+class Experts:
+    """A router, the experts that it chooses from, and where there is one an expert that all tokens share."""
+
+    def __init__(
+        self, config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource, shared: Shared | None
+    ) -> None:
+        """Take router and experts from `source`. The router stays as it came: it is small, and it decides.
+
+        Args:
+            shared: [rows, hidden] and how many of them count to [rows, hidden].
+        """
+        router, count, hidden = f"{prefix}.{moe.names.router}", moe.num_experts, config.hidden_size
+        bias = source.take(f"{router}.bias", (count,)) if moe.bias else None
+        self.router = pack(source.take(f"{router}.weight", (count, hidden)), bias)
+        self.choice_bias: Tensor | None = None
+        if moe.choice_bias:
+            self.choice_bias = source.take(f"{router}.e_score_correction_bias", (count,)).float()
+        self.routing = Routing(
+            top_k=moe.top_k, scoring=moe.scoring, renormalize=moe.renormalize, scale=moe.scale, groups=moe.groups,
+            top_groups=moe.top_groups, group_score=moe.group_score,
+        )  # fmt: skip
+        self.experts = take_experts(config, moe, f"{prefix}.experts", source)
+        self.shared = shared
+        self.shared_gate = pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (
+            moe.shared_gate) else None  # fmt: skip
+
+    def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
+        """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""
+        used = hidden[:tokens]
+        weights, ids = route(linear(used, self.router), self.routing, self.choice_bias)
+        total = fused_moe(used, weights, ids, self.experts)
+        if self.shared is not None:
+            shared = self.shared(used, tokens)
+            if self.shared_gate is not None:
+                shared = shared.mul_(torch.sigmoid(linear(used, self.shared_gate)))
+            total = total.add_(shared)
+        missing = hidden.shape[0] - tokens
+        return functional.pad(total, (0, 0, 0, missing)) if missing else total
+
+
+def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource) -> PackedExperts:
+    """All experts of one layer, from a tensor per expert and projection or from one for all experts."""
+    hidden, size, count, names = config.hidden_size, moe.intermediate_size, moe.num_experts, moe.names
+    gate_up_biases: list[Tensor] | list[None] = [None] * count
+    down_biases: list[Tensor] | list[None] = [None] * count
+    gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.interleaved)
+    if gate_ups is not None:
+        downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.interleaved)
+        if downs is None:
+            raise ModelLoadError(f"tensor {prefix}.down_proj is missing")
+    elif names.interleaved:
+        raise ModelLoadError(f"tensor {prefix}.gate_up_proj is missing")
+    else:
+        experts = [f"{prefix}.{expert}" for expert in range(count)]
+        shape = (size, hidden)
+        gate_ups = [
+            merge([source.linear(f"{expert}.{names.gate}", shape), source.linear(f"{expert}.{names.up}", shape)])
+            for expert in experts
+        ]
+        downs = [source.linear(f"{expert}.{names.down}", (hidden, size)) for expert in experts]
+    if moe.bias:
+        gate_up_biases = list(source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size)))
+        down_biases = list(source.take(f"{prefix}.down_proj_bias", (count, hidden)))
+    if names.interleaved:
+        order = torch.cat((torch.arange(0, 2 * size, 2), torch.arange(1, 2 * size, 2)))
+        gate_ups = [_rows(weight, order) for weight in gate_ups]
+        gate_up_biases = [None if bias is None else bias[order] for bias in gate_up_biases]
+    return PackedExperts(
+        [pack(weight, bias) for weight, bias in zip(gate_ups, gate_up_biases, strict=True)],
+        [pack(weight, bias) for weight, bias in zip(downs, down_biases, strict=True)],
+        Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit),
+    )
+
+
+def _rows(weight: Weight, order: Tensor) -> Weight:
+    return weight.rows(order) if isinstance(weight, QuantizedWeight) else weight[order]
