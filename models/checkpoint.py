@@ -10,11 +10,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from troupellm.kernels.quantized import Weight
+from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
 from troupellm.protocol.errors import ModelLoadError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-READABLE = {"F32", "BF16", "F16"}
+READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Buffers that old checkpoints carry and that follow from config.json."""
 
@@ -34,6 +35,18 @@ class WeightSource(Protocol):
 
     def tied(self, embedding: Tensor) -> Weight:
         """The head's weight of a model that shares it with the embedding."""
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        """The weights of many experts out of one tensor; None where there is no such tensor.
+
+        Args:
+            name: of the tensor.
+            shape: experts, out_features, in_features.
+            transposed: it holds in_features before out_features.
+        """
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name, not taken yet."""
 
 
 class Checkpoint:
@@ -72,19 +85,35 @@ class Checkpoint:
         Raises:
             ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
         """
+        tensor = self._read(name, shape, READABLE).to(self._dtype)
+        self._taken(tensor.nbytes)
+        return tensor
+
+    def raw(self, name: str, shape: tuple[int, ...], kind: str) -> Tensor:
+        """Read one tensor as it is stored.
+
+        Args:
+            kind: its type as safetensors calls it, e.g. "U8".
+
+        Raises:
+            ModelLoadError: as `take`.
+        """
+        tensor = self._read(name, shape, frozenset({kind}))
+        self._taken(tensor.nbytes)
+        return tensor
+
+    def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> Tensor:
         file = self._homes.pop(name, None)
         if file is None:
             raise ModelLoadError(f"{' and '.join(self._files)}: tensor {name} is missing")
         view = self._files[file].get_slice(name)
         if tuple(view.get_shape()) != shape:
             raise ModelLoadError(f"{file}: tensor {name} has shape {list(view.get_shape())}, expected {list(shape)}")
-        if view.get_dtype() not in READABLE:
+        if view.get_dtype() not in kinds:
             raise ModelLoadError(
-                f"{file}: tensor {name} has type {view.get_dtype()}, expected one of {', '.join(sorted(READABLE))}"
+                f"{file}: tensor {name} has type {view.get_dtype()}, expected one of {', '.join(sorted(kinds))}"
             )
         tensor: Tensor = self._files[file].get_tensor(name)
-        tensor = tensor.to(self._dtype)
-        self._taken(tensor.nbytes)
         return tensor
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -94,6 +123,16 @@ class Checkpoint:
     def tied(self, embedding: Tensor) -> Weight:
         """The embedding itself."""
         return embedding
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        """As `WeightSource.stacked`; what is named `name`_blocks and `name`_scales is in MXFP4 and lies as `shape`."""
+        if self.has(f"{name}{BLOCKS}"):
+            return list(mx_experts(self, name, shape, self._dtype))
+        if not self.has(name):
+            return None
+        if not transposed:
+            return list(self.take(name, shape))
+        return [weight.t().contiguous() for weight in self.take(name, (shape[0], shape[2], shape[1]))]
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
@@ -141,6 +180,14 @@ class RandomWeights:
     def tied(self, embedding: Tensor) -> Weight:
         """The embedding itself."""
         return embedding
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        """As `take`, of each expert."""
+        return [self.take(name, shape[1:]) for _ in range(shape[0])]
+
+    def has(self, name: str) -> bool:
+        """There is every tensor."""
+        return True
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -113,3 +113,9 @@ class BareNames:
 
     def tied(self, embedding: Tensor) -> Weight:
         return self._source.tied(embedding)
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        return self._source.stacked(name.removeprefix("model."), shape, transposed=transposed)
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name.removeprefix("model."))

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.decoder_config import DecoderConfig, MoeConfig
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -27,11 +27,16 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What stays unused of the memory that was available."""
     num_blocks: int
     max_model_len: int
+    num_parameters: int = 0
+    active_parameters: int = 0
+    """Of what one token goes through, where that is not all."""
 
     def table(self) -> str:
         """One line per use, for the start-up log."""
+        total, active = self.num_parameters, self.active_parameters
+        sparse = f"  {total / 1e9:.2f} B parameters, {active / 1e9:.2f} B of them per token" if active < total else ""
         lines = [
-            ("weights", self.weight_bytes, ""),
+            ("weights", self.weight_bytes, sparse),
             ("activations", self.activation_bytes, ""),
             ("KV cache", self.kv_cache_bytes, f"  {self.num_blocks} blocks, context {self.max_model_len}"),
             ("left free", self.free_bytes, ""),
@@ -71,18 +76,37 @@ def plan_memory(
         free_bytes=max(0, available - weights - activations - num_blocks * block),
         num_blocks=num_blocks,
         max_model_len=min(longest, held),
+        num_parameters=weight_count(model, with_head=False),
+        active_parameters=weight_count(model, with_head=False, active=True),
     )
 
 
-def weight_count(model: DecoderConfig, *, with_head: bool) -> int:
-    """Numbers in the model's tensors; a tied head counts only `with_head`, where it is a packed copy in memory."""
+def weight_count(model: DecoderConfig, *, with_head: bool, active: bool = False) -> int:
+    """Numbers in the model's tensors; a tied head counts only `with_head`, where it is a packed copy in memory.
+
+    Args:
+        active: only what one token goes through: the experts it chooses instead of all.
+    """
     heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size + _num_norms(model))
+    layer = model.hidden_size * (2 * heads + 2 * kv_heads + _num_norms(model))
     layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
-    layer += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
     layer += {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
+    layer += model.num_heads * model.attention_sinks
+    plain = (3 * model.hidden_size + 2 * model.mlp_bias) * model.intermediate_size + model.hidden_size * model.mlp_bias
+    sparse = sum(model.moe.layers) if model.moe is not None else 0
+    layers = model.num_layers * layer + (model.num_layers - sparse) * plain
+    if model.moe is not None:
+        layers += sparse * _experts_count(model.moe, model.hidden_size, model.moe.top_k if active else None)
     tables = 2 if model.head == "lm" and (with_head or not model.tie_word_embeddings) else 1
-    return model.num_layers * layer + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
+    return layers + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
+
+
+def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:
+    """Numbers in one layer's router and experts, of which only the `chosen` ones count."""
+    expert = 3 * hidden * moe.intermediate_size + (2 * moe.intermediate_size + hidden) * moe.bias
+    router = moe.num_experts * (hidden + moe.bias + moe.choice_bias)
+    shared = 3 * hidden * moe.shared_size + hidden * moe.shared_gate
+    return router + (moe.num_experts if chosen is None else chosen) * expert + shared
 
 
 def _num_norms(model: DecoderConfig) -> int:
@@ -112,6 +136,8 @@ def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int)
     """The widest moment of a full step, plus logits of all rows and what the sampler makes of them."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
+    if (moe := model.moe) is not None:  # each token as often as it has experts, before, between and behind them
+        width += moe.top_k * 3 * (model.hidden_size + moe.intermediate_size) + 3 * moe.shared_size
     tokens = config.scheduler.max_num_batched_tokens
     return tokens * width * itemsize + config.scheduler.max_num_seqs * model.vocab_size * 4 * 3
 

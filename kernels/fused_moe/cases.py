@@ -29,9 +29,7 @@ MIXTRAL = Routing(top_k=2, renormalize=True)
 QWEN = Routing(top_k=4, renormalize=True)
 PLAIN = Routing(top_k=3)
 GPT_OSS = Routing(top_k=4, scoring="softmax_of_chosen")
-DEEPSEEK = Routing(
-    top_k=4, scoring="sigmoid", renormalize=True, scale=2.5, groups=4, top_groups=2, group_score="top2"
-)
+DEEPSEEK = Routing(top_k=4, scoring="sigmoid", renormalize=True, scale=2.5, groups=4, top_groups=2, group_score="top2")
 DEEPSEEK_V2 = Routing(top_k=3, scale=1.5, groups=4, top_groups=2)
 
 CASES = (

@@ -65,8 +65,8 @@ class Experts:
 def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource) -> PackedExperts:
     """All experts of one layer, from a tensor per expert and projection or from one for all experts."""
     hidden, size, count, names = config.hidden_size, moe.intermediate_size, moe.num_experts, moe.names
-    gate_up_biases: list[Tensor] | list[None] = [None] * count
-    down_biases: list[Tensor] | list[None] = [None] * count
+    gate_up_biases: list[Tensor | None] = [None] * count
+    down_biases: list[Tensor | None] = [None] * count
     gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.interleaved)
     if gate_ups is not None:
         downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.interleaved)

@@ -46,3 +46,12 @@ class QuantizeOnLoad:
     def tied(self, embedding: Tensor) -> Weight:
         weight = self._source.tied(embedding)
         return self._quantize(weight) if isinstance(weight, Tensor) and self._head else weight
+
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        weights = self._source.stacked(name, shape, transposed=transposed)
+        if weights is None:
+            return None
+        return [self._quantize(weight) if isinstance(weight, Tensor) else weight for weight in weights]
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
