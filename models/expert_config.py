@@ -3,14 +3,14 @@
 from troupellm.models.hf_config import ConfigReader
 
 
-def expert_counts(reader: ConfigReader, key: str, experts: int, chosen: int) -> tuple[int, int]:
-    """How many experts a layer has, under `key`, and how many of them a token goes through.
+def expert_counts(reader: ConfigReader, experts: int, chosen: int) -> tuple[int, int]:
+    """How many experts a layer has, under either name that is in use, and how many of them a token goes through.
 
     Args:
         experts, chosen: what they are where config.json does not say.
     """
-    count = reader.integer(key, experts)
-    top_k = reader.integer("num_experts_per_tok", chosen)
+    key = "num_local_experts" if reader.has("num_local_experts") else "num_experts"
+    count, top_k = reader.integer(key, experts), reader.integer("num_experts_per_tok", chosen)
     if top_k > count:
         raise reader.refuse("num_experts_per_tok", f"must be at most {key} ({count})")
     return count, top_k

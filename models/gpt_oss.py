@@ -29,7 +29,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     if reader.has("layer_types"):
         windows = layer_windows(reader, window)
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, windows=windows)
-    num_experts, top_k = expert_counts(reader, "num_local_experts", 128, 4)
+    num_experts, top_k = expert_counts(reader, 128, 4)
     moe = MoeConfig(
         layers=(True,) * num_layers,
         num_experts=num_experts,

@@ -14,7 +14,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     reader = reader.with_defaults(rms_norm_eps=1e-5, rope_theta=1e6)
     window = reader.integer("sliding_window") if reader.has("sliding_window") else None
     config = decoder_config(reader, windows=layer_windows(reader, window))
-    num_experts, top_k = expert_counts(reader, "num_local_experts", 8, 2)
+    num_experts, top_k = expert_counts(reader, 8, 2)
     moe = MoeConfig(
         layers=(True,) * config.num_layers,
         num_experts=num_experts,

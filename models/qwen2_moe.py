@@ -12,7 +12,7 @@ ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     config = decoder_config(reader, qkv_bias=reader.flag("qkv_bias", True), windows=lower_windows(reader))
-    num_experts, top_k = expert_counts(reader, "num_experts", 60, 4)
+    num_experts, top_k = expert_counts(reader, 60, 4)
     moe = MoeConfig(
         layers=sparse_layers(reader),
         num_experts=num_experts,

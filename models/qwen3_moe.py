@@ -16,7 +16,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     window = reader.integer("sliding_window") if windowed else None
     windows = (window,) * reader.integer("num_hidden_layers")
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
-    num_experts, top_k = expert_counts(reader, "num_experts", 128, 8)
+    num_experts, top_k = expert_counts(reader, 128, 8)
     moe = MoeConfig(
         layers=sparse_layers(reader),
         num_experts=num_experts,

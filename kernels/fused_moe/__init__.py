@@ -44,7 +44,7 @@ def fused_moe(x: Tensor, weights: Tensor, ids: Tensor, experts: PackedExperts) -
     """The sum over a token's experts of weight * down(gate(gate_up(x))).
 
     Args:
-        x: [tokens, hidden], the type of the experts, tokens >= 1.
+        x: [tokens, hidden], the type of the experts.
         weights: float32 [tokens, top_k].
         ids: int64 [tokens, top_k], the experts of each token.
 

@@ -39,6 +39,8 @@ def experts_by_products(
 ) -> Tensor:
     """As `fused_moe`. Each token's experts are added up in the order of `ids`, whatever else is in the batch."""
     tokens, top_k = ids.shape
+    if tokens == 0:  # the last layer of a piece that no logits are wanted of
+        return torch.zeros_like(x)
     flat = ids.reshape(-1)
     order = flat.argsort(stable=True)
     used = [(expert, rows) for expert, rows in enumerate(flat.bincount(minlength=len(down)).tolist()) if rows]

@@ -17,6 +17,8 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 2048,
 }  # fmt: skip
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -81,11 +83,27 @@ def test_weights_are_counted_exactly(tmp_path: Path) -> None:
         transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
         transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
         transformers.Qwen3Config(**SIZES, head_dim=32),
+        transformers.MixtralConfig(**SIZES, num_local_experts=4),
+        transformers.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=24, mlp_only_layers=[0]),
+        transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32),
+        transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=16),
     )):  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(tmp_path / str(number))
         counted = weight_count(describe_model(tmp_path / str(number)), with_head=False)
         assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_of_experts_only_the_chosen_ones_are_active(tmp_path: Path) -> None:
+    transformers.MixtralConfig(**SIZES, num_local_experts=4, architectures=["MixtralForCausalLM"]).save_pretrained(
+        tmp_path
+    )
+    model = describe_model(tmp_path)
+    assert model.moe is not None
+    expert = 3 * model.hidden_size * model.intermediate_size
+    total, active = (weight_count(model, with_head=False, active=active) for active in (False, True))
+    assert total - active == model.num_layers * (4 - 2) * expert
+    assert "B parameters" in plan(tmp_path).table().splitlines()[0]
 
 
 def test_the_table_names_every_use(folder: Path) -> None:
