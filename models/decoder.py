@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.linear import PackedLinear, linear, pack
-from troupellm.kernels.quantized import Weight
 from troupellm.kernels.rms_norm import add_rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -31,6 +30,8 @@ class Decoder:
         self.config = config
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
+        # Rounded like the weights, as in the models' own code.
+        self.embedding_scale = float(torch.tensor(config.embedding_scale).to(self.embedding.dtype))
         self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
         self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None
@@ -65,11 +66,12 @@ class Decoder:
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self._angles(positions)
         update = functional.embedding(token_ids, self.embedding)
-        if self.config.embedding_scale != 1.0:
-            update.mul_(self.config.embedding_scale)
+        if self.embedding_scale != 1.0:
+            update.mul_(self.embedding_scale)
         if batch.inputs is not None:
             places, values = batch.inputs
-            update[places] = values.to(update.dtype)
+            scale = self.embedding_scale if self.config.scale_inputs else 1.0
+            update[places] = values.to(update.dtype) * scale
         residual = torch.zeros_like(update)
         for layer, turns, cache in zip(self.layers[:-1], angles, caches, strict=False):
             update, residual = layer(update, residual, batch, turns, cache)
@@ -97,25 +99,3 @@ class Decoder:
         if self.score is None:
             raise RuntimeError("this model has no classifier")
         return linear(hidden.to(self.embedding.dtype), self.score)
-
-
-class BareNames:
-    """Weights of a decoder that was saved without anything on top, whose names lack the first part."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._source.take(name.removeprefix("model."), shape)
-
-    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self._source.linear(name.removeprefix("model."), shape)
-
-    def tied(self, embedding: Tensor) -> Weight:
-        return self._source.tied(embedding)
-
-    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
-        return self._source.stacked(name.removeprefix("model."), shape, transposed=transposed)
-
-    def has(self, name: str) -> bool:
-        return self._source.has(name.removeprefix("model."))

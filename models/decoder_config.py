@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal["silu", "gelu_tanh"]
+QKNorm = Literal["none", "head", "full"]
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +113,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: QKNorm = "none"
     """Norms of queries and keys before the rotation: of every head, or of all heads together."""
     head: Literal["lm", "score", "none"] = "lm"
     """What is on top: the vocabulary's scores, a classifier's, or nothing."""
@@ -128,6 +129,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_offset: float = 0.0
     """Added to every norm's weight."""
     embedding_scale: float = 1.0
+    scale_inputs: bool = False
+    """Whether the scale is of embeddings that a request brings, too."""
     residual_multiplier: float = 1.0
     """Of what attention and feed-forward add to the residual."""
     attention_scale: float | None = None
@@ -148,6 +151,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's name of query, key and value in one tensor; None has three."""
     gate_up_name: str | None = None
     """The same for gate and up."""
+    text_part: bool = False
+    """Whether the checkpoint has other parts than this decoder, whose tensors are under a name of its own there."""
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
 

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 
 
 class ConfigReader:
@@ -32,6 +34,10 @@ class ConfigReader:
             raise ModelLoadError(f"{FILE}: expected an object, got {type(values).__name__}")
         return cls(values)
 
+    def with_defaults(self, **defaults: Any) -> "ConfigReader":
+        """The same, with values for keys that are not there; one that is there and null stays null."""
+        return ConfigReader({**defaults, **self.values}, self._prefix)
+
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
@@ -48,6 +54,10 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self.refuse(key, "must be a number above 0")
         return float(value)
+
+    def optional(self, key: str) -> float | None:
+        """A number above zero, or None for null and for nothing."""
+        return self.number(key) if self.has(key) else None
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -78,11 +88,6 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise self.refuse(key, "must be an object")
         return ConfigReader(value, f"{self._prefix}{key}.")
-
-    def with_defaults(self, **defaults: Any) -> "ConfigReader":
-        """The same, with values of the family's own for keys that are missing or null."""
-        given = {key: value for key, value in self.values.items() if value is not None}
-        return ConfigReader({**defaults, **given}, self._prefix)
 
     def without(self, key: str) -> "ConfigReader":
         """The same, as if the key were missing."""
@@ -115,17 +120,26 @@ def decoder_config(
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: Literal["none", "head", "full"] = "none",
+    qk_norm: QKNorm = "none",
     windows: tuple[int | None, ...] = (),
+    activation: Activation | None = None,
+    rotary: float | None = None,
+    rope: RopeConfig | None = None,
 ) -> DecoderConfig:
     """What all families share, plus what the family says about itself.
+
+    Args:
+        activation: of the gate; without it `hidden_act` is read, and must be a SiLU.
+        rotary: share of a head that is rotated where `partial_rotary_factor` does not say; without it, it is all.
+        rope: the rotation; read when not given.
 
     Raises:
         ModelLoadError: a value is missing, wrong, or asks for something that is not built.
     """
     if reader.has("quantization_config"):
         raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints are not supported")
-    reader.choice("hidden_act", ("silu", "swish"), "silu")
+    if activation is None:
+        activation = ACTIVATIONS[reader.choice("hidden_act", ("silu", "swish"), "silu")]
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     if not reader.has("head_dim") and hidden_size % num_heads:
         raise reader.refuse("hidden_size", f"must be a multiple of num_attention_heads ({num_heads})")
@@ -136,6 +150,9 @@ def decoder_config(
     if num_heads % num_kv_heads:
         raise reader.refuse("num_key_value_heads", f"must divide num_attention_heads ({num_heads})")
     num_layers = reader.integer("num_hidden_layers")
+    rotary_dim = head_dim if rotary is None else _rotary_dim(reader, head_dim, rotary)
+    if rope is None:
+        rope = rope_config(reader, rotary_dim, whole=rotary is None)
     dtype_key = "dtype" if reader.has("dtype") else "torch_dtype"
     return DecoderConfig(
         architecture=architecture_of(reader),
@@ -148,7 +165,8 @@ def decoder_config(
         head_dim=head_dim,
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         max_position_embeddings=reader.integer("max_position_embeddings"),
-        rope=rope_config(reader, head_dim),
+        rope=rope,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
         qkv_bias=qkv_bias,
@@ -156,6 +174,7 @@ def decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         windows=windows or (None,) * num_layers,
+        activation=activation,
     )
 
 
@@ -176,14 +195,36 @@ def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None,
     return tuple(known[kind] for kind in kinds)
 
 
-def rope_config(reader: ConfigReader, head_dim: int) -> RopeConfig:
-    """Rotary embedding from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files."""
+def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
+    """How many of a head's values are rotated."""
+    scaling = reader.section("rope_parameters")
+    home = scaling if scaling.has("partial_rotary_factor") else reader
+    size = int(head_dim * home.number("partial_rotary_factor", default))
+    if not 0 < size <= head_dim or size % 2:
+        raise home.refuse("partial_rotary_factor", f"must make an even part of head_dim ({head_dim})")
+    return size
+
+
+def rope_config(reader: ConfigReader, rotary_dim: int, *, whole: bool = True) -> RopeConfig:
+    """Rotary embedding from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older files.
+
+    Args:
+        rotary_dim: values of a head that are rotated.
+        whole: refuse a file that asks for a part of the head.
+    """
     scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     theta = scaling.number("rope_theta") if scaling.has("rope_theta") else reader.number("rope_theta", 10000.0)
-    if scaling.number("partial_rotary_factor", 1.0) != 1.0 or reader.number("partial_rotary_factor", 1.0) != 1.0:
+    if whole and (
+        scaling.number("partial_rotary_factor", 1.0) != 1.0 or reader.number("partial_rotary_factor", 1.0) != 1.0
+    ):
         raise reader.refuse("partial_rotary_factor", "must be 1.0")
+    return scaled_rope(reader, scaling, theta, rotary_dim)
+
+
+def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotary_dim: int) -> RopeConfig:
+    """A rotary embedding whose scaling is in a section of its own."""
     key = "rope_type" if scaling.has("rope_type") else "type"
-    kind = scaling.choice(key, ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"), "default")
+    kind = scaling.choice(key, ROPES, "default")
     if kind == "default":
         return RopeConfig(theta=theta)
     kind = "longrope" if kind == "su" else kind
@@ -196,7 +237,7 @@ def rope_config(reader: ConfigReader, head_dim: int) -> RopeConfig:
         theta=theta,
         factor=scaling.number("factor", implied),
         original_max_position=original,
-        attention_factor=scaling.number("attention_factor") if scaling.has("attention_factor") else None,
+        attention_factor=scaling.optional("attention_factor"),
         low_freq_factor=scaling.number("low_freq_factor") if kind == "llama3" else 1.0,
         high_freq_factor=scaling.number("high_freq_factor") if kind == "llama3" else 4.0,
         beta_fast=scaling.number("beta_fast", 32.0),
@@ -204,6 +245,6 @@ def rope_config(reader: ConfigReader, head_dim: int) -> RopeConfig:
         mscale=scaling.number("mscale") if scaling.values.get("mscale") else 0.0,
         mscale_all_dim=scaling.number("mscale_all_dim") if scaling.values.get("mscale_all_dim") else 0.0,
         truncate=scaling.flag("truncate", True),
-        short_factor=scaling.numbers("short_factor", head_dim // 2) if kind == "longrope" else (),
-        long_factor=scaling.numbers("long_factor", head_dim // 2) if kind == "longrope" else (),
+        short_factor=scaling.numbers("short_factor", rotary_dim // 2) if kind == "longrope" else (),
+        long_factor=scaling.numbers("long_factor", rotary_dim // 2) if kind == "longrope" else (),
     )

@@ -5,22 +5,67 @@ from pathlib import Path
 
 import msgspec
 
-from troupellm.models import gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from troupellm.models import (
+    gemma2,
+    gemma3,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import ENCODERS
 from troupellm.models.hf_config import FILE, ConfigReader, architecture_of
 from troupellm.models.pooling_config import read_labels
 from troupellm.protocol.errors import ModelLoadError
 
+Describe = Callable[[ConfigReader], DecoderConfig]
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    gemma2,
+    gemma3,
+    phi3,
+    granite,
+    olmo2,
+    glm,
+    smollm3,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+    gpt_oss,
+)
 _WRITES = "ForCausalLM"
-FAMILIES: dict[str, Callable[[ConfigReader], DecoderConfig]] = {
-    architecture: family.describe
-    for family in (llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, gpt_oss)
-    for architecture in family.ARCHITECTURES
-}
-BARE = {name.replace(_WRITES, "Model"): describe for name, describe in FAMILIES.items()}
+
+
+def _architectures(attribute: str, ending: str) -> dict[str, Describe]:
+    """What each family lists under that name, else its architectures that write, with another ending."""
+    return {
+        architecture: family.describe
+        for family in _FAMILIES
+        for architecture in getattr(family, attribute, None) or _renamed(family.ARCHITECTURES, ending)
+    }
+
+
+def _renamed(architectures: tuple[str, ...], ending: str) -> list[str]:
+    return [name.replace(_WRITES, ending) for name in architectures if name.endswith(_WRITES)]
+
+
+FAMILIES: dict[str, Describe] = {name: family.describe for family in _FAMILIES for name in family.ARCHITECTURES}
+BARE = _architectures("BARE", "Model")
 """The same decoders without anything on top: they embed."""
-CLASSIFIERS = {name.replace(_WRITES, "ForSequenceClassification"): describe for name, describe in FAMILIES.items()}
+CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
 """And with a classifier that reads the last token."""
 
 

@@ -12,7 +12,7 @@ import torch
 
 from troupellm.kernels import paged_attention
 from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
-from troupellm.models.decoder import EMBEDDING, HEAD, BareNames, Decoder
+from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
@@ -32,6 +32,7 @@ from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.guide import GuideProgram
@@ -240,10 +241,8 @@ class ModelWorker:
             progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
 
         checkpoint = Checkpoint(self._folder, dtype, taken)
-        source = BareNames(checkpoint) if model.head == "none" and not checkpoint.has(EMBEDDING) else checkpoint
+        source = decoder_weights(model, checkpoint, EMBEDDING)
         decoder = Decoder(model, _quantizing(source, config.model), max_model_len=budget.max_model_len)
-        if model.tie_word_embeddings:
-            checkpoint.ignore(f"{HEAD}.weight")
         checkpoint.finish()
         return decoder
 

@@ -60,7 +60,7 @@ class Attention:
         self.view = cache_layout(config).view_of[layer]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.eps = config.rms_norm_eps
-        self.rope_interleaved = config.rope_interleaved
+        self.softcap, self.rope_interleaved = config.attention_softcap, config.rope_interleaved
         query, key = config.num_heads * size, config.num_kv_heads * size
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
         if config.qkv_name is not None:

@@ -4,12 +4,15 @@ from typing import Protocol
 
 from torch import Tensor
 
+from troupellm.kernels.gelu_mul import gelu_mul
 from troupellm.kernels.linear import linear
 from troupellm.kernels.silu_mul import silu_mul
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
 from troupellm.models.layers.projection import merged_linear
+
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 
 
 class FeedForwardPart(Protocol):
@@ -33,6 +36,7 @@ class FeedForward:
     """activation(gate) * up, then down."""
 
     def __init__(self, config: DecoderConfig, prefix: str, source: WeightSource, size: int) -> None:
+        self.gate = GATES[config.activation]
         sizes = {"gate_proj": size, "up_proj": size} if config.gate_up_name is None else {config.gate_up_name: 2 * size}
         names = tuple(f"{prefix}.{name}" for name in sizes)
         self.gate_up = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.mlp_bias)
@@ -40,4 +44,4 @@ class FeedForward:
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`."""
-        return linear(silu_mul(linear(hidden, self.gate_up)), self.down)
+        return linear(self.gate(linear(hidden, self.gate_up)), self.down)

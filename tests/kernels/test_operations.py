@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
+from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
 from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
 from troupellm.kernels.linear import PackedLinear, cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
@@ -51,6 +53,14 @@ def test_silu_mul(case: silu_mul_cases.Case) -> None:
     gate_up = silu_mul_cases.make_inputs(case, "cpu", 1)
     before = gate_up.clone()
     close(silu_mul(gate_up), silu_mul_reference(gate_up), case.tolerance)
+    assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("case", gelu_mul_cases.CASES, ids=lambda case: case.name)
+def test_gelu_mul(case: gelu_mul_cases.Case) -> None:
+    gate_up = gelu_mul_cases.make_inputs(case, "cpu", 1)
+    before = gate_up.clone()
+    close(gelu_mul(gate_up), gelu_mul_reference(gate_up), case.tolerance)
     assert torch.equal(gate_up, before)
 
 

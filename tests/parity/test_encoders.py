@@ -40,6 +40,13 @@ DECODERS = {
     "mistral": transformers.MistralConfig(**DECODER_SIZES, sliding_window=20),
     "qwen2": transformers.Qwen2Config(**DECODER_SIZES),
     "qwen3": transformers.Qwen3Config(**DECODER_SIZES, head_dim=32),
+    "gemma3": transformers.Gemma3TextConfig(
+        **DECODER_SIZES, head_dim=32, query_pre_attn_scalar=64, sliding_window=20, sliding_window_pattern=2
+    ),
+    "phi3": transformers.Phi3Config(**DECODER_SIZES),
+    "olmo2": transformers.Olmo2Config(**DECODER_SIZES),
+    "glm4": transformers.Glm4Config(**DECODER_SIZES, head_dim=32),
+    "smollm3": transformers.SmolLM3Config(**DECODER_SIZES, no_rope_layer_interval=2),
 }
 SIMPLE = PoolingParams(use_activation=False)
 

@@ -1,0 +1,23 @@
+"""The gate of a gated feed-forward layer whose activation is a GELU, by its tanh approximation."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, where gate and up are the halves of the last dimension.
+
+    gelu(x) is x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), of Hendrycks and Gimpel 2016.
+
+    Args:
+        gate_up: [tokens, 2 * size], any float type; left as it is.
+
+    Returns:
+        [tokens, size], contiguous.
+    """
+    if gate_up.device.type != "cpu":
+        return gelu_mul_reference(gate_up)
+    size = gate_up.shape[-1] // 2
+    return functional.gelu(gate_up[..., :size], approximate="tanh").mul_(gate_up[..., size:])

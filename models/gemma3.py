@@ -1,0 +1,75 @@
+"""Gemma 3: Gemma 2 with normed queries and keys instead of caps, and a rotation of its own in layers with a window.
+
+Of checkpoints that see images (Gemma3ForConditionalGeneration) the part that reads and writes text is served.
+"""
+
+import msgspec
+
+from troupellm.models import gemma2
+from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.hf_config import ACTIVATIONS, ConfigReader, architecture_of, decoder_config, scaled_rope
+
+WITH_IMAGES = "Gemma3ForConditionalGeneration"
+ARCHITECTURES = ("Gemma3ForCausalLM", WITH_IMAGES)
+BARE = ("Gemma3TextModel",)
+CLASSIFIERS = ("Gemma3TextForSequenceClassification",)
+DEFAULTS = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "sliding_window_pattern": 6, "max_position_embeddings": 131072,
+}  # fmt: skip
+"""What the models' own code takes where config.json is silent."""
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """What config.json says about this family."""
+    architecture = architecture_of(reader)
+    with_images = architecture == WITH_IMAGES
+    if with_images:
+        dtypes = {key: reader.values[key] for key in ("dtype", "torch_dtype") if reader.has(key)}
+        reader = reader.section("text_config").with_defaults(**dtypes, architectures=[architecture])
+    reader = reader.with_defaults(**DEFAULTS)
+    gemma2.refuse_both_directions(reader)
+    if reader.has("attn_logit_softcapping"):
+        raise reader.refuse("attn_logit_softcapping", "must be null")
+    windows = gemma2.windows_but_every(reader, reader.integer("sliding_window_pattern"))
+    everywhere, nearby = _ropes(reader)
+    bias = reader.flag("attention_bias", False)
+    plain = decoder_config(
+        reader,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="head",
+        windows=windows,
+        activation=ACTIVATIONS[reader.choice("hidden_activation", tuple(ACTIVATIONS))],
+        rope=everywhere,
+    )
+    return msgspec.structs.replace(
+        plain,
+        norms=gemma2.NORMS,
+        norm_offset=1.0,
+        embedding_scale=plain.hidden_size**0.5,
+        attention_scale=reader.number("query_pre_attn_scalar") ** -0.5,
+        logit_softcap=reader.optional("final_logit_softcapping") or 0.0,
+        layer_ropes=tuple(everywhere if window is None else nearby for window in windows),
+        text_part=with_images,
+    )
+
+
+def _ropes(reader: ConfigReader) -> tuple[RopeConfig, RopeConfig]:
+    """The rotations of layers that see everything and of those with a window.
+
+    Older files scale the former in `rope_scaling` and name the latter's base `rope_local_base_freq`.
+    """
+    size = reader.integer("head_dim")
+    if not reader.has("rope_parameters"):
+        theta = reader.number("rope_theta", GLOBAL_THETA)
+        nearby = RopeConfig(theta=reader.number("rope_local_base_freq", LOCAL_THETA))
+        return scaled_rope(reader, reader.section("rope_scaling"), theta, size), nearby
+    both = reader.section("rope_parameters")
+    full, sliding = both.section("full_attention"), both.section("sliding_attention")
+    return (
+        scaled_rope(reader, full, full.number("rope_theta", GLOBAL_THETA), size),
+        scaled_rope(reader, sliding, sliding.number("rope_theta", LOCAL_THETA), size),
+    )

@@ -1,0 +1,18 @@
+"""Phi-3, Phi-3.5, Phi-4: Llama with merged projections in the checkpoint, and long or partial rotation."""
+
+import msgspec
+
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windows
+
+ARCHITECTURES = ("Phi3ForCausalLM",)
+DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
+"""What the models' own code takes where config.json is silent."""
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """What config.json says about this family."""
+    reader = reader.with_defaults(**DEFAULTS)
+    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+    plain = decoder_config(reader, windows=layer_windows(reader, window), rotary=1.0)
+    return msgspec.structs.replace(plain, qkv_name="qkv_proj", gate_up_name="gate_up_proj")

@@ -1,0 +1,71 @@
+"""What a family has beyond Llama matters in the small checkpoints: without any one of it, the logits are others.
+
+Otherwise a family whose description forgets something could equal `transformers` all the same.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
+
+from troupellm.models.decoder_config import LayerNorms, RopeConfig
+
+LENGTH = 45
+CLEAR = 0.01
+"""A hundred times what parity forgives."""
+ROTATION, NEARBY = RopeConfig(theta=10000.0), RopeConfig(theta=100.0)
+FEATURES: dict[str, list[dict[str, Any]]] = {
+    "gemma2": [
+        {"attention_softcap": 0.0}, {"logit_softcap": 0.0}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
+        {"attention_scale": None}, {"activation": "silu"}, {"windows": (None, None)}, {"windows": (20, 20)},
+        {"norms": LayerNorms(before_feed_forward="pre_feedforward_layernorm")},
+    ],
+    "gemma3": [
+        {"qk_norm": "none"}, {"layer_ropes": ()}, {"layer_ropes": (NEARBY, NEARBY, NEARBY)},
+        {"windows": (None, None, None)}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
+        {"attention_scale": None}, {"activation": "silu"},
+    ],
+    "phi3": [{"windows": (None, None)}],
+    "phi3_short": [{"rope": ROTATION}],
+    "phi3_long": [{"rope": ROTATION}, {"rotary_dim": None, "rope": ROTATION}],
+    "granite": [
+        {"embedding_scale": 1.0}, {"residual_multiplier": 1.0}, {"attention_scale": None}, {"logit_scale": 1.0},
+    ],
+    "olmo2": [{"qk_norm": "none"}, {"norms": LayerNorms(before_attention=None, before_feed_forward=None)}],
+    "glm": [{"rotary_dim": None}, {"rope_interleaved": False}, {"qkv_bias": False}],
+    "glm4": [{"rotary_dim": None}, {"rope_interleaved": False}, {"norms": LayerNorms()}],
+    "smollm3": [{"layer_ropes": ()}],
+    "smollm3_window": [{"windows": (None, None)}],
+}  # fmt: skip
+
+
+def last_logits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Of a prompt's last token."""
+    seen, plain = [], pair.decoder.logits
+
+    def record(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(plain(hidden).clone())
+        return seen[-1].clone()
+
+    monkeypatch.setattr(pair.decoder, "logits", record)
+    driver = Driver(pair.runner())
+    driver.submit(0, make_prompt(LENGTH))
+    driver.run({0: LENGTH})
+    return seen[0][0]
+
+
+@pytest.fixture(scope="module", params=list(FEATURES))
+def name_and_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pair]:
+    return request.param, Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
+
+
+def test_without_any_feature_the_logits_are_others(
+    name_and_pair: tuple[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, pair = name_and_pair
+    expected = pair.logits(make_prompt(LENGTH))[-1]
+    torch.testing.assert_close(last_logits(pair, monkeypatch), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    for changes in FEATURES[name]:
+        wrong = last_logits(pair.mistaken(**changes), monkeypatch)
+        assert (wrong - expected).abs().max() > CLEAR, f"{name} is the same with {changes}"

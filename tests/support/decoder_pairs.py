@@ -1,0 +1,216 @@
+"""Small random checkpoints of every decoder family, in `transformers` and in this engine."""
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+
+from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.registry import describe_model
+from troupellm.models.runner import ModelRunner
+from troupellm.models.weight_names import decoder_weights
+from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+
+TOLERANCE = 1e-4
+MAX_LEN = 192
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
+GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64}
+
+
+IMAGES = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+def longrope(rotary_dim: int, **more: float) -> dict[str, object]:
+    """Phi's rotation, of three quarters of a head."""
+    half = rotary_dim // 2
+    return {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + 0.2 * index for index in range(half)],
+        "long_factor": [1.5 + 0.5 * index for index in range(half)], **more,
+    }  # fmt: skip
+
+
+FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama_tied": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=24),
+    "llama_biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama_llama3": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama_yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "llama_linear": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LINEAR),
+    "llama_one_kv_head": lambda: transformers.LlamaConfig(**{**SIZES, "num_key_value_heads": 1}),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
+    "mistral_window": lambda: transformers.MistralConfig(**SIZES, sliding_window=20, head_dim=32),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen2_tied_window": lambda: transformers.Qwen2Config(
+        **SIZES, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **GEMMA, sliding_window=20, attn_logit_softcapping=3.0, final_logit_softcapping=4.0
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 3},
+        sliding_window=20,
+        sliding_window_pattern=3,
+        rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "gemma3_with_images": lambda: transformers.Gemma3Config(
+        text_config={**GEMMA, "sliding_window": 20}, vision_config=IMAGES, initializer_range=0.3
+    ),
+    "phi3": lambda: transformers.Phi3Config(**SIZES, sliding_window=20),
+    "phi3_long": lambda: transformers.Phi3Config(
+        **SIZES, original_max_position_embeddings=1, rope_parameters=longrope(12, attention_factor=1.3)
+    ),
+    "phi3_short": lambda: transformers.Phi3Config(
+        **{**SIZES, "max_position_embeddings": 512},
+        original_max_position_embeddings=256,
+        tie_word_embeddings=True,
+        rope_parameters=longrope(12),
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SIZES, embedding_multiplier=7.0, residual_multiplier=0.4, attention_multiplier=0.05, logits_scaling=5.0
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "glm": lambda: transformers.GlmConfig(**SIZES, head_dim=32),
+    "glm4": lambda: transformers.Glm4Config(**SIZES, head_dim=16, attention_bias=False),
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),
+    "smollm3_window": lambda: transformers.SmolLM3Config(
+        **SIZES, no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=20
+    ),
+    "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+}
+
+
+class Pair:
+    """One checkpoint in both engines."""
+
+    def __init__(self, folder: Path, config: transformers.PretrainedConfig) -> None:
+        torch.manual_seed(5)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # fresh ones are all 1 or all 0, which hides mistakes
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        model.save_pretrained(folder)
+        self.reference, self.folder = model, folder
+        self.config = describe_model(folder)
+        self.decoder, checkpoint = self._read()
+        checkpoint.finish()
+
+    def mistaken(self, **changes: Any) -> "Pair":
+        """The same checkpoint, with a description that says something else."""
+        other = copy.copy(self)
+        other.config = msgspec.structs.replace(self.config, **changes)
+        other.decoder, _ = other._read()
+        return other
+
+    def _read(self) -> tuple[Decoder, Checkpoint]:
+        checkpoint = Checkpoint(self.folder, torch.float32)
+        source = decoder_weights(self.config, checkpoint, EMBEDDING)
+        return Decoder(self.config, source, max_model_len=MAX_LEN), checkpoint
+
+    def runner(self, num_blocks: int = 120, block_size: int = 8) -> ModelRunner:
+        cache = KVCache(self.config, num_blocks, block_size, torch.float32)
+        cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
+        return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
+        output = self.reference.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+            max_new_tokens=new_tokens, min_new_tokens=new_tokens, pad_token_id=0,
+        )  # fmt: skip
+        return output[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self.reference(torch.tensor([tokens])).logits[0]
+
+    def check(self, prompt: list[int], got: list[int]) -> None:
+        expected = self.greedy(prompt, len(got))
+        for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+            if ours != theirs:
+                best = self.logits([*prompt, *expected[:index]])[-1].topk(2).values
+                gap = float(best[0] - best[1])
+                assert gap < TOLERANCE, f"token {index} is {ours}, not {theirs}; the reference's gap is {gap}"
+                return
+
+
+class Driver:
+    """A scheduler by hand: rows with a cursor, blocks handed out in random order."""
+
+    def __init__(self, runner: ModelRunner, seed: int = 3) -> None:
+        self.runner = runner
+        self.free = list(range(runner.cache.num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.tokens: dict[int, list[int]] = {}
+        self.prompts: dict[int, int] = {}
+        self.done: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+        self.step = 0
+
+    def submit(self, row: int, prompt: list[int]) -> None:
+        self.tokens[row], self.prompts[row], self.done[row], self.held[row] = list(prompt), len(prompt), 0, 0
+
+    def run(self, spans: dict[int, int]) -> StepResult:
+        """Compute so many tokens of each row."""
+        new, changes = [], []
+        for row, count in spans.items():
+            blocks = self._blocks_for(row, self.done[row] + count)
+            if self.done[row] == 0:
+                ids = np.array(self.tokens[row], dtype="<i4").tobytes()
+                state = SamplingState(temperature=0.0)
+                new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
+                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,)))  # fmt: skip
+            elif blocks:
+                changes.append(RowChange(row=row, appended_blocks=(blocks,)))
+        rows = tuple(spans)
+        result = self.runner.run(
+            StepPlan(step=self.step, engine_epoch=0, rows=rows, epochs=(1,) * len(rows), new_rows=tuple(new),
+                     starts=tuple(self.done[row] for row in rows), counts=tuple(spans.values()),
+                     changes=tuple(changes))
+        )  # fmt: skip
+        self.step += 1
+        tokens = iter(result.tokens)
+        for row, count in zip(rows, result.token_counts, strict=True):
+            self.done[row] += spans[row]
+            self.tokens[row] += [next(tokens) for _ in range(count)]
+        assert result.errors == ()
+        return result
+
+    def generate(self, row: int, new_tokens: int) -> None:
+        while self.generated(row) < new_tokens:
+            self.run({row: len(self.tokens[row]) - self.done[row]})
+
+    def generated(self, row: int) -> int:
+        return len(self.tokens[row]) - self.prompts[row]
+
+    def answer(self, row: int) -> list[int]:
+        return self.tokens[row][self.prompts[row] :]
+
+    def _blocks_for(self, row: int, length: int) -> tuple[int, ...]:
+        needed = -(-length // self.runner.cache.block_size) - self.held[row]
+        self.held[row] += max(needed, 0)
+        return tuple(self.free.pop() for _ in range(needed))
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()
