@@ -1,0 +1,79 @@
+"""What the Triton kernels of all operations share. Importing this package does not import triton.
+
+Writing a kernel:
+    - It lives in `kernels/<operation>/triton_<what>.py`, which imports triton at its top; nothing imports that file at
+      load: the operation's dispatch imports it inside a function, once `usable(device)` has said that triton is there.
+    - `language.py` beside this file holds what makes a kernel run in Triton's interpreter as it does on a device:
+      `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`, `soft_cap`. All arithmetic is in
+      float32: bfloat16 is only loaded, cast, stored and given to `dot`.
+    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table, never
+      from `@triton.autotune` (it times launches: impossible while a CUDA graph is captured, and not in the interpreter).
+    - No `make_block_ptr` (gone in 3.9), no `tl.extra`, no inline assembly; block ids are made int64 before they are
+      multiplied; whatever is masked out is masked in the load as well, because memory there may hold NaN.
+
+Testing a kernel:
+    - `tests/kernels/triton/checks/<operation>.py` holds ordinary pytest tests against the reference, on
+      `triton_support.check_device()`. `tests/kernels/triton/test_interpreter.py` runs each such file in a process of its
+      own under TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs
+      some 10 ms: a few dozen tiles per test, the rest marked slow. On a machine with a GPU the same files run
+      compiled: `pytest tests/kernels/triton/checks/*.py`.
+    - `tests/kernels/triton/checks/<operation>_sm90.py` compiles the kernel at real shapes with
+      `offline.compile_for(...)`, without a device, and asserts registers, spills, shared memory and pipelined buffers.
+"""
+
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one kernel is launched for one kind of shape."""
+
+    warps: int = 4
+    stages: int = 3
+    constants: dict[str, int] = field(default_factory=dict)
+    """Tile sizes, as the kernel names them."""
+    occupancy: int = 1
+    """Programs that share a multiprocessor, for persistent grids."""
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Keywords of a launch: constants and compiler options."""
+        return {**self.constants, "num_warps": self.warps, "num_stages": self.stages}
+
+
+@functools.cache
+def installed() -> bool:
+    """Whether triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on tensors of the CPU. Read when a kernel's file is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def usable(device: torch.device) -> bool:
+    """Whether kernels run on tensors of `device` in this process."""
+    return installed() and (interpreting() if device.type == "cpu" else device.type == "cuda")
+
+
+def check_device() -> torch.device:
+    """Where the tests of kernels run: the interpreter's CPU, else the GPU."""
+    return torch.device("cpu" if interpreting() else "cuda")
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below `number`: what a tile's sides must be."""
+    return 1 << max(number - 1, 0).bit_length()
