@@ -16,8 +16,8 @@ from troupellm.kernels.triton_support.language import cast
 
 @triton.jit
 def extend_kernel(
-    query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, context_lens, blocks,
-    out, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
+    query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, query_stops, context_lens,
+    blocks, out, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -27,7 +27,7 @@ def extend_kernel(
     row, index = tl.load(blocks + program * 2), tl.load(blocks + program * 2 + 1)
     if row >= 0:
         context = tl.load(context_lens + row)
-        start, stop = tl.load(query_starts + row), tl.load(query_starts + row + 1)
+        start, stop = tl.load(query_starts + row), tl.load(query_stops + row)
         packed, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
         token, heads = index * TOKENS + packed // GROUP, head * GROUP + packed % GROUP
         valid = (packed < TOKENS * GROUP) & (start + token < stop)

@@ -49,7 +49,7 @@ def decode_tasks_kernel(
 
 @triton.jit
 def extend_blocks_kernel(
-    query_starts, blocks, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    query_starts, query_stops, blocks, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Which row, and which of its blocks of query tokens, one program computes; row -1 is none."""
     program = tl.program_id(0)
@@ -57,8 +57,8 @@ def extend_blocks_kernel(
     row, before, counted = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for begin in range(0, rows, ROWS):
         inside = begin + offsets < rows
-        at = query_starts + begin + offsets
-        tokens = tl.load(at + 1, inside, 0) - tl.load(at, inside, 0)
+        starts = tl.load(query_starts + begin + offsets, inside, 0)
+        tokens = tl.load(query_stops + begin + offsets, inside, 0) - starts
         needed = (tokens + BLOCK - 1) // BLOCK
         passed = inside & (counted + tl.cumsum(needed, 0) <= program)
         row += tl.sum(passed.to(tl.int32))
@@ -84,14 +84,14 @@ def map_decode(context_lens: Tensor, tasks: Tensor, *, kv_heads: int, queries: i
     )  # fmt: skip
 
 
-def map_extend(query_starts: Tensor, blocks: Tensor, *, block: int) -> None:
+def map_extend(query_starts: Tensor, query_stops: Tensor, blocks: Tensor, *, block: int) -> None:
     """Fill `blocks`.
 
     Args:
-        query_starts: int32 [rows + 1].
+        query_starts: int32 [rows]; query_stops: the same.
         blocks: int32 [programs, 2]: row or -1, block of `block` query tokens within the row.
     """
-    rows = query_starts.shape[0] - 1
+    rows = query_starts.shape[0]
     extend_blocks_kernel[(blocks.shape[0],)](
-        query_starts, blocks, rows, BLOCK=block, ROWS=min(next_power_of_2(rows), MOST_ROWS), num_warps=4
+        query_starts, query_stops, blocks, rows, BLOCK=block, ROWS=min(next_power_of_2(rows), MOST_ROWS), num_warps=4
     )

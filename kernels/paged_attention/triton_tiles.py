@@ -33,8 +33,9 @@ def block_ids(table, tile, context, PAGE: tl.constexpr, TILE: tl.constexpr):
     if PAGE % TILE == 0:
         begin = tile * TILE
         return tl.load(table + begin // PAGE, mask=begin < context, other=0)
-    position = tile * TILE + tl.arange(0, TILE)
-    return tl.load(table + position // PAGE, mask=position < context, other=0)
+    else:  # the compiler would give code behind an early return another type
+        position = tile * TILE + tl.arange(0, TILE)
+        return tl.load(table + position // PAGE, mask=position < context, other=0)
 
 
 @triton.jit

@@ -4,21 +4,23 @@ Writing a kernel:
     - It lives in `kernels/<operation>/triton_<what>.py`, which imports triton at its top; nothing imports that file at
       load: the operation's dispatch imports it inside a function, once `usable(device)` has said that triton is there.
     - `language.py` beside this file holds what makes a kernel run in Triton's interpreter as it does on a device:
-      `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`, `soft_cap`. All arithmetic is in
-      float32: bfloat16 is only loaded, cast, stored and given to `dot`.
-    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table, never
-      from `@triton.autotune` (it times launches: impossible while a CUDA graph is captured, and not in the interpreter).
+      `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`. All arithmetic is in float32:
+      bfloat16 is only loaded, cast, stored and given to `dot`.
+    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table,
+      never from `@triton.autotune` (it times launches: impossible while a CUDA graph is captured).
     - No `make_block_ptr` (gone in 3.9), no `tl.extra`, no inline assembly; block ids are made int64 before they are
       multiplied; whatever is masked out is masked in the load as well, because memory there may hold NaN.
+    - A function that returns in a branch of a constant `if` needs the `else`; only compiling shows it.
 
 Testing a kernel:
-    - `tests/kernels/triton/checks/<operation>.py` holds ordinary pytest tests against the reference, on
-      `triton_support.check_device()`. `tests/kernels/triton/test_interpreter.py` runs each such file in a process of its
-      own under TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs
-      some 10 ms: a few dozen tiles per test, the rest marked slow. On a machine with a GPU the same files run
-      compiled: `pytest tests/kernels/triton/checks/*.py`.
+    - `tests/kernels/triton/checks/<operation>.py` holds ordinary pytest tests against the reference, on tensors of
+      `check_device()`. `tests/kernels/triton/test_checks.py` runs each such file in a process of its own under
+      TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs some
+      10 ms: a few dozen tiles per test, the rest marked slow. On a machine with a GPU the same files run compiled:
+      `pytest tests/kernels/triton/checks/*.py`. By hand: `TRITON_INTERPRET=1 pytest tests/kernels/triton/checks/X.py`.
     - `tests/kernels/triton/checks/<operation>_sm90.py` compiles the kernel at real shapes with
       `offline.compile_for(...)`, without a device, and asserts registers, spills, shared memory and pipelined buffers.
+      One compilation takes about two seconds: one or two per kernel, the rest marked slow.
 """
 
 import functools

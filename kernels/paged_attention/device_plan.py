@@ -1,0 +1,210 @@
+"""What the rows of a step attend to, for kernels on a GPU: tensors only, shared out among programs on the device.
+
+Nothing here waits for the device or reads from it, and `refresh` launches kernels alone: a plan over static tensors can
+live in a CUDA graph, whose replays read what the tensors hold by then.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.triton_support import Launch, multiprocessors, next_power_of_2
+
+Ints = NDArray[np.int64]
+
+MOST_PACKED = 64
+"""Rows of a product of the decode kernel (query tokens times heads of a group), beyond which rows are prefilled."""
+SMALLEST_PRODUCT = 16
+"""Rows of a product that tensor cores take."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What does not change from step to step."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    window: int | None = None
+    """Keys that a token sees, itself included; None is all before it."""
+    kv_bytes: int = 2
+    """Of one element of the cache."""
+
+    @property
+    def group(self) -> int:
+        """Heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded_dim(self) -> int:
+        """head_dim as a tile's side."""
+        return max(next_power_of_2(self.head_dim), SMALLEST_PRODUCT)
+
+    def packed(self, queries: int) -> int:
+        """Rows of a product of the decode kernel, padded."""
+        return max(next_power_of_2(queries * self.group), SMALLEST_PRODUCT)
+
+
+def decode_launch(shape: AttentionShape, queries: int) -> Launch:
+    """Chosen by what compiles without spills and with two tiles on their way (see tests/kernels/triton/checks)."""
+    warps = 4 if shape.packed(queries) <= 32 else 8
+    return Launch(warps=warps, stages=3, constants={"TILE": _tile(shape)}, occupancy=2)
+
+
+def extend_launch(shape: AttentionShape) -> Launch:
+    """Chosen like that of decode; ROWS are query tokens times heads of a group."""
+    tile = _tile(shape)
+    rows = max(2 * tile if shape.kv_bytes < 4 else 32, next_power_of_2(shape.group))
+    return Launch(warps=8 if rows >= 64 else 4, stages=3 if tile == 64 else 2, constants={"ROWS": rows, "TILE": tile})
+
+
+def _tile(shape: AttentionShape) -> int:
+    """Keys of a tile: 16 KiB of them in 16 bits."""
+    row_bytes = shape.padded_dim * max(shape.kv_bytes, 2)
+    return min(64, max(SMALLEST_PRODUCT, 16384 // row_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePart:
+    """Rows with the same small number of query tokens."""
+
+    block_tables: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    queries: int
+    launch: Launch
+    tasks: Tensor
+    """int32 [programs + 1, 4], see `triton_plan.map_decode`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPart:
+    """Rows with any number of query tokens."""
+
+    block_tables: Tensor
+    query_starts: Tensor
+    query_stops: Tensor
+    context_lens: Tensor
+    launch: Launch
+    tokens: int
+    """Of one row, in one program."""
+    blocks: Tensor
+    """int32 [programs, 2], see `triton_plan.map_extend`."""
+
+
+class DevicePlan:
+    """Query tokens and their keys on a device.
+
+    Attributes:
+        shape: of the layers that read the plan.
+        num_tokens: query tokens of all rows.
+        decode, extend: the rows, by the kernel that computes them.
+    """
+
+    def __init__(
+        self, block_tables: Tensor, query_starts: Tensor, query_stops: Tensor, context_lens: Tensor, *,
+        shape: AttentionShape, num_tokens: int, decode_rows: int, queries: int = 1,
+        decode: Launch | None = None, extend: Launch | None = None, programs: int | None = None,
+    ) -> None:  # fmt: skip
+        """Plan over tensors that may be written to again, after which `refresh` is due.
+
+        Args:
+            block_tables: int32 [rows, width] block ids; entries behind a row's keys are never read.
+            query_starts: int32 [rows], each row's first token in the flat batch.
+            query_stops: int32 [rows], its token past the last; of [rows + 1] cumulated counts, both are views.
+            context_lens: int32 [rows], keys of a row, those of this step included; 0 is a row that pads.
+            num_tokens: of the flat batch; no row ends behind it.
+            decode_rows: how many rows, the first ones, have exactly `queries` tokens.
+            decode, extend: tile sizes other than those from the tables.
+            programs: of the decode kernel's grid, if not as many as the device holds.
+        """
+        self.shape, self.num_tokens = shape, num_tokens
+        self.decode: DecodePart | None = None
+        self.extend: ExtendPart | None = None
+        device, rows = block_tables.device, block_tables.shape[0]
+        if decode_rows:
+            launch = decode or decode_launch(shape, queries)
+            count = programs or multiprocessors(device) * launch.occupancy
+            self.decode = DecodePart(
+                block_tables=block_tables[:decode_rows],
+                query_starts=query_starts[:decode_rows],
+                context_lens=context_lens[:decode_rows],
+                queries=queries,
+                launch=launch,
+                tasks=torch.empty(count + 1, 4, dtype=torch.int32, device=device),
+            )
+        if rows > decode_rows:
+            launch = extend or extend_launch(shape)
+            tokens = launch.constants["ROWS"] // shape.group
+            most = (num_tokens - decode_rows * queries) // tokens + rows - decode_rows
+            self.extend = ExtendPart(
+                block_tables=block_tables[decode_rows:],
+                query_starts=query_starts[decode_rows:],
+                query_stops=query_stops[decode_rows:],
+                context_lens=context_lens[decode_rows:],
+                launch=launch,
+                tokens=tokens,
+                blocks=torch.empty(most, 2, dtype=torch.int32, device=device),
+            )
+        self.refresh()
+
+    @classmethod
+    def from_host(
+        cls, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, shape: AttentionShape,
+        device: torch.device, decode: Launch | None = None, extend: Launch | None = None, programs: int | None = None,
+    ) -> "DevicePlan":  # fmt: skip
+        """Plan one step from what the host knows, as `AttentionPlan` does: two copies to the device, no wait.
+
+        Args:
+            block_tables: [rows, width].
+            starts: [rows] position of each row's first query token.
+            counts: [rows] query tokens of each row; they follow each other in the flat batch.
+        """
+        uniform = counts.size > 0 and bool((counts == counts[0]).all()) and shape.packed(int(counts[0])) <= MOST_PACKED
+        queries = int(counts[0]) if uniform else 1
+        few = counts == queries
+        order = np.argsort(~few, kind="stable")
+        stops = np.cumsum(counts)
+        spans = np.stack((stops - counts, stops, starts + counts))[:, order].astype(np.int32)
+        tables, columns = _upload(block_tables[order], device), _upload(spans, device)
+        return cls(
+            tables, columns[0], columns[1], columns[2], shape=shape, num_tokens=int(stops[-1]) if stops.size else 0,
+            decode_rows=int(few.sum()), queries=queries, decode=decode, extend=extend, programs=programs,
+        )  # fmt: skip
+
+    def refresh(self) -> None:
+        """Share out the work that the tensors describe now."""
+        from troupellm.kernels.paged_attention import triton_plan
+
+        if self.decode is not None:
+            triton_plan.map_decode(
+                self.decode.context_lens,
+                self.decode.tasks,
+                kv_heads=self.shape.num_kv_heads,
+                queries=self.decode.queries,
+                window=self.shape.window or 0,
+                tile=self.decode.launch.constants["TILE"],
+            )
+        if self.extend is not None:
+            part = self.extend
+            triton_plan.map_extend(part.query_starts, part.query_stops, part.blocks, block=part.tokens)
+
+
+def _upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+@lru_cache(maxsize=64)
+def workspace(device: torch.device, programs: int, rows: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Where cut rows leave their sums [2 * programs, rows, dim] and statistics [2 * programs, 2, rows].
+
+    Kept for ever and shared by all layers, which write and read it one after the other on one stream.
+    """
+    sums = torch.empty(2 * programs, rows, dim, dtype=torch.float32, device=device)
+    return sums, torch.empty(2 * programs, 2, rows, dtype=torch.float32, device=device)

@@ -1,0 +1,168 @@
+"""The attention kernels against the reference. The cases put NaN wherever no token may look."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from troupellm.kernels.paged_attention import triton_launch, triton_plan
+from troupellm.kernels.paged_attention.cases import CASES, Case, all_items
+from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, Inputs, dequantize, make_device_inputs
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.kernels.paged_attention.reference import paged_attention_reference
+from troupellm.kernels.triton_support import check_device
+
+DEVICE = check_device()
+BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}
+QUICK = (
+    "edges_of_pages", "group_of_7", "head_dim_80", "verify_over_a_page", "verify_in_a_window", "decode_with_all",
+    "odd_blocks", "extend_in_a_window", "sinks_window_cap", "bfloat16_decode",
+)  # fmt: skip
+
+
+def expected_of(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
+    tables, _ = host_tables(case)
+    keys, values = inputs.keys.cpu(), inputs.values.cpu()
+    if inputs.scales is not None:
+        keys, values = (dequantize(part, by.cpu()) for part, by in zip((keys, values), inputs.scales, strict=True))
+    sinks = None if inputs.sinks is None else inputs.sinks.cpu()
+    return paged_attention_reference(
+        inputs.query.cpu(), keys, values, tables, all_items(case), scale=scale, softcap=case.softcap, sinks=sinks
+    )
+
+
+def host_tables(case: Case) -> tuple[torch.Tensor, AttentionPlan]:
+    from troupellm.kernels.paged_attention.cases import make_inputs
+
+    plan = make_inputs(case, "cpu", 1)[3]
+    return plan.block_tables, plan
+
+
+def run(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
+    out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=DEVICE)
+    triton_launch.run(
+        inputs.query, (inputs.keys, inputs.values), inputs.plan, scale, out, softcap=case.softcap, sinks=inputs.sinks,
+        scales=inputs.scales,
+    )  # fmt: skip
+    return out.cpu()
+
+
+def check(case: Case, *, tolerance: float | None = None, **options: object) -> None:
+    inputs = make_device_inputs(case, DEVICE, 1, **options)
+    scale = case.head_dim**-0.5
+    expected = expected_of(case, inputs, scale)
+    assert not expected.isnan().any()
+    tolerance = case.tolerance if tolerance is None else tolerance
+    torch.testing.assert_close(run(case, inputs, scale), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_equals_the_reference(name: str) -> None:
+    check(BY_NAME[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - set(QUICK)))
+def test_equals_the_reference_in_more_cases(name: str) -> None:
+    check(BY_NAME[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed", "decodes", "verify", "head_dim_256", "page_of_64", "chunk_with_past"])
+def test_equals_the_reference_with_the_tiles_of_the_tables(name: str) -> None:
+    check(BY_NAME[name], small=False)
+
+
+@pytest.mark.parametrize("programs", [3, 17])
+def test_any_number_of_programs_cuts_rows_anywhere(programs: int) -> None:
+    check(BY_NAME["skewed"], programs=programs)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_cache_in_8_bits(dtype: torch.dtype) -> None:
+    check(replace(BY_NAME["mixed"], starts=(0, 50, 7), counts=(17, 1, 1)), quantized=dtype, tolerance=1e-4)
+
+
+def test_rows_that_pad_become_zeros() -> None:
+    case = BY_NAME["edges_of_pages"]
+    inputs = make_device_inputs(case, DEVICE, 1, programs=5)
+    expected = run(case, inputs, 0.25)
+    part = inputs.plan.decode
+    part.context_lens[2], part.context_lens[6] = 0, 0
+    part.block_tables[2], part.block_tables[6] = -1, -1
+    inputs.query[2], inputs.query[6] = float("nan"), 0.0
+    inputs.plan.refresh()
+    got = run(case, inputs, 0.25)
+    assert torch.equal(got[[2, 6]], torch.zeros(2, case.heads, case.head_dim))
+    rest = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(got[rest], expected[rest], atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_with_nan_keys_is_nan_alone() -> None:
+    case = BY_NAME["edges_of_pages"]
+    inputs = make_device_inputs(case, DEVICE, 1)
+    clean = run(case, inputs, 0.2)
+    inputs.keys[host_tables(case)[0][3, 0], :, 2] = float("nan")
+    got = run(case, inputs, 0.2)
+    assert got[3].isnan().all()
+    rest = [0, 1, 2, 4, 5, 6]
+    assert torch.equal(got[rest], clean[rest])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decodes", "prefill"])
+def test_extreme_scores_do_not_overflow(name: str) -> None:
+    case = BY_NAME[name]
+    inputs = make_device_inputs(case, DEVICE, 1)
+    torch.testing.assert_close(run(case, inputs, 200.0), expected_of(case, inputs, 200.0), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_offsets_beyond_31_bits() -> None:
+    """Blocks lie 2**30 elements apart; only what is used of that memory is ever touched."""
+    case = Case("far", (40,), (1,), 2, 1, 16, tolerance=1e-4)
+    inputs = make_device_inputs(case, DEVICE, 1, quantized=torch.int8)
+    apart = 2**30
+    far = []
+    for cache in (inputs.keys, inputs.values):
+        blocks = cache.shape[0]
+        memory = torch.empty((blocks - 1) * apart + cache[0].numel(), dtype=cache.dtype, device=DEVICE)
+        spread = memory.as_strided(cache.shape, (apart, *cache.stride()[1:]))
+        spread.copy_(cache)
+        far.append(spread)
+    near = run(case, inputs, 0.25)
+    assert torch.equal(run(case, replace(inputs, keys=far[0], values=far[1]), 0.25), near)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("programs", [1, 7, 20])
+def test_the_task_map_is_an_equal_share_of_all_tiles(window: int, programs: int) -> None:
+    context, tile, heads, queries = np.array([1, 16, 17, 0, 300, 5]), 16, 3, 2
+    tasks = torch.full((programs + 1, 4), -1, dtype=torch.int32, device=DEVICE)
+    lens = torch.tensor(context, dtype=torch.int32, device=DEVICE)
+    triton_plan.map_decode(lens, tasks, kv_heads=heads, queries=queries, window=window, tile=tile)
+    units = []
+    for row, length in enumerate(context.tolist()):
+        first = max(length - queries + 1 - window, 0) // tile if window else 0
+        last = max(-(-length // tile), first + 1)
+        units += [(row, head, at) for head in range(heads) for at in range(first, last)]
+    sharing = min(programs, len(units))
+    for program, entry in enumerate(tasks.cpu().tolist()):
+        unit = program * len(units) // sharing if program < sharing else len(units)
+        assert entry[3] == unit
+        if unit < len(units):
+            assert tuple(entry[:3]) == units[unit]
+        else:
+            assert entry[0] == len(context)
+
+
+def test_blocks_of_query_tokens() -> None:
+    counts, block = np.array([5, 4, 1, 0, 9]), 4
+    stops = torch.tensor(np.cumsum(counts), dtype=torch.int32, device=DEVICE)
+    starts = stops - torch.tensor(counts, dtype=torch.int32, device=DEVICE)
+    blocks = torch.full((12, 2), -7, dtype=torch.int32, device=DEVICE)
+    triton_plan.map_extend(starts, stops, blocks, block=block)
+    expected = [[row, at] for row, count in enumerate(counts.tolist()) for at in range(-(-count // block))]
+    assert blocks.cpu().tolist()[: len(expected)] == expected
+    assert all(row == -1 for row, _ in blocks.cpu().tolist()[len(expected) :])

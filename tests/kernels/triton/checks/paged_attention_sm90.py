@@ -1,0 +1,118 @@
+"""The attention kernels compiled for sm_90 at real shapes, with the tile sizes of the tables."""
+
+from typing import Any
+
+import pytest
+
+from troupellm.kernels.paged_attention.device_plan import AttentionShape, decode_launch, extend_launch
+from troupellm.kernels.paged_attention.triton_decode import decode_kernel, merge_kernel
+from troupellm.kernels.paged_attention.triton_extend import extend_kernel
+from troupellm.kernels.paged_attention.triton_plan import decode_tasks_kernel, extend_blocks_kernel
+from troupellm.kernels.triton_support import Launch
+from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
+
+POINTERS = ("block_tables", "query_starts", "query_stops", "context_lens", "tasks", "blocks")
+NUMBERS = ("query_stride", "out_stride", "block_stride")
+
+
+def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, kv: str = "bf16", io: str = "bf16",
+             softcap: bool = False, sinks: bool = False, **constants: int) -> Report:  # fmt: skip
+    arguments = {
+        **dict.fromkeys(("query", "out"), f"*{io}"), **dict.fromkeys(("keys", "values"), f"*{kv}"),
+        **dict.fromkeys(("key_scales", "value_scales", "sinks", "part_sums", "part_stats"), "*fp32"),
+        **dict.fromkeys(POINTERS, "*i32"), **dict.fromkeys(NUMBERS, "i32"),
+        "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
+    }  # fmt: skip
+    fixed: dict[str, Any] = {
+        "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "DIM": shape.padded_dim,
+        "WINDOW": shape.window or 0, "PAGE": shape.block_size, "SOFT_CAP": softcap, **constants,
+    }  # fmt: skip
+    fixed |= {} if sinks else {"sinks": None}
+    fixed |= {} if kv in ("fp8e4nv", "i8") else {"key_scales": None, "value_scales": None}
+    fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
+    report = compile_for(kernel, arguments, launch, fixed)
+    assert report.spilled_bytes == 0
+    assert report.shared_bytes * launch.occupancy <= SHARED_BYTES
+    return report
+
+
+def decode(shape: AttentionShape, *, queries: int = 1, **options: Any) -> Report:
+    launch = decode_launch(shape, queries)
+    report = compiled(decode_kernel, shape, launch, QUERIES=queries, ROWS=shape.packed(queries), **options)
+    assert report.registers <= 65536 // (launch.warps * 32 * launch.occupancy)
+    tile_bytes = launch.constants["TILE"] * shape.padded_dim * shape.kv_bytes
+    assert report.buffers(tile_bytes) >= 4, "keys and values are not loaded ahead"
+    assert report.count("mma.sync") + report.count("wgmma.mma_async") > 0
+    return report
+
+
+def extend(shape: AttentionShape, **options: Any) -> Report:
+    launch = extend_launch(shape)
+    report = compiled(extend_kernel, shape, launch, TOKENS=launch.constants["ROWS"] // shape.group, **options)
+    assert report.count("wgmma.mma_async") + report.count("mma.sync") > 0
+    return report
+
+
+def test_decode_of_8_bit_caches() -> None:
+    assert decode(AttentionShape(64, 8, 128, 16, kv_bytes=1), kv="fp8e4nv").count("mma.sync") > 0
+
+
+def test_extend() -> None:
+    report = extend(AttentionShape(32, 8, 128, 16))
+    assert report.buffers(64 * 128 * 2) >= 4
+    assert report.count("wgmma.mma_async") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("heads", [32, 64])
+def test_decode(heads: int, block_size: int) -> None:
+    decode(AttentionShape(heads, 8, 128, block_size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
+def test_other_head_dims(head_dim: int) -> None:
+    decode(AttentionShape(32, 8, head_dim, 16))
+    extend(AttentionShape(32, 8, head_dim, 16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ["fp8e4nv", "i8"])
+@pytest.mark.parametrize("heads", [32, 64])
+def test_8_bit_caches(heads: int, kv: str) -> None:
+    decode(AttentionShape(heads, 8, 128, 16, kv_bytes=1), kv=kv)
+    extend(AttentionShape(heads, 8, 128, 16, kv_bytes=1), kv=kv)
+
+
+@pytest.mark.slow
+def test_a_window_a_cap_and_sinks() -> None:
+    shape = AttentionShape(64, 8, 64, 16, window=128)
+    decode(shape, softcap=True, sinks=True)
+    extend(shape, softcap=True, sinks=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "queries"), [(32, 4), (32, 5), (64, 5), (64, 8)])
+def test_verification_of_drafts(heads: int, queries: int) -> None:
+    decode(AttentionShape(heads, 8, 128, 16), queries=queries)
+
+
+@pytest.mark.slow
+def test_float32() -> None:
+    shape = AttentionShape(16, 8, 128, 16, kv_bytes=4)
+    decode(shape, kv="fp32", io="fp32")
+    extend(shape, kv="fp32", io="fp32")
+
+
+@pytest.mark.slow
+def test_what_goes_with_decode() -> None:
+    shape = AttentionShape(32, 8, 128, 16)
+    compiled(merge_kernel, shape, Launch(), QUERIES=1, ROWS=16, TILE=64, PIECES=16)
+    whole = dict.fromkeys(("rows", "kv_heads", "queries", "window", "programs"), "i32:1")
+    pointers = dict.fromkeys((*POINTERS, "tasks", "blocks"), "*i32")
+    for kernel, constants in (
+        (decode_tasks_kernel, {"TILE": 64, "ROWS": 1024}),
+        (extend_blocks_kernel, {"BLOCK": 32, "ROWS": 1024}),
+    ):
+        assert compile_for(kernel, whole | pointers, Launch(), constants).spilled_bytes == 0
