@@ -1,4 +1,4 @@
-"""Paged attention of rows with one (or a few, all alike) query tokens: as many programs as the device holds, equal shares.
+"""Paged attention of rows with one or a few query tokens: as many programs as the device holds, with equal shares.
 
 Stream-K over the tiles of all rows and KV heads: each program takes an equal run of them, so neither a skewed batch nor
 a short one leaves multiprocessors idle, and the grid does not depend on lengths (it can live in a CUDA graph). Only the

@@ -69,7 +69,7 @@ def run(query: Tensor, caches: Caches, plan: DevicePlan, scale: float, out: Tens
     Args:
         query: [tokens, heads, head_dim], heads contiguous.
         caches: keys and values [blocks, kv_heads, block_size, head_dim], contiguous within a block.
-        out: [tokens, heads, head_dim], heads contiguous; tokens of the plan's rows are written, 0 where nothing is seen.
+        out: [tokens, heads, head_dim], heads contiguous; tokens of rows are written, 0 where nothing is seen.
         scales: of keys and values, float32 [blocks, kv_heads, block_size], contiguous, for a cache in 8 bits.
     """
     call = _Call(query, caches, scales, plan, out, scale=scale, softcap=softcap, sinks=sinks)

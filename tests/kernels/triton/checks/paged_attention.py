@@ -16,8 +16,8 @@ from troupellm.kernels.triton_support import check_device
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}
 QUICK = (
-    "edges_of_pages", "group_of_7", "head_dim_80", "verify_over_a_page", "verify_in_a_window", "decode_with_all",
-    "odd_blocks", "extend_in_a_window", "sinks_window_cap", "bfloat16_decode",
+    "edges_of_pages", "group_of_7", "head_dim_80", "verify_over_a_page", "decode_with_all", "odd_blocks",
+    "sinks_window_cap", "bfloat16_decode",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_equals_the_reference_with_the_tiles_of_the_tables(name: str) -> None:
     check(BY_NAME[name], small=False)
 
 
-@pytest.mark.parametrize("programs", [3, 17])
+@pytest.mark.parametrize("programs", [17])
 def test_any_number_of_programs_cuts_rows_anywhere(programs: int) -> None:
     check(BY_NAME["skewed"], programs=programs)
 
@@ -99,6 +99,7 @@ def test_rows_that_pad_become_zeros() -> None:
     torch.testing.assert_close(got[rest], expected[rest], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_with_nan_keys_is_nan_alone() -> None:
     case = BY_NAME["edges_of_pages"]
     inputs = make_device_inputs(case, DEVICE, 1)
@@ -135,8 +136,7 @@ def test_offsets_beyond_31_bits() -> None:
     assert torch.equal(run(case, replace(inputs, keys=far[0], values=far[1]), 0.25), near)
 
 
-@pytest.mark.parametrize("window", [0, 40])
-@pytest.mark.parametrize("programs", [1, 7, 20])
+@pytest.mark.parametrize(("window", "programs"), [(0, 1), (40, 7), (0, 20)])
 def test_the_task_map_is_an_equal_share_of_all_tiles(window: int, programs: int) -> None:
     context, tile, heads, queries = np.array([1, 16, 17, 0, 300, 5]), 16, 3, 2
     tasks = torch.full((programs + 1, 4), -1, dtype=torch.int32, device=DEVICE)
