@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
     ours, bare, stock = [], [], []
-    for _ in range(args.repeats):
+    print(f"{3 * args.repeats + 1 + bool(args.stalled)} measurements of {_seconds(args):.0f} s", file=sys.stderr)
+    for number in range(args.repeats):
+        print(f"round {number + 1} of {args.repeats}", file=sys.stderr)
         ours.append(await _cost(args))
         chunk = ("--chunk-bytes", str(max(CHUNK_BYTES, round(ours[-1]["bytes_per_send"]))))
         bare.append(await _cost(args, *chunk))
@@ -96,6 +98,10 @@ async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
         report["stalled"] = await _stalled(args)
         report["kept"]["stalled"] = report["stalled"]["growth"] <= MOST_GROWTH
     return report
+
+
+def _seconds(args: argparse.Namespace) -> float:
+    return float(args.warm_up_sec + args.seconds)
 
 
 async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -> dict[str, float]:
