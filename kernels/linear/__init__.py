@@ -20,7 +20,7 @@ class PackedLinear:
         self.kind = ""
         """What a quantized weight is and what became of it, for the load log."""
         if isinstance(weight, QuantizedWeight):
-            self.kind, self.fast = weight.kind, fast_product(weight)
+            self.kind, self.fast = weight.kind, fast_product(weight, bias)
             if self.fast is None:
                 self.kind += ", dequantized at load"
             weight = weight.dequantize() if self.fast is None else torch.empty(0)
@@ -42,6 +42,8 @@ def pack(weight: Weight, bias: Tensor | None = None) -> PackedLinear:
 
 def best_rows(packed: PackedLinear, rows: int) -> int:
     """Products are padded to so many rows; a caller with many products in a row pads once instead."""
+    if packed.fast is not None:
+        return packed.fast.best_rows(rows)
     return padded_rows(rows) if packed.onednn else rows
 
 
@@ -55,7 +57,7 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
         [rows, out_features], contiguous.
     """
     if packed.fast is not None:
-        return packed.fast(x, packed.bias)
+        return packed.fast(x)
     if packed.onednn:
         return onednn_linear(x, packed.weight, packed.bias)
     return linear_reference(x, packed.weight, packed.bias)

@@ -15,7 +15,7 @@ class Int8Channel(QuantizedWeight):
     """w = values * scale; inputs are quantized per token, and products summed in whole numbers.
 
     An input row x becomes round(x / s) with s = max|x| / 127 (ties to even), and
-    out = sum(values * round(x / s)) * s * scale + bias.
+    out = ((sum(values * round(x / s)) * scale) * s) + bias, each step rounded to float32.
 
     Attributes:
         values: int8 [out_features, in_features].
@@ -55,7 +55,7 @@ class Int8Channel(QuantizedWeight):
         inputs, scale = quantize_rows(x)
         # Sums stay below 2**53, so that float64 holds them exactly.
         sums = inputs.double() @ self.values.double().t()
-        out = sums.float() * scale[:, None] * self.scale
+        out = sums.float() * self.scale * scale[:, None]
         return (out if bias is None else out + bias.float()).to(x.dtype)
 
 

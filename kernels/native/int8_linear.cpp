@@ -1,0 +1,263 @@
+// Products of few rows with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers.
+//
+// The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
+// outputs, in each of which four inputs of one output lie side by side, [outs / panel][depth / 4][panel][4].
+//
+// Sums of whole numbers are exact, and what follows is done number by number in one order: a row's result does not
+// depend on its neighbours, the tile or the instruction set, to the bit.
+
+#include "simd.h"
+
+#include <omp.h>
+
+#include <vector>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// A group is four inputs of 16 outputs. `Dots` are the sums of 16 outputs, `Bytes` a group of the weight.
+#if defined(__AVX512VNNI__)
+constexpr bool kUnsigned = true;  // the instruction wants inputs without a sign: 128 is added to them
+constexpr int kAccumulators = 24;
+typedef __m512i Dots;
+typedef __m512i Bytes;
+inline Bytes group(const int8_t* from) { return _mm512_loadu_si512(from); }
+inline void dot(Dots& sum, int32_t x, const Bytes& w) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), w); }
+#elif defined(__AVX2__)
+constexpr int kAccumulators = 4;
+struct Dots {
+    __m256i low, high;
+};
+inline __m256i half_group(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+#if defined(__AVXVNNI__)
+constexpr bool kUnsigned = true;
+struct Bytes {
+    __m256i low, high;
+};
+inline Bytes group(const int8_t* from) { return {half_group(from), half_group(from + 32)}; }
+inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+    const __m256i inputs = _mm256_set1_epi32(x);
+    sum.low = _mm256_dpbusd_avx_epi32(sum.low, inputs, w.low);
+    sum.high = _mm256_dpbusd_avx_epi32(sum.high, inputs, w.high);
+}
+#else
+// The weight gives its sign to the inputs: |w| * x of two inputs is at most 2 * 128 * 127, which 16 bits hold.
+constexpr bool kUnsigned = false;
+struct Bytes {
+    __m256i low, high, low_size, high_size;
+};
+inline Bytes group(const int8_t* from) {
+    const __m256i low = half_group(from), high = half_group(from + 32);
+    return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
+}
+inline __m256i dot_half(__m256i sum, __m256i x, __m256i w, __m256i size) {
+    const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+    const __m256i inputs = _mm256_set1_epi32(x);
+    sum.low = dot_half(sum.low, inputs, w.low, w.low_size);
+    sum.high = dot_half(sum.high, inputs, w.high, w.high_size);
+}
+#endif
+#else
+constexpr bool kUnsigned = false;
+constexpr int kAccumulators = 4;
+struct Dots {
+    int32_t values[kLanes];
+};
+struct Bytes {
+    int8_t values[4 * kLanes];
+};
+inline Bytes group(const int8_t* from) {
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return bytes;
+}
+inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+    int8_t inputs[4];
+    std::memcpy(inputs, &x, sizeof inputs);
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int k = 0; k < 4; ++k) sum.values[lane] += inputs[k] * w.values[4 * lane + k];
+}
+#endif
+
+constexpr int kMostColumns = 4;  // vectors of 16 outputs of a tile
+constexpr int kMostRows = 6;
+constexpr int kOffset = kUnsigned ? 128 : 0;
+
+constexpr int columns_for(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
+
+// Sums of `rows` rows times 16 * `columns` outputs, without what kOffset adds to them. Template: sums stay in registers.
+template <int rows, int columns>
+void tile(const uint8_t* x, int64_t x_stride, const int8_t* weight, int64_t panel, int64_t groups, int32_t* out) {
+    Dots sums[rows][columns];
+    std::memset(&sums, 0, sizeof sums);
+    for (int64_t k = 0; k < groups; ++k) {
+        Bytes w[columns];
+        for (int c = 0; c < columns; ++c) w[c] = group(weight + (k * panel + c * kLanes) * 4);
+        for (int r = 0; r < rows; ++r) {
+            int32_t inputs;
+            std::memcpy(&inputs, x + r * x_stride + 4 * k, sizeof inputs);
+            for (int c = 0; c < columns; ++c) dot(sums[r][c], inputs, w[c]);
+        }
+    }
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < columns; ++c)
+            std::memcpy(out + (r * kMostColumns + c) * kLanes, &sums[r][c], sizeof(Dots));
+}
+
+typedef void (*Tile)(const uint8_t*, int64_t, const int8_t*, int64_t, int64_t, int32_t*);
+#define TILES(rows) {tile<rows, 1>, tile<rows, 2>, tile<rows, 3>, tile<rows, 4>}
+const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6)};
+
+// A row in eight bits: x / s rounded to the nearest, ties to even, with s = max|x| / 127, which is given back.
+float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int offset) {
+    int32_t top = 0;  // bits of floats without a sign are ordered as the floats are, and NaN is above all
+    for (int64_t i = 0; i < size; ++i) {
+        int32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    float scale;
+    std::memcpy(&scale, &top, sizeof scale);
+    scale /= 127.0f;
+    const float by = scale > 0.0f ? scale : 1.0f;
+    for (int64_t i = 0; i < size; ++i) {
+        const float shifted = x[i] / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
+        int32_t bits;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        to[i] = static_cast<uint8_t>(bits + offset);
+    }
+    std::memset(to + size, offset, static_cast<size_t>(padded - size));
+    return scale;
+}
+
+// residual += update; the norm of the sum goes to `out`.
+void add_norm(const float* update, float* residual, const float* weight, double eps, int64_t size, float* out) {
+    float total = 0.0f;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < size; ++i) {
+        const float value = residual[i] + update[i];
+        residual[i] = value;
+        total += value * value;
+    }
+    const float scale = 1.0f / std::sqrt(total / static_cast<float>(size) + static_cast<float>(eps));
+    for (int64_t i = 0; i < size; ++i) out[i] = residual[i] * scale * weight[i];
+}
+
+struct Weight {
+    const int8_t* values;
+    int64_t panel, padded, outs;
+    const int32_t* sums;  // of each output's weights
+    const float* scale;
+    const float* bias;  // or null
+};
+
+// What a tile's sums stand for: ((sum * scale) * row scale) + bias, one rounding each.
+inline Floats meaning(const int32_t* sum, const Weight& weight, int64_t column, float row_scale) {
+    Ints whole, offset;
+    std::memcpy(&whole, sum, sizeof whole);
+    std::memcpy(&offset, weight.sums + column, sizeof offset);
+    whole -= offset * kOffset;
+    Floats value = __builtin_convertvector(whole, Floats) * load(weight.scale + column);
+    value *= row_scale;
+    if (weight.bias != nullptr) {
+        asm("" : "+m"(value));  // keeps the compiler from rounding once instead of twice
+        value += load(weight.bias + column);
+    }
+    return value;
+}
+
+inline Floats silu(Floats x) {
+    const Floats e = exp_negative(-absolute(x));
+    const Floats up = x / (1.0f + e);
+    return x < 0.0f ? up * e : up;
+}
+
+// Units of 16 outputs [unit, unit + width) of `count` rows.
+inline void sums_of(const uint8_t* x, int64_t x_stride, int64_t count, const Weight& weight, int64_t unit,
+                    int64_t width, int32_t* to) {
+    const int64_t column = unit * kLanes, place = column % weight.panel;
+    const int8_t* from = weight.values + (column - place) * weight.padded + place * 4;
+    kTiles[count - 1][width - 1](x, x_stride, from, weight.panel, weight.padded / 4, to);
+}
+
+}  // namespace
+
+// x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.
+extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, int64_t depth, uint8_t* values,
+                              int64_t padded, float* scales, int64_t offset, int64_t threads) {
+#pragma omp parallel for num_threads(static_cast<int>(threads)) if (threads > 1 && rows > 1)
+    for (int64_t r = 0; r < rows; ++r)
+        scales[r] = quantize(x + r * x_stride, depth, values + r * padded, padded, static_cast<int>(offset));
+}
+
+// out = x @ weight.T, where
+//   x       [rows, depth]; with `norm` [depth] it is added to `residual` [rows, depth], and the norm of that counts;
+//   weight  values int8 as above, padded with zeros to `padded` inputs and to whole panels; sums int32, scale float32
+//           and bias float32 or null, each [whole panels];
+//   gated   makes of outputs [gate, up] of equal sizes silu(gate) * up;
+//   adds    adds to what is in `out`.
+extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t rows, int64_t depth, float* residual,
+                            int64_t residual_stride, const float* norm, double eps, const int8_t* values,
+                            int64_t panel, int64_t padded, int64_t outs, const int32_t* sums, const float* scale,
+                            const float* bias, int64_t gated, int64_t adds, float* out, int64_t out_stride,
+                            int64_t threads) {
+    static thread_local std::vector<uint8_t> bytes;
+    static thread_local std::vector<float> floats;
+    if (bytes.size() < static_cast<size_t>(rows * padded)) bytes.resize(static_cast<size_t>(rows * padded));
+    if (floats.size() < static_cast<size_t>(rows * (depth + 1))) floats.resize(static_cast<size_t>(rows * (depth + 1)));
+    uint8_t* const inputs = bytes.data();
+    float* const scales = floats.data();
+    float* const normed = scales + rows;
+    const Weight weight{values, panel, padded, outs, sums, scale, bias};
+    const int64_t wanted = gated ? outs / 2 : outs, units = (wanted + kLanes - 1) / kLanes;
+    const int64_t parts = (rows + kMostRows - 1) / kMostRows;
+    const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < rows; ++r) {
+            const float* row = x + r * x_stride;
+            if (norm != nullptr) {
+                add_norm(row, residual + r * residual_stride, norm, eps, depth, normed + r * depth);
+                row = normed + r * depth;
+            }
+            scales[r] = quantize(row, depth, inputs + r * padded, padded, kOffset);
+        }
+        alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
+        const int64_t end = units * (me + 1) / team, per_panel = panel / kLanes;
+        for (int64_t unit = units * me / team, width; unit < end; unit += width) {
+            width = per_panel - unit % per_panel;
+            if (gated && per_panel - (unit + units) % per_panel < width) width = per_panel - (unit + units) % per_panel;
+            width = width < end - unit ? width : end - unit;
+            width = width < columns ? width : columns;
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
+                sums_of(inputs + begin * padded, padded, count, weight, unit, width, first);
+                if (gated) sums_of(inputs + begin * padded, padded, count, weight, unit + units, width, second);
+                for (int64_t r = 0; r < count; ++r) {
+                    for (int64_t c = 0; c < width; ++c) {
+                        const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
+                        Floats value = meaning(first + at, weight, column, scales[begin + r]);
+                        if (gated)
+                            value = silu(value) * meaning(second + at, weight, column + wanted, scales[begin + r]);
+                        float* const to = out + (begin + r) * out_stride + column;
+                        const int64_t left = wanted - column;
+                        if (left >= kLanes) {
+                            store(to, adds ? load(to) + value : value);
+                        } else {
+                            for (int64_t i = 0; i < left; ++i) to[i] = adds ? to[i] + value[i] : value[i];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
