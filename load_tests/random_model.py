@@ -1,10 +1,10 @@
-"""A Llama with random weights and a tokenizer of made-up words, written as a Hugging Face folder for benchmarks."""
+"""A Llama or Qwen3 with random weights and a tokenizer of made-up words, a Hugging Face folder for benchmarks."""
 
 import json
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ INITIAL_DEVIATION = 0.02
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the model; heads have hidden_size / num_attention_heads numbers."""
+    """Sizes of the model; without `head_dim`, heads have hidden_size / num_attention_heads numbers."""
 
     hidden_size: int
     intermediate_size: int
@@ -24,13 +24,21 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: int
     vocab_size: int
     max_position_embeddings: int = 2048
+    head_dim: int | None = None
+    family: Literal["llama", "qwen3"] = "llama"
+    tie_word_embeddings: bool = False
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def num_parameters(self) -> int:
-        kv = self.hidden_size * self.num_key_value_heads // self.num_attention_heads
-        attention = 2 * self.hidden_size * (self.hidden_size + kv)
+        queries, keys = self.num_attention_heads * self.head_size, self.num_key_value_heads * self.head_size
+        attention = 2 * self.hidden_size * (queries + keys) + (2 * self.head_size if self.family == "qwen3" else 0)
         layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        return self.num_hidden_layers * layer + 2 * self.vocab_size * self.hidden_size + self.hidden_size
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        return self.num_hidden_layers * layer + embeddings + self.hidden_size
 
 
 SHAPES = {
@@ -41,6 +49,25 @@ SHAPES = {
         num_attention_heads=12,
         num_key_value_heads=4,
         vocab_size=32000,
+    ),
+    "24m": Shape(
+        hidden_size=288,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        vocab_size=32000,
+    ),
+    "qwen3-0.6b": Shape(
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        vocab_size=151936,
+        head_dim=128,
+        family="qwen3",
+        tie_word_embeddings=True,
     ),
     "tiny": Shape(
         hidden_size=64,
@@ -66,15 +93,15 @@ def write_random_model(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
+    sizes = {name: value for name, value in msgspec.structs.asdict(shape).items() if name != "family"}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **msgspec.structs.asdict(shape),
-        "head_dim": shape.hidden_size // shape.num_attention_heads,
+        "architectures": ["Qwen3ForCausalLM" if shape.family == "qwen3" else "LlamaForCausalLM"],
+        "model_type": shape.family,
+        **sizes,
+        "head_dim": shape.head_size,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
         "torch_dtype": "float32",
@@ -90,18 +117,19 @@ def _weights(shape: Shape, random: "np.random.Generator") -> "dict[str, np.ndarr
         return random.standard_normal((rows, columns), dtype=np.float32) * np.float32(INITIAL_DEVIATION)
 
     hidden, inner = shape.hidden_size, shape.intermediate_size
-    kv = hidden * shape.num_key_value_heads // shape.num_attention_heads
+    queries, kv = shape.num_attention_heads * shape.head_size, shape.num_key_value_heads * shape.head_size
     ones = np.ones(hidden, np.float32)
     weights = {
         "model.embed_tokens.weight": matrix(shape.vocab_size, hidden),
         "model.norm.weight": ones,
-        "lm_head.weight": matrix(shape.vocab_size, hidden),
     }
+    if not shape.tie_word_embeddings:
+        weights["lm_head.weight"] = matrix(shape.vocab_size, hidden)
     sizes = {
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden),
+        "self_attn.o_proj": (hidden, queries),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
@@ -110,6 +138,9 @@ def _weights(shape: Shape, random: "np.random.Generator") -> "dict[str, np.ndarr
         prefix = f"model.layers.{layer}"
         weights[f"{prefix}.input_layernorm.weight"] = ones
         weights[f"{prefix}.post_attention_layernorm.weight"] = ones
+        if shape.family == "qwen3":
+            weights[f"{prefix}.self_attn.q_norm.weight"] = np.ones(shape.head_size, np.float32)
+            weights[f"{prefix}.self_attn.k_norm.weight"] = np.ones(shape.head_size, np.float32)
         for name, (rows, columns) in sizes.items():
             weights[f"{prefix}.{name}.weight"] = matrix(rows, columns)
     return weights

@@ -1,0 +1,126 @@
+"""What is measured: cells of a table, the rates found in them, and how we compare."""
+
+import random
+from collections.abc import Sequence
+from math import exp, log
+from statistics import median
+
+import msgspec
+
+OURS = "troupellm"
+LEAST_DECODE, LEAST_PREFILL, LEAST_MEAN, LEAST_RIVAL = 0.9, 0.95, 1.0, 1.3
+"""Wanted against the best peer in every cell, and in the geometric mean; and against each rival in the mean."""
+RIVALS = ("vllm", "llama")
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """`sequences` prompts of `input_len` tokens at once, each answered with `output_len` tokens."""
+
+    name: str
+    sequences: int
+    input_len: int
+    output_len: int
+
+    @property
+    def counted_tokens(self) -> int:
+        """Decoding counts what comes out, prefill what goes in."""
+        return self.sequences * (self.input_len if self.name == "prefill" else self.output_len)
+
+    def prompts(self, vocab_size: int, seed: str) -> list[list[int]]:
+        """Other ones for each seed, so that no cache of prefixes helps."""
+        source = random.Random(f"{seed} {self.name} {self.sequences}")
+        return [source.choices(range(1, vocab_size), k=self.input_len) for _ in range(self.sequences)]
+
+
+class Measured(msgspec.Struct):
+    """One contestant in one cell."""
+
+    seconds: list[float]
+    answers: list[list[int]]
+    """Of the last round."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One cell, all contestants."""
+
+    config: str
+    precision: str
+    cell: Cell
+    rates: dict[str, float]
+    """Tokens per second, of the median time."""
+    spread: dict[str, tuple[float, float]]
+    same_tokens: dict[str, float]
+    """Share of the tokens that are ours, up to each answer's first difference."""
+
+    @property
+    def best(self) -> str | None:
+        peers = {name: rate for name, rate in self.rates.items() if name != OURS}
+        return max(peers, key=peers.__getitem__) if peers else None
+
+    def ratio(self, other: str | None) -> float | None:
+        """How many times as fast as another one we are."""
+        if other is None or OURS not in self.rates or other not in self.rates:
+            return None
+        return self.rates[OURS] / self.rates[other]
+
+
+def compare(config: str, precision: str, cell: Cell, measured: dict[str, Measured]) -> Comparison:
+    tokens = cell.counted_tokens
+    ours = measured[OURS].answers if OURS in measured else None
+    return Comparison(
+        config=config,
+        precision=precision,
+        cell=cell,
+        rates={name: tokens / median(found.seconds) for name, found in measured.items()},
+        spread={name: (tokens / max(found.seconds), tokens / min(found.seconds)) for name, found in measured.items()},
+        same_tokens={
+            name: _same(found.answers, ours) for name, found in measured.items() if ours is not None and name != OURS
+        },
+    )
+
+
+def _same(theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> float:
+    same = total = 0
+    for other, mine in zip(theirs, ours, strict=True):
+        total += len(mine)
+        same += next(
+            (place for place, pair in enumerate(zip(other, mine, strict=True)) if pair[0] != pair[1]), len(mine)
+        )
+    return same / total
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    what: str
+    found: float
+    wanted: float
+
+    @property
+    def kept(self) -> bool:
+        return self.found >= self.wanted
+
+
+def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """What must hold, per precision over all configurations: worst cells, and means against the best and the rivals."""
+    verdicts = []
+    for precision in dict.fromkeys(comparison.precision for comparison in comparisons):
+        chosen = [comparison for comparison in comparisons if comparison.precision == precision]
+        best = [(one.cell.name == "prefill", one.ratio(one.best)) for one in chosen]
+        decode = [ratio for prefill, ratio in best if ratio is not None and not prefill]
+        prefill = [ratio for prefill, ratio in best if ratio is not None and prefill]
+        if decode:
+            verdicts.append(Verdict(f"{precision}: worst decoding cell / best peer", min(decode), LEAST_DECODE))
+        if prefill:
+            verdicts.append(Verdict(f"{precision}: worst prefill cell / best peer", min(prefill), LEAST_PREFILL))
+        if decode + prefill:
+            mean = geometric_mean(decode + prefill)
+            verdicts.append(Verdict(f"{precision}: geometric mean / best peer", mean, LEAST_MEAN))
+        for rival in RIVALS:
+            ratios = [ratio for one in chosen if (ratio := one.ratio(rival)) is not None]
+            if ratios:
+                mean = geometric_mean(ratios)
+                verdicts.append(Verdict(f"{precision}: geometric mean / {rival}", mean, LEAST_RIVAL))
+    return verdicts
