@@ -83,9 +83,8 @@ def _same(theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> flo
     same = total = 0
     for other, mine in zip(theirs, ours, strict=True):
         total += len(mine)
-        same += next(
-            (place for place, pair in enumerate(zip(other, mine, strict=True)) if pair[0] != pair[1]), len(mine)
-        )
+        differing = (place for place, (one, two) in enumerate(zip(other, mine, strict=True)) if one != two)
+        same += next(differing, len(mine))
     return same / total
 
 

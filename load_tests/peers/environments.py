@@ -1,4 +1,4 @@
-"""Where the contestants live: each has a Python of its own, in which our files are importable and nothing else of ours."""
+"""Where the contestants live: each has a Python of its own, in which our files can be imported, too."""
 
 import os
 import sys

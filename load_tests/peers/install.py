@@ -74,10 +74,8 @@ def install_llama(environment: Environment) -> None:
     _run([cmake, "-G", "Ninja", "-S", str(tree / "vendor/llama.cpp"), "-B", str(build), *LLAMA_FLAGS], env=path)
     targets = ["--target", "llama", "mtmd", "llama-server"]
     _run([cmake, "--build", str(build), "-j", str(environment.jobs), *targets], env=path)
-    environment.pip(
-        "install", "-q", "--no-build-isolation", "-C", "cmake.define.LLAMA_BUILD=OFF", "-C", "cmake.define.LLAVA_BUILD=OFF",
-        str(tree),
-    )  # fmt: skip
+    without = ["-C", "cmake.define.LLAMA_BUILD=OFF", "-C", "cmake.define.LLAVA_BUILD=OFF"]
+    environment.pip("install", "-q", "--no-build-isolation", *without, str(tree))
     package = subprocess.run(
         [str(environment.python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True, text=True, check=True,
