@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         work = Path(args.work_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-offline-")))
         work.mkdir(parents=True, exist_ok=True)
+        work = work.absolute()
         bench = Bench(args, work, threads)
         print(f"{_processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
         for config in args.configs:

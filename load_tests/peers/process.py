@@ -28,7 +28,7 @@ class Contestant:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True,
-                start_new_session=True,
+                start_new_session=True, cwd=log.parent,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue(maxsize=4)
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)

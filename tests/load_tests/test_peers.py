@@ -1,0 +1,206 @@
+"""`bench offline`: its processes, its models, its arithmetic, and a run in small with the contestants that are here."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from troupellm.load_tests import cli
+from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
+from troupellm.load_tests.offline.table import judgement, line, means
+from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
+from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
+from troupellm.load_tests.peers.process import Contestant, ContestantError
+from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
+
+SIDE = """
+import sys
+
+class Echo:
+    versions = {"echo": "1"}
+
+    def __init__(self, short):
+        self.short = short
+
+    def answer(self, prompts, output_len):
+        print("noise of a library")
+        if output_len == 13:
+            raise ValueError("an unlucky number")
+        if output_len == 14:
+            sys.exit(3)
+        return [prompt[:1] * (output_len - self.short) for prompt in prompts]
+
+make = Echo
+"""
+
+
+def bench(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    cli.command(parser.add_subparsers())
+    args = parser.parse_args(["bench", *argv])
+    return int(args.func(args))
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Any:
+    (tmp_path / "echo_side.py").write_text(SIDE)
+    link = link_package(tmp_path)
+    python = Path(sys.executable)
+    environment = environment_of("transformers", python, link, 1)
+    command = [str(python), "-m", "troupellm.load_tests.peers.sides.loop", "echo_side"]
+    contestant = Contestant("echo", command, environment=environment, log=tmp_path / "echo.log")
+    yield contestant
+    contestant.close()
+
+
+def test_a_contestant_answers_by_lines_and_tells_its_versions(echo: Contestant) -> None:
+    echo.make(60.0, short=0)
+    assert echo.versions == {"echo": "1"}
+    echo.freeze()
+    with echo.awake():
+        seconds, answers = echo.answer([[7, 8], [9]], 3, 60.0)
+    assert answers == [[7, 7, 7], [9, 9, 9]]
+    assert seconds > 0
+
+
+def test_a_contestant_that_fails_says_why(echo: Contestant) -> None:
+    echo.make(60.0, short=0)
+    with pytest.raises(ContestantError, match="echo: ValueError: an unlucky number"):
+        echo.answer([[1]], 13, 60.0)
+    assert echo.answer([[1]], 2, 60.0)[1] == [[1, 1]]
+    with pytest.raises(ContestantError, match="its process ended"):
+        echo.answer([[1]], 14, 60.0)
+
+
+def test_answers_that_are_too_short_do_not_count(echo: Contestant) -> None:
+    echo.make(60.0, short=1)
+    with pytest.raises(ContestantError, match="wanted number of tokens"):
+        echo.answer([[1]], 4, 60.0)
+
+
+def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
+    assert python_of("openvino", tmp_path) is None
+    (tmp_path / "openvino" / "bin").mkdir(parents=True)
+    (tmp_path / "openvino" / "bin" / "python").touch()
+    assert python_of("openvino", tmp_path) is None, "a half-made environment"
+    (tmp_path / "openvino" / ".installed").touch()
+    assert python_of("openvino", tmp_path) == tmp_path / "openvino" / "bin" / "python"
+    assert python_of("troupellm", tmp_path) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("name", ["24m", "qwen3-0.6b"])
+def test_models_have_their_sizes(name: str) -> None:
+    assert SHAPES[name].num_parameters == pytest.approx({"24m": 24.4e6, "qwen3-0.6b": 596e6}[name], rel=0.01)
+
+
+def test_a_random_qwen3_is_one(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = Shape(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=512, head_dim=32, family="qwen3", tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(write_random_model(tmp_path / "model", shape))
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
+
+
+def test_the_compressed_model_is_the_model(tmp_path: Path) -> None:
+    source = write_random_model(tmp_path / "source", SHAPES["tiny"])
+    (tmp_path / "target").mkdir()
+    target = write_compressed(source, tmp_path / "target")
+    before, after = load_file(source / "model.safetensors"), load_file(target / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert after[name].dtype == np.int8
+    assert after[f"{name}_scale"].shape == (before[name].shape[0], 1)
+    restored = after[name] * after[f"{name}_scale"]
+    assert np.abs(restored - before[name]).max() <= after[f"{name}_scale"].max() / 2 * 1.001
+    np.testing.assert_array_equal(after["lm_head.weight"], before["lm_head.weight"])
+    assert json.loads((target / "config.json").read_text())["quantization_config"]["format"] == "int-quantized"
+
+
+def test_a_model_is_written_once_and_whole(tmp_path: Path) -> None:
+    def never(name: str) -> Contestant:
+        raise ContestantError(f"{name} has no converter")
+
+    first = model_for("vllm", "int8", "tiny", tmp_path, never)
+    time = (first / "model.safetensors").stat().st_mtime_ns
+    assert model_for("vllm", "int8", "tiny", tmp_path, never) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == time
+    with pytest.raises(ContestantError, match="llama has no converter"):
+        model_for("llama", "fp32", "tiny", tmp_path, never)
+    assert not list((tmp_path / "tiny").glob("gguf*"))
+
+
+def comparison(precision: str, name: str, **rates: float) -> Comparison:
+    return Comparison(
+        config="c", precision=precision, cell=Cell(name, 1, 8, 8), rates=rates, spread={}, same_tokens={}
+    )  # fmt: skip
+
+
+def test_rates_and_equal_tokens() -> None:
+    cell = Cell("2 seq", 2, 5, 4)
+    found = compare(
+        "c",
+        "fp32",
+        cell,
+        {
+            "troupellm": Measured([1.0, 2.0, 4.0], [[1, 2, 3, 4], [5, 6, 7, 8]]),
+            "vllm": Measured([8.0], [[1, 2, 9, 4], [5, 6, 7, 8]]),
+        },
+    )
+    assert found.rates == {"troupellm": 4.0, "vllm": 1.0}
+    assert found.spread["troupellm"] == (2.0, 8.0)
+    assert found.same_tokens == {"vllm": 0.75}
+    assert (found.best, found.ratio("vllm"), found.ratio("llama")) == ("vllm", 4.0, None)
+    assert Cell("prefill", 1, 1024, 1).counted_tokens == 1024
+    assert cell.counted_tokens == 8
+
+
+def test_prompts_differ_between_rounds_and_are_the_same_for_all() -> None:
+    cell = Cell("2 seq", 2, 5, 4)
+    assert cell.prompts(100, "0 1") == cell.prompts(100, "0 1")
+    assert cell.prompts(100, "0 1") != cell.prompts(100, "0 2")
+
+
+def test_what_must_hold_is_judged_per_precision() -> None:
+    found = [
+        comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0),
+        comparison("fp32", "prefill", troupellm=160.0, vllm=100.0, llama=80.0),
+        comparison("int8", "1 seq", troupellm=10.0, openvino=20.0),
+    ]
+    verdicts = {verdict.what: verdict for verdict in judge(found)}
+    assert verdicts["fp32: worst decoding cell / best peer"].found == pytest.approx(0.9)
+    assert verdicts["fp32: worst decoding cell / best peer"].kept
+    assert verdicts["fp32: worst prefill cell / best peer"].found == pytest.approx(1.6)
+    assert verdicts["fp32: geometric mean / best peer"].found == pytest.approx(geometric_mean([0.9, 1.6]))
+    assert verdicts["fp32: geometric mean / vllm"].found == pytest.approx(geometric_mean([2.0, 1.6]))
+    assert not verdicts["int8: worst decoding cell / best peer"].kept
+    assert "int8: geometric mean / vllm" not in verdicts
+    assert "MISSED" in judgement(list(verdicts.values()))
+    names = ("troupellm", "openvino", "vllm", "llama")
+    assert line(found[0], names).split() == ["c", "fp32", "1", "seq", "90.0", "-", "45.0", "100.0", "llama", "0.90x"]
+    assert "geometric mean against vllm 1.79x, llama 1.34x, best of each cell 1.20x" in means(found, names)
+
+
+@pytest.mark.slow
+def test_bench_offline_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both contestants of this environment give the same tokens; a peer that is not there is named and fails the run."""
+    pytest.importorskip("transformers")
+    result = tmp_path / "result.json"
+    code = bench(
+        "offline", "--configs", "tiny", "--precisions", "fp32", "--contestants", "troupellm", "transformers", "vllm",
+        "--sequences", "2", "--input-len", "8", "--output-len", "6", "--prefill-len", "16", "--rounds", "1",
+        "--num-threads", "1", "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
+    )  # fmt: skip
+    report = json.loads(result.read_text())
+    assert code == 1
+    assert [cell["cell"]["name"] for cell in report["cells"]] == ["2 seq", "prefill"]
+    assert all(set(cell["rates"]) == {"troupellm", "transformers"} for cell in report["cells"])
+    assert all(cell["same_tokens"] == {"transformers": 1.0} for cell in report["cells"])
+    assert "make peers" in report["failures"][0]
+    assert "worst prefill cell" in capsys.readouterr().out
