@@ -189,7 +189,7 @@ def test_what_must_hold_is_judged_per_precision() -> None:
 
 @pytest.mark.slow
 def test_bench_offline_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both contestants of this environment give the same tokens; a peer that is not there is named and fails the run."""
+    """Both contestants of this environment give the same tokens; a peer that is missing is named and fails the run."""
     pytest.importorskip("transformers")
     result = tmp_path / "result.json"
     code = bench(
