@@ -17,7 +17,9 @@ class Transformers:
         if precision == "int8":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                network = torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear}, dtype=torch.qint8)
+                network = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+                    network, {torch.nn.Linear}, dtype=torch.qint8
+                )
         self._model = network
         self.versions = {name: version(name) for name in ("transformers", "torch")}
 
