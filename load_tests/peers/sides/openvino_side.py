@@ -63,8 +63,8 @@ def prepare(*, source: str, target: str, precision: str) -> dict[str, Any]:
 
 
 def _with_a_merge(file: Path) -> Any:
-    """The tokenizer as one that splits and merges, which the converter insists on; prompts are ids anyway."""
-    from tokenizers import Tokenizer
+    """The tokenizer as one that splits, merges and has a special token, which the converter insists on."""
+    from tokenizers import AddedToken, Tokenizer
 
     content = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
@@ -72,4 +72,6 @@ def _with_a_merge(file: Path) -> Any:
     vocabulary["aa"] = vocabulary.pop(last)
     content["model"]["merges"] = [["a", "a"]]
     content["pre_tokenizer"]["use_regex"] = True
-    return Tokenizer.from_str(json.dumps(content))
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    return tokenizer
