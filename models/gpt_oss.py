@@ -20,9 +20,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     method = reader.section("quantization_config").values.get("quant_method", "mxfp4")
     if method != "mxfp4":
         raise ModelLoadError(f"{FILE}: quantization_config.quant_method of gpt-oss must be mxfp4, got {method!r}")
-    reader = reader.without("quantization_config").with_defaults(
-        rms_norm_eps=1e-5, rope_theta=150000.0, head_dim=64, rope_parameters=reader.values.get("rope_scaling") or YARN
-    )
+    reader = reader.without("quantization_config").with_defaults(rms_norm_eps=1e-5, rope_theta=150000.0, head_dim=64)
+    if not reader.has("rope_parameters"):
+        stretch = reader.values.get("rope_scaling") or YARN
+        reader = reader.without("rope_parameters").with_defaults(rope_parameters=stretch)
     num_layers, bias = reader.integer("num_hidden_layers"), reader.flag("attention_bias", True)
     window = reader.integer("sliding_window", 128)
     windows = tuple(window if layer % 2 == 0 else None for layer in range(num_layers))

@@ -68,7 +68,6 @@ class Attention:
         names = tuple(f"{prefix}.{name}" for name in sizes)
         self.qkv = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.qkv_bias)
         self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
-        self.softcap = config.attention_softcap
         self.sinks: Tensor | None = None
         if config.attention_sinks:
             self.sinks = source.take(f"{prefix}.sinks", (config.num_heads,)).float()

@@ -15,6 +15,7 @@ LENGTH = 45
 CLEAR = 0.01
 """A hundred times what parity forgives."""
 ROTATION, NEARBY = RopeConfig(theta=10000.0), RopeConfig(theta=100.0)
+TRUNCATED = RopeConfig(kind="yarn", theta=10000.0, factor=8.0, original_max_position=32)
 FEATURES: dict[str, list[dict[str, Any]]] = {
     "gemma2": [
         {"attention_softcap": 0.0}, {"logit_softcap": 0.0}, {"embedding_scale": 1.0}, {"norm_offset": 0.0},
@@ -37,6 +38,18 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
     "glm4": [{"rotary_dim": None}, {"rope_interleaved": False}, {"norms": LayerNorms()}],
     "smollm3": [{"layer_ropes": ()}],
     "smollm3_window": [{"windows": (None, None)}],
+    "mixtral": [{"windows": (None, None)}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 1}}],
+    "qwen2_moe": [
+        {"windows": (None, None, None)}, {"qkv_bias": False}, {"moe": {"renormalize": True}},
+        {"moe": {"shared_gate": False}}, {"moe": {"shared_size": 0}}, {"moe": {"scoring": "softmax_of_chosen"}},
+    ],
+    "qwen3_moe": [{"qk_norm": "none"}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 2}}],
+    "gpt_oss": [
+        {"attention_sinks": False}, {"windows": (None, None, None)}, {"windows": (20, 20, 20)}, {"rope": ROTATION},
+        {"rope": TRUNCATED}, {"qkv_bias": False}, {"out_bias": False}, {"moe": {"bias": False}},
+        {"moe": {"scoring": "softmax"}}, {"moe": {"swiglu_alpha": 1.702}}, {"moe": {"swiglu_limit": 7.0}},
+        {"moe": {"swiglu_limit": None}},
+    ],
 }  # fmt: skip
 
 

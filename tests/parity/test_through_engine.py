@@ -29,6 +29,7 @@ FAMILIES = {
     "mistral": lambda: transformers.MistralConfig(**COMMON, head_dim=24, sliding_window=24),
     "qwen2": lambda: transformers.Qwen2Config(**COMMON),
     "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=32),
+    "gpt_oss": lambda: transformers.GptOssConfig(**COMMON, head_dim=32, num_local_experts=8, sliding_window=24),
 }
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24

@@ -31,8 +31,15 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
 GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64}
-
-
+EXPERTS = {**SIZES, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+SINKS = {
+    **SIZES, "num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96,
+    "head_dim": 32, "sliding_window": 20, "swiglu_alpha": 1.3, "swiglu_limit": 2.0,
+    "rope_parameters": {
+        "rope_type": "yarn", "factor": 8.0, "truncate": False, "original_max_position_embeddings": 32,
+        "rope_theta": 10000.0,
+    },
+}  # fmt: skip
 IMAGES = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -96,6 +103,14 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "smollm3_window": lambda: transformers.SmolLM3Config(
         **SIZES, no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=20
     ),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=8, sliding_window=20),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **EXPERTS, shared_expert_intermediate_size=80, mlp_only_layers=[1], use_sliding_window=True, sliding_window=20
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **EXPERTS, head_dim=32, norm_topk_prob=True, decoder_sparse_step=2, tie_word_embeddings=True
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(**SINKS),
     "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
 }
 
@@ -107,7 +122,9 @@ class Pair:
         torch.manual_seed(5)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # fresh ones are all 1 or all 0, which hides mistakes
+            if "norm" in name or name.endswith(
+                ("bias", "sinks")
+            ):  # fresh ones are all 1 or all 0, which hides mistakes
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
@@ -116,8 +133,10 @@ class Pair:
         checkpoint.finish()
 
     def mistaken(self, **changes: Any) -> "Pair":
-        """The same checkpoint, with a description that says something else."""
+        """The same checkpoint, with a description that says something else; `moe` holds changes of its own."""
         other = copy.copy(self)
+        if "moe" in changes:
+            changes["moe"] = msgspec.structs.replace(self.config.moe, **changes["moe"])
         other.config = msgspec.structs.replace(self.config, **changes)
         other.decoder, _ = other._read()
         return other
