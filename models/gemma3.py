@@ -19,6 +19,8 @@ DEFAULTS = {
     "sliding_window": 4096, "sliding_window_pattern": 6, "max_position_embeddings": 131072,
 }  # fmt: skip
 """What the models' own code takes where config.json is silent."""
+ABOVE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
+"""Of a model that sees images, what stands beside `text_config` and not in it."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
@@ -27,8 +29,9 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     architecture = architecture_of(reader)
     with_images = architecture == WITH_IMAGES
     if with_images:
-        dtypes = {key: reader.values[key] for key in ("dtype", "torch_dtype") if reader.has(key)}
-        reader = reader.section("text_config").with_defaults(**dtypes, architectures=[architecture])
+        above = {key: reader.values[key] for key in ABOVE if reader.has(key)}
+        text = reader.section("text_config")
+        reader = ConfigReader({**text.values, **above}, "text_config.")
     reader = reader.with_defaults(**DEFAULTS)
     gemma2.refuse_both_directions(reader)
     if reader.has("attn_logit_softcapping"):

@@ -30,7 +30,25 @@ FAMILIES = {
     "qwen2": lambda: transformers.Qwen2Config(**COMMON),
     "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=32),
     "gpt_oss": lambda: transformers.GptOssConfig(**COMMON, head_dim=32, num_local_experts=8, sliding_window=24),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **COMMON, head_dim=32, query_pre_attn_scalar=64, sliding_window=24, tie_word_embeddings=False
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **COMMON,
+        head_dim=32,
+        query_pre_attn_scalar=64,
+        sliding_window=24,
+        sliding_window_pattern=2,
+        tie_word_embeddings=False,
+    ),
+    "phi3": lambda: transformers.Phi3Config(**COMMON),
+    "granite": lambda: transformers.GraniteConfig(**COMMON, residual_multiplier=0.4, attention_multiplier=0.05),
+    "olmo2": lambda: transformers.Olmo2Config(**COMMON),
+    "glm4": lambda: transformers.Glm4Config(**COMMON, head_dim=32),
+    "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
 }
+SLOW = ("gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
+"""Their layers are compared in test_families; what the engine adds to them is the same for all."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
 
@@ -39,6 +57,12 @@ NEW_TOKENS = 24
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """One loop is enough here: what differs between loops is tested with the actors."""
     return "asyncio", {"use_uvloop": True}
+
+
+PARAMS = [
+    "builtin",
+    *(pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES),
+]
 
 
 class Reference:
@@ -85,7 +109,7 @@ class Reference:
         return [torch.randint(3, width, (length,), generator=generator).tolist() for length in lengths]
 
 
-@pytest.fixture(scope="module", params=["builtin", *FAMILIES])
+@pytest.fixture(scope="module", params=PARAMS)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     if request.param == "builtin":
         return Reference(resolve_model(ModelConfig(), lambda _: None))

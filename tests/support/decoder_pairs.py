@@ -30,7 +30,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
-GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64}
+GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64, "tie_word_embeddings": False}
+"""Not tied as the real ones are: random embeddings that are scaled up make such a head repeat its input."""
 EXPERTS = {**SIZES, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 SINKS = {
     **SIZES, "num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96,
@@ -81,7 +82,10 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
     ),
     "gemma3_with_images": lambda: transformers.Gemma3Config(
-        text_config={**GEMMA, "sliding_window": 20}, vision_config=IMAGES, initializer_range=0.3
+        text_config={**GEMMA, "sliding_window": 20},
+        vision_config=IMAGES,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
     ),
     "phi3": lambda: transformers.Phi3Config(**SIZES, sliding_window=20),
     "phi3_long": lambda: transformers.Phi3Config(
