@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 
+#include <omp.h>
+
 namespace {
 
 constexpr int kLanes = 16;
@@ -75,6 +77,17 @@ inline Floats exp_negative(Floats x) {
     bits += (exponent - base) << 23;
     std::memcpy(&p, &bits, sizeof p);
     return x == x ? p : x;
+}
+
+// 1 / (1 + e^-x).
+inline Floats sigmoid(Floats x) {
+    const Floats e = exp_negative(-absolute(x));
+    return (x < 0.0f ? e : Floats{} + 1.0f) / (1.0f + e);
+}
+
+// kind 0 is SiLU, 1 is GELU by its tanh formula, where (1 + tanh(y)) / 2 is the sigmoid of 2y.
+inline Floats activated(Floats x, int64_t kind) {
+    return x * sigmoid(kind == 0 ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
 }  // namespace

@@ -1,0 +1,172 @@
+// Products of up to 16 rows with a constant weight, float32: one walk through the weight, at the speed of the memory.
+//
+// The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
+// outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
+//
+// Every output is one sum over the inputs in their order, in one accumulator, whatever the number of rows, the thread
+// or the tile: a row's result does not depend on its neighbours, to the bit.
+
+#include <vector>
+
+#include "tile.h"
+
+namespace {
+
+constexpr int kMostRows = 16;
+#if defined(__AVX512F__)
+constexpr int64_t kDepth = 1 << 30;
+#else
+constexpr int64_t kDepth = 64;  // inputs at a time: the columns of a panel are several tiles, which share what is read
+#endif
+
+struct Weight {
+    const float* data;
+    int64_t panel, padded, depth, outs;
+    const float* bias;
+
+    const float* at(int64_t unit) const {  // units are 16 outputs
+        const int64_t out = unit * kLanes;
+        return data + out / panel * panel * padded + out % panel;
+    }
+    // How many units from this one on lie in its panel, 4 at the most.
+    int64_t beside(int64_t unit) const {
+        const int64_t left = (panel - unit * kLanes % panel) / kLanes;
+        return left < 4 ? left : 4;
+    }
+};
+
+struct Rows {
+    const float* data;
+    int64_t stride, count;
+};
+
+// sums [rows, 64] = the rows times `width` units of the weight. `next` is what will be read after it, or null.
+void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, const float* next, float* sums) {
+    const int64_t groups = (x.count + kTileRows - 1) / kTileRows;
+    const int columns = static_cast<int>(width * kLanes / kWideLanes);
+    const int most = columns_for((x.count + groups - 1) / groups);
+    const float* data = weight.at(unit);
+    std::memset(sums, 0, sizeof(float) * 64 * x.count);
+    // One group of rows reads fast enough by itself. With more, the next segment is fetched bit by bit meanwhile.
+    const bool fetches = next && groups > 1 && most == 4 && width * kLanes == weight.panel;
+    for (int64_t k = 0; k < weight.depth; k += kDepth) {
+        const int64_t depth = weight.depth - k < kDepth ? weight.depth - k : kDepth;
+        for (int c = 0; c < columns; c += most) {
+            const int tile_columns = columns - c < most ? columns - c : most;
+            for (int64_t g = 0; g < groups; ++g) {
+                const int64_t first = x.count * g / groups, count = x.count * (g + 1) / groups - first;
+                Ahead ahead{data, 0, 0};
+                if (fetches) {
+                    const int64_t line = width * g / groups, lines = width * (g + 1) / groups - line;
+                    ahead = {next + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};
+                }
+                kTiles[count - 1][tile_columns - 1](x.data + first * x.stride + k, x.stride,
+                                                    data + k * weight.panel + c * kWideLanes, weight.panel, depth,
+                                                    ahead, sums + first * 64 + c * kWideLanes);
+            }
+        }
+    }
+}
+
+// The root-mean-square norm of the rows, in memory of this thread.
+Rows normed(const Rows& x, int64_t depth, const float* norm, double eps) {
+    thread_local std::vector<float> memory;
+    if (memory.size() < static_cast<size_t>(kMostRows * depth)) memory.resize(kMostRows * depth);
+    const int64_t whole = depth / kLanes * kLanes;
+    for (int64_t r = 0; r < x.count; ++r) {
+        const float* from = x.data + r * x.stride;
+        float* to = memory.data() + r * depth;
+        Floats squares = {};
+        for (int64_t k = 0; k < whole; k += kLanes) squares += load(from + k) * load(from + k);
+        float total = sum(squares);
+        for (int64_t k = whole; k < depth; ++k) total += from[k] * from[k];
+        const float scale = 1.0f / std::sqrt(total / static_cast<float>(depth) + static_cast<float>(eps));
+        for (int64_t k = 0; k < whole; k += kLanes) store(to + k, load(from + k) * scale * load(norm + k));
+        for (int64_t k = whole; k < depth; ++k) to[k] = from[k] * scale * norm[k];
+    }
+    return {memory.data(), depth, x.count};
+}
+
+// Where this thread begins and, with one more, ends.
+int64_t share(int64_t units, int64_t per_panel, int64_t thread, int64_t team) {
+    if (units < 8 * per_panel * team) return units * thread / team;
+    return thread == team ? units : units / per_panel * thread / team * per_panel;
+}
+
+inline float biased(const Weight& weight, float value, int64_t out) {
+    return weight.bias ? value + weight.bias[out] : value;
+}
+
+inline Floats biased(const Weight& weight, Floats value, int64_t out) {
+    return weight.bias ? value + load(weight.bias + out) : value;
+}
+
+void finish(const Weight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
+            float factor, float* out, int64_t out_stride) {
+    const int64_t begin = unit * kLanes;
+    const int64_t end = begin + width * kLanes < weight.outs ? begin + width * kLanes : weight.outs;
+    for (int64_t r = 0; r < rows; ++r) {
+        float* to = out + r * out_stride;
+        const float* from = sums + r * 64 - begin;
+        int64_t o = begin;
+        for (; o + kLanes <= end; o += kLanes) {
+            const Floats value = biased(weight, load(from + o), o);
+            store(to + o, adds ? load(to + o) + factor * value : value);
+        }
+        for (; o < end; ++o) {
+            const float value = biased(weight, from[o], o);
+            to[o] = adds ? to[o] + factor * value : value;
+        }
+    }
+}
+
+}  // namespace
+
+// out [rows, outs] = x [rows, depth] times the weight, plus its bias; or added to what is there, times `factor`. With
+// `norm` [depth], the rows go through a root-mean-square norm before.
+extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
+                       double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
+    const int64_t units = (weight->outs + kLanes - 1) / kLanes, per_panel = weight->panel / kLanes;
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
+        const int64_t end = share(units, per_panel, me + 1, team);
+        const Rows given{x, x_stride, rows};
+        const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
+        alignas(64) float sums[kMostRows * 64];
+        for (int64_t unit = share(units, per_panel, me, team), width; unit < end; unit += width) {
+            width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
+            segment(ready, *weight, unit, width, unit + width < end ? weight->at(unit + width) : nullptr, sums);
+            finish(*weight, sums, rows, unit, width, adds != 0, static_cast<float>(factor), out, out_stride);
+        }
+    }
+}
+
+// out [rows, outs / 2] = activation(first half) * second half of the same product; outs / 2 is a multiple of 16.
+// activation 0 is SiLU, 1 is GELU with tanh.
+extern "C" void linear_gated(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
+                             double eps, int64_t activation, float* out, int64_t out_stride, int64_t threads) {
+    const int64_t units = weight->outs / 2 / kLanes, per_panel = weight->panel / kLanes;
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
+        const int64_t end = share(units, per_panel, me + 1, team);
+        const Rows given{x, x_stride, rows};
+        const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
+        alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
+        for (int64_t unit = share(units, per_panel, me, team), width; unit < end; unit += width) {
+            width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
+            if (weight->beside(units + unit) < width) width = weight->beside(units + unit);
+            const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
+            segment(ready, *weight, unit, width, weight->at(units + unit), gates);
+            segment(ready, *weight, units + unit, width, next, ups);
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t c = 0; c < width * kLanes; c += kLanes) {
+                    const int64_t at = unit * kLanes + c;
+                    const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
+                    const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
+                    store(out + r * out_stride + at, activated(gate, activation) * up);
+                }
+        }
+    }
+}
