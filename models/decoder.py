@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import PackedLinear, linear, pack
-from troupellm.kernels.rms_norm import add_rms_norm
+from troupellm.kernels.linear import PackedLinear, linear, norm_linear, pack
+from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
@@ -58,26 +58,30 @@ class Decoder:
             caches: one pair per layer; the batch's keys and values are written to them.
 
         Returns:
-            hidden states [logits, hidden] of the tokens that logits are wanted for, after the final norm.
+            hidden states [logits, hidden] of the tokens that logits are wanted for, before the final norm.
         """
         token_ids, positions = batch.token_ids, batch.positions
         missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self._angles(positions)
-        update = functional.embedding(token_ids, self.embedding)
+        residual = functional.embedding(token_ids, self.embedding)
         if self.embedding_scale != 1.0:
-            update.mul_(self.embedding_scale)
+            residual.mul_(self.embedding_scale)
         if batch.inputs is not None:
             places, values = batch.inputs
             scale = self.embedding_scale if self.config.scale_inputs else 1.0
-            update[places] = values.to(update.dtype) * scale
-        residual = torch.zeros_like(update)
+            residual[places] = values.to(residual.dtype) * scale
+        update = None
         for layer, turns, cache in zip(self.layers[:-1], angles, caches, strict=False):
             update, residual = layer(update, residual, batch, turns, cache)
         # After the last keys and values are written, only the tokens that logits are wanted for matter.
         update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], batch.logit_tokens)
-        return add_rms_norm(update, residual, self.norm, self.config.rms_norm_eps)
+        return residual if update is None else residual.add_(update)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states behind the final norm."""
+        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
         """Of each layer's rotation, at the batch's positions."""
@@ -85,17 +89,17 @@ class Decoder:
         return [None if table is None else found[table] for table in self.layer_tables]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the vocabulary, float32 [rows, vocab]."""
+        """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        logits = linear(hidden, self.head).float()
+        logits = norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head).float()
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """A classifier's logits, [rows, labels]."""
+        """A classifier's logits [rows, labels], of hidden states behind the final norm."""
         if self.score is None:
             raise RuntimeError("this model has no classifier")
         return linear(hidden.to(self.embedding.dtype), self.score)

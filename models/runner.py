@@ -236,7 +236,10 @@ class ModelRunner:
     def _pool(self, spans: Spans, hidden: Tensor) -> None:
         """hidden: of a whole batch, whose last part is what is pooled."""
         found = self._pooled(spans)
-        place = hidden.shape[0] - sum(count for _, _, count in found)
+        if not found:
+            return
+        hidden = self.decoder.normed(hidden[-sum(count for _, _, count in found) :])
+        place = 0
         for slot, _, count in found:
             self.pooler.take(slot, hidden[place : place + count])
             place += count

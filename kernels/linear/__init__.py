@@ -1,17 +1,43 @@
-"""Matrix products with constant weights, in the layout that the device likes best."""
+"""Matrix products with constant weights, in the layout that the device likes best.
+
+On a CPU in float32: up to 64 rows by compiled code, more by oneDNN, both on one packed weight; without a compiler by
+oneDNN alone. All else by torch. Quantized weights have paths of their own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
+from troupellm.kernels.gelu_mul import gelu_mul
+from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles
+from troupellm.kernels.linear.native import MOST_ROWS, NativeWeight, native_weight
 from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.quantized import FastProduct, QuantizedWeight, Weight, fast_product
+from troupellm.kernels.rms_norm import rms_norm
+from troupellm.kernels.silu_mul import silu_mul
+
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+_invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
+
+
+@contextmanager
+def batch_invariant(wanted: bool = True) -> Iterator[None]:
+    """Weights that are packed inside compute each row alike, to the bit, however many rows there are."""
+    token = _invariant.set(wanted)
+    try:
+        yield
+    finally:
+        _invariant.reset(token)
 
 
 class PackedLinear:
     """A weight made ready for many products. Holds no second copy of it."""
 
-    __slots__ = ("bias", "fast", "in_features", "kind", "onednn", "out_features", "weight")
+    __slots__ = ("bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "weight")
 
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -27,6 +53,18 @@ class PackedLinear:
         self.onednn = self.fast is None and onednn_supports(weight)
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias
+        self.native: NativeWeight | None = native_weight(self.weight, weight, bias) if self.onednn else None
+        """The compiled path for few rows."""
+        self.invariant = _invariant.get()
+
+    def takes(self, rows: int) -> bool:
+        """Whether the compiled path computes so many rows."""
+        return self.native is not None and (rows <= MOST_ROWS or self.invariant)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether norms before a product and sums behind it are for nothing where rows are few."""
+        return self.native is not None
 
 
 def pack(weight: Weight, bias: Tensor | None = None) -> PackedLinear:
@@ -44,18 +82,58 @@ def best_rows(packed: PackedLinear, rows: int) -> int:
     """Products are padded to so many rows; a caller with many products in a row pads once instead."""
     if packed.fast is not None:
         return packed.fast.best_rows(rows)
-    return padded_rows(rows) if packed.onednn else rows
+    return padded_rows(rows) if packed.onednn and not packed.takes(rows) and not packed.invariant else rows
 
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     """x @ weight.T + bias.
 
     Args:
-        x: [rows, in_features], the type of the weight, rows >= 1.
+        x: [rows, in_features], the type of the weight, rows >= 1; the numbers of a row lie side by side.
 
     Returns:
         [rows, out_features], contiguous.
     """
+    if packed.native is not None and packed.takes(x.shape[0]):
+        return packed.native.linear(x, None, 0.0, None, 1.0)
+    if packed.invariant:
+        return in_fixed_tiles(x, lambda tile: _product(tile, packed))
+    return _product(x, packed)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear) -> Tensor:
+    """`linear` of `rms_norm(x, norm, eps)`; x is left as it is."""
+    if packed.native is not None and packed.takes(x.shape[0]):
+        return packed.native.linear(x, norm, eps, None, 1.0)
+    return linear(rms_norm(x, norm, eps), packed)
+
+
+def gated_linear(
+    x: Tensor, packed: PackedLinear, activation: str, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """activation(first half) * second half of `linear`, behind a norm where one is given.
+
+    Args:
+        activation: "silu" or "gelu_tanh".
+
+    Returns:
+        [rows, out_features / 2], contiguous.
+    """
+    if packed.native is not None and packed.native.gates and packed.takes(x.shape[0]):
+        return packed.native.gated(x, norm, eps, activation)
+    gate_up = linear(x, packed) if norm is None else norm_linear(x, norm, eps, packed)
+    return GATES[activation](gate_up)
+
+
+def linear_add(x: Tensor, packed: PackedLinear, residual: Tensor, factor: float = 1.0) -> None:
+    """Add `factor` times `linear(x)` to `residual` [rows, out_features], in place."""
+    if packed.native is not None and packed.takes(x.shape[0]):
+        packed.native.linear(x, None, 0.0, residual, factor)
+    else:
+        residual.add_(linear(x, packed), alpha=factor)
+
+
+def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.fast is not None:
         return packed.fast(x)
     if packed.onednn:

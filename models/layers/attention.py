@@ -7,7 +7,7 @@ from torch import Tensor
 
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.kv_write import kv_write
-from troupellm.kernels.linear import linear
+from troupellm.kernels.linear import linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
@@ -79,6 +79,8 @@ class Attention:
                 take_norm(config, source, f"{prefix}.q_norm", widths[0]),
                 take_norm(config, source, f"{prefix}.k_norm", widths[1]),
             )
+        self.adds = self.qkv.fuses and self.out.fuses
+        """Whether `attended` and `add` are worth it."""
 
     def best_rows(self, tokens: int) -> int:
         """As `SelfAttention.best_rows`."""
@@ -88,9 +90,27 @@ class Attention:
         self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
         """As `SelfAttention`."""
-        rows, tokens = hidden.shape[0], batch.token_ids.shape[0]
+        return linear(self._mixed(linear(hidden, self.qkv), batch, angles, cache, keep), self.out)
+
+    def attended(
+        self, residual: Tensor, norm: Tensor | None, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """What the normed residual [rows, hidden] attends to, for `add`: [rows or kept, heads * head_dim]."""
+        qkv = linear(residual, self.qkv) if norm is None else norm_linear(residual, norm, self.eps, self.qkv)
+        return self._mixed(qkv, batch, angles, cache, keep)
+
+    def add(self, attended: Tensor, residual: Tensor, factor: float) -> None:
+        """Project what was attended to, and add `factor` times that to the residual of the same rows, in place."""
+        linear_add(attended, self.out, residual, factor)
+
+    def _mixed(
+        self, qkv: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
+    ) -> Tensor:
+        """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
+        rows, tokens = qkv.shape[0], batch.token_ids.shape[0]
         heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
-        qkv = linear(hidden, self.qkv).view(rows, -1, self.head_dim)
+        qkv = qkv.view(rows, -1, self.head_dim)
         qk = qkv[:, :turned]
         if self.norms is not None:
             query, key = self._normed(qk[:, :heads], self.norms[0]), self._normed(qk[:, heads:], self.norms[1])
@@ -103,7 +123,7 @@ class Attention:
             qk[:, :heads], *cache, group.plan, self.scale, softcap=self.softcap, sinks=self.sinks
         )
         flat = attended.view(rows, -1)
-        return linear(flat if keep is None else flat[keep], self.out)
+        return flat if keep is None else flat[keep]
 
     def _normed(self, part: Tensor, weight: Tensor) -> Tensor:
         """part: [rows, heads, head_dim]; the weight says whether every head is normed, or all heads together."""

@@ -6,13 +6,17 @@ from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.layers.attention import Angles, KVPair, make_attention
-from troupellm.models.layers.feed_forward import make_feed_forward
+from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
+from troupellm.models.layers.feed_forward import FeedForward, make_feed_forward
 from troupellm.models.layers.norm import take_norm
 
 
 class DecoderLayer:
-    """Attention and feed-forward beside the residual, with norms before them, behind them, or both."""
+    """Attention and feed-forward beside the residual, with norms before them, behind them, or both.
+
+    A part adds itself to the residual where its first product can begin with the norm and its last one end with the
+    sum. Otherwise it leaves an update, which the next norm takes in.
+    """
 
     def __init__(self, config: DecoderConfig, layer: int, source: WeightSource) -> None:
         def norm(name: str | None) -> Tensor | None:
@@ -27,20 +31,29 @@ class DecoderLayer:
         self.before_feed_forward = norm(config.norms.before_feed_forward)
         self.feed_forward = make_feed_forward(config, layer, source)
         self.after_feed_forward = norm(config.norms.after_feed_forward)
+        attention, feed_forward = self.attention, self.feed_forward
+        self._adding_attention = (
+            attention if isinstance(attention, Attention) and attention.adds and self.after_attention is None else None
+        )
+        self._adding_feed_forward = (
+            feed_forward
+            if isinstance(feed_forward, FeedForward) and feed_forward.adds and self.after_feed_forward is None
+            else None
+        )
 
     def __call__(
         self,
-        update: Tensor,
+        update: Tensor | None,
         residual: Tensor,
         batch: ForwardBatch,
         angles: Angles | None,
         cache: KVPair,
         keep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | None, Tensor]:
         """One layer.
 
         Args:
-            update: [rows, hidden], what the layer before adds to the residual.
+            update: [rows, hidden], what the layer before adds to the residual; None is nothing any more.
             residual: [rows, hidden]; changed in place.
             angles: of the layer's rotation; None is none.
             keep: int64 [kept], the rows to go on with after the attention; None is all.
@@ -48,20 +61,39 @@ class DecoderLayer:
         Returns:
             this layer's update and the residual, [rows, hidden] or [kept, hidden].
         """
-        hidden = self._added(update, residual, self.before_attention)
-        attended = self._weighed(self.attention(hidden, batch, angles, cache, keep), self.after_attention)
-        tokens = batch.token_ids.shape[0]
-        if keep is not None:
-            residual, tokens = residual[keep], keep.shape[0]
-        hidden = self._added(attended, residual, self.before_feed_forward)
+        tokens = batch.token_ids.shape[0] if keep is None else keep.shape[0]
+        if self._adding_attention is not None:
+            residual = _sum(update, residual)
+            attended = self._adding_attention.attended(residual, self.before_attention, batch, angles, cache, keep)
+            residual = residual if keep is None else residual[keep]
+            self._adding_attention.add(attended, residual, self.multiplier)
+            update = None
+        else:
+            hidden = self._added(update, residual, self.before_attention)
+            attended = self.attention(hidden, batch, angles, cache, keep)
+            update = self._weighed(attended, self.after_attention)
+            residual = residual if keep is None else residual[keep]
+        if self._adding_feed_forward is not None:
+            residual = _sum(update, residual)
+            self._adding_feed_forward.add(residual, self.before_feed_forward, self.eps, self.multiplier)
+            return None, residual
+        hidden = self._added(update, residual, self.before_feed_forward)
         return self._weighed(self.feed_forward(hidden, tokens), self.after_feed_forward), residual
 
-    def _added(self, update: Tensor, residual: Tensor, norm: Tensor | None) -> Tensor:
+    def _added(self, update: Tensor | None, residual: Tensor, norm: Tensor | None) -> Tensor:
         """The residual with the update in it, which is written back, behind the norm where there is one."""
-        return residual.add_(update) if norm is None else add_rms_norm(update, residual, norm, self.eps)
+        if update is None or norm is None:
+            residual = _sum(update, residual)
+            return residual if norm is None else rms_norm(residual, norm, self.eps)
+        return add_rms_norm(update, residual, norm, self.eps)
 
     def _weighed(self, update: Tensor, norm: Tensor | None) -> Tensor:
         """An update as the residual gets it."""
         if norm is not None:
             update = rms_norm(update, norm, self.eps)
         return update if self.multiplier == 1.0 else update.mul_(self.multiplier)
+
+
+def _sum(update: Tensor | None, residual: Tensor) -> Tensor:
+    """The residual with the update in it, in place."""
+    return residual if update is None else residual.add_(update)

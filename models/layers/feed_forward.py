@@ -4,15 +4,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from troupellm.kernels.gelu_mul import gelu_mul
-from troupellm.kernels.linear import linear
-from troupellm.kernels.silu_mul import silu_mul
+from troupellm.kernels.linear import gated_linear, linear, linear_add
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
 from troupellm.models.layers.projection import merged_linear
-
-GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 
 
 class FeedForwardPart(Protocol):
@@ -36,12 +32,19 @@ class FeedForward:
     """activation(gate) * up, then down."""
 
     def __init__(self, config: DecoderConfig, prefix: str, source: WeightSource, size: int) -> None:
-        self.gate = GATES[config.activation]
+        self.activation = config.activation
         sizes = {"gate_proj": size, "up_proj": size} if config.gate_up_name is None else {config.gate_up_name: 2 * size}
         names = tuple(f"{prefix}.{name}" for name in sizes)
         self.gate_up = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.mlp_bias)
         self.down = merged_linear(source, (f"{prefix}.down_proj",), (config.hidden_size,), size, bias=config.mlp_bias)
 
+        self.adds = self.gate_up.fuses and self.down.fuses
+        """Whether `add` is worth it."""
+
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`."""
-        return linear(self.gate(linear(hidden, self.gate_up)), self.down)
+        return linear(gated_linear(hidden, self.gate_up, self.activation), self.down)
+
+    def add(self, residual: Tensor, norm: Tensor | None, eps: float, factor: float) -> None:
+        """Add `factor` times this part of the normed residual to the residual [rows, hidden], in place."""
+        linear_add(gated_linear(residual, self.gate_up, self.activation, norm, eps), self.down, residual, factor)

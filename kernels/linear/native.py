@@ -1,0 +1,169 @@
+"""Products of few rows by compiled code, on the very weights that oneDNN packed: nothing is in memory twice.
+
+The layout is oneDNN's secret, so it is read back: it must be panels of some outputs each, in which the outputs of one
+input lie side by side. Where it is not, or where there is no compiled code, oneDNN computes few rows too.
+"""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels import native
+
+TILE_ROWS = 16
+"""Rows of one product; more are several products."""
+MOST_ROWS = 64
+"""From here on oneDNN is as fast, or faster: measured over the shapes of small models."""
+PANELS = (64, 48, 32, 16)
+PADS = (1, 4, 16, 64)
+LANES = 16
+SILU, GELU_TANH = 0, 1
+_ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    linear: native.Function
+    gated: native.Function
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    panel: int
+    padded: int
+    """in_features and what was added to them."""
+
+
+class NativeWeight:
+    """What the compiled code is told of a weight: `struct Weight` of linear.cpp."""
+
+    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "out_features")
+
+    def __init__(
+        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None
+    ) -> None:
+        self.out_features, in_features = shape
+        self.gates = self.out_features % (2 * LANES) == 0
+        """Whether the halves can be multiplied by each other on the way."""
+        bias = None if bias is None else bias.contiguous()
+        self._functions, self._held = functions, (packed, bias)
+        self._told = np.array(
+            [torch.ops.mkldnn.data_ptr(packed), layout.panel, layout.padded, in_features, self.out_features,
+             0 if bias is None else bias.data_ptr()],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._pointer = self._told.ctypes.data
+
+    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
+        """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
+        [rows, out] times `factor`."""
+        rows, adds, threads = x.shape[0], out is not None, torch.get_num_threads()
+        if out is None:
+            out = torch.empty(rows, self.out_features)
+        gain = None if norm is None else norm.data_ptr()
+        source, target = x.data_ptr(), out.data_ptr()
+        step, out_step = x.stride(0), out.stride(0)
+        for begin, end in tiles(rows):
+            self._functions.linear(
+                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
+                target + 4 * out_step * begin, out_step, threads,
+            )  # fmt: skip
+        return out
+
+    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
+        """activation(first half) * second half of the product of `x` [rows, in]: [rows, out / 2]."""
+        rows, size = x.shape[0], self.out_features // 2
+        out = torch.empty(rows, size)
+        gain = None if norm is None else norm.data_ptr()
+        source, target, step, threads = x.data_ptr(), out.data_ptr(), x.stride(0), torch.get_num_threads()
+        for begin, end in tiles(rows):
+            self._functions.gated(
+                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
+                target + 4 * size * begin, size, threads,
+            )  # fmt: skip
+        return out
+
+
+@functools.cache
+def tiles(rows: int) -> tuple[tuple[int, int], ...]:
+    """Rows cut into products of about equally many."""
+    count = -(-rows // TILE_ROWS)
+    return tuple((rows * tile // count, rows * (tile + 1) // count) for tile in range(count))
+
+
+def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
+    """What lets the compiled code use a weight [out, in] that oneDNN packed; None is to do without."""
+    functions = load()
+    if functions is None or not packed.is_mkldnn:
+        return None
+    shape = (weight.shape[0], weight.shape[1])
+    if shape not in _layouts:
+        _layouts[shape] = _layout(packed, weight)
+    layout = _layouts[shape]
+    return None if layout is None else NativeWeight(functions, packed, layout, shape, bias)
+
+
+_layouts: dict[tuple[int, int], Layout | None] = {}
+"""By shape: oneDNN's choice depends on nothing else."""
+
+
+def _layout(packed: Tensor, weight: Tensor) -> Layout | None:
+    """Found by comparing all of it, bit for bit."""
+    out, depth = weight.shape
+    size = torch.ops.mkldnn._nbytes(packed) // 4
+    memory = (ctypes.c_int32 * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    held, bits = torch.from_numpy(np.frombuffer(memory, dtype=np.int32)), weight.contiguous().view(torch.int32)
+    for panel in PANELS:
+        for pad in PADS:
+            padded = -(-depth // pad) * pad
+            if -(-out // panel) * panel * padded == size and _lies_so(held.view(-1, padded, panel), bits):
+                return Layout(panel, padded)
+    return None
+
+
+def _lies_so(panels: Tensor, bits: Tensor) -> bool:
+    depth = bits.shape[1]
+    pieces = torch.split(bits, panels.shape[2])
+    return all(
+        torch.equal(panel[:depth, : piece.shape[0]], piece.T) for panel, piece in zip(panels, pieces, strict=True)
+    )
+
+
+@functools.cache
+def load() -> Functions | None:
+    """The compiled functions, or None where they are not there or do not equal the reference."""
+    library = native.load()
+    if library is None:
+        return None
+    functions = Functions(library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"))
+    return functions if _agrees(functions) else None
+
+
+def _agrees(functions: Functions) -> bool:
+    """On a weight that is packed by hand."""
+    generator = torch.Generator().manual_seed(0)
+    out, depth, rows = 96, 33, 7
+    x, weight = torch.randn(rows, depth, generator=generator), torch.randn(out, depth, generator=generator)
+    bias, norm = torch.randn(out, generator=generator), torch.rand(depth, generator=generator)
+    residual = torch.randn(rows, out, generator=generator)
+    panels = functional.pad(weight, (0, 3, 0, 32)).view(2, 64, depth + 3).transpose(1, 2).contiguous()
+    held = NativeWeight.__new__(NativeWeight)
+    held._functions, held.out_features, held._held = functions, out, (panels, bias)
+    held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr()], dtype=np.int64)
+    held._pointer = held._told.ctypes.data
+    plain = functional.linear(x, weight, bias)
+    normed = functional.linear(functional.rms_norm(x, (depth,), norm, 1e-5), weight, bias)
+    gate, up = normed.chunk(2, dim=-1)
+    found = (
+        (held.linear(x, None, 0.0, None, 1.0), plain),
+        (held.linear(x, None, 0.0, residual.clone(), 0.5), residual + 0.5 * plain),
+        (held.linear(x, norm, 1e-5, None, 1.0), normed),
+        (held.gated(x, norm, 1e-5, "silu"), functional.silu(gate) * up),
+        (held.gated(x, norm, 1e-5, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up),
+    )
+    return all(torch.allclose(got, expected, atol=1e-4) for got, expected in found)

@@ -1,0 +1,120 @@
+"""Products with a norm before them and a sum or a gate behind them: every path gives what the parts give one by one."""
+
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional
+
+from troupellm.kernels import linear as linear_kernel
+from troupellm.kernels.linear import (
+    PackedLinear,
+    batch_invariant,
+    gated_linear,
+    linear,
+    linear_add,
+    native,
+    norm_linear,
+    pack,
+)
+
+SHAPES = ((96, 64), (288, 768), (224, 33), (17, 40), (1024, 96))
+ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 40, 64, 65, 90)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+
+@pytest.fixture(params=["torch", pytest.param("compiled", marks=needs_compiler)])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(linear_kernel, "native_weight", lambda packed, weight, bias: None)
+    return request.param
+
+
+def weights(shape: tuple[int, int], *, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None, PackedLinear]:
+    generator = torch.Generator().manual_seed(shape[0])
+    weight = torch.randn(shape, generator=generator) / shape[1] ** 0.5
+    added = torch.randn(shape[0], generator=generator) if bias else None
+    return weight, added, pack(weight, added)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_forms_at_all_sizes(shape: tuple[int, int], path: str) -> None:
+    weight, bias, packed = weights(shape, bias=shape[0] % 32 == 0)
+    assert (packed.native is not None) == (path == "compiled")
+    norm = torch.rand(shape[1]) + 0.5
+    for rows in ROWS:
+        wide = torch.randn(rows, shape[1] + 3)
+        x = wide[:, : shape[1]]
+        residual = torch.randn(rows, shape[0])
+        plain = functional.linear(x, weight, bias)
+        normed = functional.linear(functional.rms_norm(x, (shape[1],), norm, 1e-6), weight, bias)
+        summed = residual.clone()
+        linear_add(x, packed, summed, 0.5)
+        near = {"atol": 2e-5, "rtol": 2e-5}
+        torch.testing.assert_close(linear(x, packed), plain, **near)
+        torch.testing.assert_close(norm_linear(x, norm, 1e-6, packed), normed, **near)
+        torch.testing.assert_close(summed, residual + 0.5 * plain, **near)
+        if shape[0] % 2 == 0:
+            gate, up = normed.chunk(2, dim=-1)
+            expected = functional.gelu(gate, approximate="tanh") * up
+            torch.testing.assert_close(gated_linear(x, packed, "gelu_tanh", norm, 1e-6), expected, **near)
+            gate, up = plain.chunk(2, dim=-1)
+            torch.testing.assert_close(gated_linear(x, packed, "silu"), functional.silu(gate) * up, **near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_do_not_depend_on_each_other(dtype: torch.dtype, path: str) -> None:
+    """To the bit: alone, in crowds of every size, at every place."""
+    weight = torch.randn(160, 100) / 10
+    with batch_invariant():
+        packed = pack(weight.to(dtype), torch.randn(160).to(dtype))
+    assert packed.invariant
+    x = torch.randn(90, 100).to(dtype)
+    alone = torch.cat([linear(row[None], packed) for row in x])
+    for rows in ROWS:
+        assert torch.equal(linear(x[:rows], packed), alone[:rows])
+        assert torch.equal(linear(x[-rows:], packed), alone[-rows:])
+
+
+@needs_compiler
+def test_the_number_of_threads_does_not_matter() -> None:
+    packed = pack(torch.randn(1000, 200))
+    x = torch.randn(14, 200)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(linear(x, packed))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@needs_compiler
+def test_an_unknown_layout_leaves_the_product_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_layouts", {})
+    monkeypatch.setattr(native, "PANELS", (7,))
+    weight = torch.randn(96, 64)
+    packed = pack(weight)
+    assert packed.onednn
+    assert packed.native is None
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(linear(x, packed), functional.linear(x, weight), atol=1e-4, rtol=1e-4)
+
+
+@needs_compiler
+def test_wrong_code_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.native.Library, "function", lambda self, name, arguments: lambda *given: None)
+    assert native.load.__wrapped__() is None
+
+
+def test_a_nan_stays_in_its_row(path: str) -> None:
+    _, _, packed = weights((96, 64), bias=False)
+    x = torch.randn(9, 64)
+    clean = linear(x, packed)
+    x[4, 7] = float("nan")
+    got = linear(x, packed)
+    assert got[4].isnan().all()
+    assert torch.equal(got[[0, 1, 2, 3, 5, 6, 7, 8]], clean[[0, 1, 2, 3, 5, 6, 7, 8]])
