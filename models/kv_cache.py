@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from troupellm.kernels.kv_codes import as_bytes, row_width
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 
@@ -11,14 +12,14 @@ class KVCache:
     """Keys and values of all layers.
 
     Attributes:
-        layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim]. Layers of different cache
-            groups may share the memory, not the blocks.
+        layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim], or wider where the type needs
+            it (see `kernels.kv_codes`). Layers of different cache groups may share the memory, not the blocks.
     """
 
     def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
         self.layout = cache_layout(config)
-        shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, row_width(config.head_dim, dtype))
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
         self.storage = torch.empty(shape, dtype=dtype)
         self.layers: list[tuple[Tensor, Tensor]] = [
@@ -28,4 +29,5 @@ class KVCache:
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
         sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
-        self.storage[:, :, targets] = self.storage[:, :, sources]
+        storage = as_bytes(self.storage)
+        storage[:, :, targets] = storage[:, :, sources]

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from troupellm.kernels.kv_codes import as_bytes, encode
 from troupellm.kernels.kv_write.reference import kv_write_reference
 
 
@@ -25,10 +26,14 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     Args:
         key: [tokens, kv_heads, head_dim], any strides.
         value: like `key`.
-        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `key`; written to.
+        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `key`, or one of those of
+            `kernels.kv_codes` with rows of its width; written to.
         value_cache: like `key_cache`.
         rows: from `kv_rows`; no row twice.
     """
+    if key_cache.dtype != key.dtype:
+        key, value = encode(key, key_cache.dtype), encode(value, value_cache.dtype)
+        key, value, key_cache, value_cache = (as_bytes(x) for x in (key, value, key_cache, value_cache))
     if key.device.type != "cpu":
         kv_write_reference(key, value, key_cache, value_cache, rows)
         return

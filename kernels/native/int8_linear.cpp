@@ -8,8 +8,6 @@
 
 #include "simd.h"
 
-#include <omp.h>
-
 #include <vector>
 
 #if defined(__AVX2__)
@@ -137,29 +135,61 @@ float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int of
     return scale;
 }
 
-// residual += update; the norm of the sum goes to `out`.
-void add_norm(const float* update, float* residual, const float* weight, double eps, int64_t size, float* out) {
+// The root-mean-square norm of a row.
+void normed(const float* x, const float* weight, double eps, int64_t size, float* out) {
     float total = 0.0f;
 #pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < size; ++i) {
-        const float value = residual[i] + update[i];
-        residual[i] = value;
-        total += value * value;
-    }
+    for (int64_t i = 0; i < size; ++i) total += x[i] * x[i];
     const float scale = 1.0f / std::sqrt(total / static_cast<float>(size) + static_cast<float>(eps));
-    for (int64_t i = 0; i < size; ++i) out[i] = residual[i] * scale * weight[i];
+    for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
 }
 
-struct Weight {
+// `sums` (of each output's weights), `scale` and `bias` (or null) have whole panels.
+struct Int8Weight {
     const int8_t* values;
-    int64_t panel, padded, outs;
-    const int32_t* sums;  // of each output's weights
+    int64_t panel, padded, depth, outs;
+    const int32_t* sums;
     const float* scale;
-    const float* bias;  // or null
+    const float* bias;
+
+    // How many units of 16 outputs from this one on lie in its panel.
+    int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
+};
+
+struct Inputs {
+    const float* data;
+    int64_t stride, rows;
+    const float* norm;
+    double eps;
+};
+
+// Rows in eight bits with their scales.
+struct Quantized {
+    std::vector<uint8_t> values;
+    std::vector<float> scales, normed;
+
+    void fit(int64_t rows, const Int8Weight& weight) {
+        const auto grow = [](auto& memory, int64_t size) {
+            if (memory.size() < static_cast<size_t>(size)) memory.resize(static_cast<size_t>(size));
+        };
+        grow(values, rows * weight.padded);
+        grow(scales, rows);
+        grow(normed, rows * weight.depth);
+    }
+
+    void take(const Inputs& x, const Int8Weight& weight, int64_t row) {
+        const float* from = x.data + row * x.stride;
+        if (x.norm != nullptr) {
+            float* const to = normed.data() + row * weight.depth;
+            ::normed(from, x.norm, x.eps, weight.depth, to);
+            from = to;
+        }
+        scales[row] = quantize(from, weight.depth, values.data() + row * weight.padded, weight.padded, kOffset);
+    }
 };
 
 // What a tile's sums stand for: ((sum * scale) * row scale) + bias, one rounding each.
-inline Floats meaning(const int32_t* sum, const Weight& weight, int64_t column, float row_scale) {
+inline Floats meaning(const int32_t* sum, const Int8Weight& weight, int64_t column, float row_scale) {
     Ints whole, offset;
     std::memcpy(&whole, sum, sizeof whole);
     std::memcpy(&offset, weight.sums + column, sizeof offset);
@@ -173,18 +203,60 @@ inline Floats meaning(const int32_t* sum, const Weight& weight, int64_t column, 
     return value;
 }
 
-inline Floats silu(Floats x) {
-    const Floats e = exp_negative(-absolute(x));
-    const Floats up = x / (1.0f + e);
-    return x < 0.0f ? up * e : up;
-}
-
-// Units of 16 outputs [unit, unit + width) of `count` rows.
-inline void sums_of(const uint8_t* x, int64_t x_stride, int64_t count, const Weight& weight, int64_t unit,
+// Sums of rows [begin, begin + count) times the units [unit, unit + width).
+inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8Weight& weight, int64_t unit,
                     int64_t width, int32_t* to) {
     const int64_t column = unit * kLanes, place = column % weight.panel;
     const int8_t* from = weight.values + (column - place) * weight.padded + place * 4;
-    kTiles[count - 1][width - 1](x, x_stride, from, weight.panel, weight.padded / 4, to);
+    kTiles[count - 1][width - 1](x.values.data() + begin * weight.padded, weight.padded, from, weight.panel,
+                                 weight.padded / 4, to);
+}
+
+// Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
+template <bool gated, typename Write>
+void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int64_t threads, Write write) {
+    static thread_local Quantized memory;
+    const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
+    const int64_t parts = (rows + kMostRows - 1) / kMostRows;
+    const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
+    Quantized* shared = &memory;
+    shared->fit(rows, weight);
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+        Quantized* inputs = shared;
+        if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
+            inputs = &memory;
+            inputs->fit(1, weight);
+            inputs->take(x, weight, 0);
+        } else {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < rows; ++row) shared->take(x, weight, row);
+        }
+        alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
+        const int64_t end = units * (me + 1) / team;
+        for (int64_t unit = units * me / team, width; unit < end; unit += width) {
+            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+            if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
+            width = width < columns ? width : columns;
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
+                sums_of(*inputs, begin, count, weight, unit, width, first);
+                if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
+                for (int64_t r = 0; r < count; ++r) {
+                    for (int64_t c = 0; c < width; ++c) {
+                        const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
+                        const float scale = inputs->scales[begin + r];
+                        Floats value = meaning(first + at, weight, column, scale);
+                        if (gated)
+                            value = activated(value, activation) *
+                                    meaning(second + at, weight, units * kLanes + column, scale);
+                        write(begin + r, column, value);
+                    }
+                }
+            }
+        }
+    }
 }
 
 }  // namespace
@@ -197,67 +269,26 @@ extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, in
         scales[r] = quantize(x + r * x_stride, depth, values + r * padded, padded, static_cast<int>(offset));
 }
 
-// out = x @ weight.T, where
-//   x       [rows, depth]; with `norm` [depth] it is added to `residual` [rows, depth], and the norm of that counts;
-//   weight  values int8 as above, padded with zeros to `padded` inputs and to whole panels; sums int32, scale float32
-//           and bias float32 or null, each [whole panels];
-//   gated   makes of outputs [gate, up] of equal sizes silu(gate) * up;
-//   adds    adds to what is in `out`.
-extern "C" void int8_linear(const float* x, int64_t x_stride, int64_t rows, int64_t depth, float* residual,
-                            int64_t residual_stride, const float* norm, double eps, const int8_t* values,
-                            int64_t panel, int64_t padded, int64_t outs, const int32_t* sums, const float* scale,
-                            const float* bias, int64_t gated, int64_t adds, float* out, int64_t out_stride,
-                            int64_t threads) {
-    static thread_local std::vector<uint8_t> bytes;
-    static thread_local std::vector<float> floats;
-    if (bytes.size() < static_cast<size_t>(rows * padded)) bytes.resize(static_cast<size_t>(rows * padded));
-    if (floats.size() < static_cast<size_t>(rows * (depth + 1))) floats.resize(static_cast<size_t>(rows * (depth + 1)));
-    uint8_t* const inputs = bytes.data();
-    float* const scales = floats.data();
-    float* const normed = scales + rows;
-    const Weight weight{values, panel, padded, outs, sums, scale, bias};
-    const int64_t wanted = gated ? outs / 2 : outs, units = (wanted + kLanes - 1) / kLanes;
-    const int64_t parts = (rows + kMostRows - 1) / kMostRows;
-    const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
-#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    {
-        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r) {
-            const float* row = x + r * x_stride;
-            if (norm != nullptr) {
-                add_norm(row, residual + r * residual_stride, norm, eps, depth, normed + r * depth);
-                row = normed + r * depth;
-            }
-            scales[r] = quantize(row, depth, inputs + r * padded, padded, kOffset);
+// As `linear` of linear.cpp.
+extern "C" void int8_linear(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
+                            const float* norm, double eps, int64_t adds, double factor, float* out,
+                            int64_t out_stride, int64_t threads) {
+    const float by = static_cast<float>(factor);
+    const int64_t outs = weight->outs;
+    product<false>(*weight, {x, x_stride, rows, norm, eps}, 0, threads, [=](int64_t r, int64_t column, Floats value) {
+        float* const to = out + r * out_stride + column;
+        if (outs - column >= kLanes) {
+            store(to, adds ? load(to) + by * value : value);
+        } else {
+            for (int64_t i = 0; i < outs - column; ++i) to[i] = adds ? to[i] + by * value[i] : value[i];
         }
-        alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
-        const int64_t end = units * (me + 1) / team, per_panel = panel / kLanes;
-        for (int64_t unit = units * me / team, width; unit < end; unit += width) {
-            width = per_panel - unit % per_panel;
-            if (gated && per_panel - (unit + units) % per_panel < width) width = per_panel - (unit + units) % per_panel;
-            width = width < end - unit ? width : end - unit;
-            width = width < columns ? width : columns;
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
-                sums_of(inputs + begin * padded, padded, count, weight, unit, width, first);
-                if (gated) sums_of(inputs + begin * padded, padded, count, weight, unit + units, width, second);
-                for (int64_t r = 0; r < count; ++r) {
-                    for (int64_t c = 0; c < width; ++c) {
-                        const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
-                        Floats value = meaning(first + at, weight, column, scales[begin + r]);
-                        if (gated)
-                            value = silu(value) * meaning(second + at, weight, column + wanted, scales[begin + r]);
-                        float* const to = out + (begin + r) * out_stride + column;
-                        const int64_t left = wanted - column;
-                        if (left >= kLanes) {
-                            store(to, adds ? load(to) + value : value);
-                        } else {
-                            for (int64_t i = 0; i < left; ++i) to[i] = adds ? to[i] + value[i] : value[i];
-                        }
-                    }
-                }
-            }
-        }
-    }
+    });
+}
+
+// As `linear_gated` of linear.cpp.
+extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                  const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
+                                  int64_t threads) {
+    product<true>(*weight, {x, x_stride, rows, norm, eps}, activation, threads,
+                  [=](int64_t r, int64_t column, Floats value) { store(out + r * out_stride + column, value); });
 }

@@ -24,7 +24,8 @@ def paged_attention(
 
     Args:
         query: [tokens, heads, head_dim], each token's heads contiguous; heads is a multiple of kv_heads.
-        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `query`.
+        key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `query` or one of
+            `kernels.kv_codes`.
         value_cache: like `key_cache`.
         scale: of the scores, before the softmax.
         softcap: after the scale, scores become softcap * tanh(score / softcap); 0 leaves them.

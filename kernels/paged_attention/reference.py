@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from troupellm.kernels.kv_codes import as_bytes, decode
+
 
 def paged_attention_reference(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float,
@@ -12,7 +14,7 @@ def paged_attention_reference(
 
     Args:
         query: [tokens, heads, head_dim].
-        key_cache: [blocks, kv_heads, block_size, head_dim].
+        key_cache: [blocks, kv_heads, block_size, head_dim], any type of `kernels.kv_codes`.
         value_cache: like `key_cache`.
         block_tables: int32 [rows, width].
         items: int32 [items, 4]: token, row, first key position, key position past the last.
@@ -22,12 +24,15 @@ def paged_attention_reference(
     Returns:
         [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.
     """
-    _, kv_heads, block_size, size = key_cache.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    size, kind = query.shape[2], key_cache.dtype
+    key_cache, value_cache = as_bytes(key_cache), as_bytes(value_cache)
     out = torch.full_like(query, float("nan"))
     for token, row, begin, end in items.tolist():
         positions = torch.arange(begin, end, device=query.device)
         blocks, places = block_tables[row].long()[positions // block_size], positions % block_size
-        keys, values = key_cache[blocks, :, places].float(), value_cache[blocks, :, places].float()
+        keys = decode(key_cache[blocks, :, places].view(kind), torch.float32)
+        values = decode(value_cache[blocks, :, places].view(kind), torch.float32)
         heads = query[token].float().view(kv_heads, -1, size)
         scores = torch.einsum("hgd,khd->hgk", heads, keys) * scale
         if softcap:

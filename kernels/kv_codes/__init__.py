@@ -1,0 +1,43 @@
+"""Keys and values in fewer bits: what a KV cache's number type says of its rows.
+
+A row is what one KV head keeps of one token. In a cache of the model's own type it is the numbers themselves. In int8
+each row has a scale of its own, max|x| / 127 in float32, whose four bytes lie behind the values, so that whatever moves
+a block moves its scales. In float8_e4m3fn numbers are rounded to the nearest, and beyond 448 to that.
+"""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized.int8 import quantize_rows
+
+SCALE_BYTES = 4
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = 448.0
+
+
+def row_width(head_dim: int, dtype: torch.dtype) -> int:
+    """The last dimension of a cache of that type."""
+    return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
+
+
+def encode(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [..., head_dim] as a cache of `dtype` keeps them, [..., row_width]."""
+    if dtype == torch.int8:
+        flat = x.reshape(-1, x.shape[-1])
+        values, scale = quantize_rows(flat)
+        return torch.cat((values, scale[:, None].view(torch.int8)), dim=1).view(*x.shape[:-1], -1)
+    return x.float().clamp(-FP8_LARGEST, FP8_LARGEST).to(FP8) if dtype == FP8 else x.to(dtype)
+
+
+def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [..., row_width] of a cache as numbers of `dtype`, [..., head_dim]; computed in float32, rounded once."""
+    if rows.dtype != torch.int8:
+        return rows.to(dtype)
+    size = rows.shape[-1] - SCALE_BYTES
+    scale = rows[..., size:].contiguous().view(torch.float32)
+    return (rows[..., :size] * scale).to(dtype)
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """The same memory in a type that every operator knows."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
