@@ -19,7 +19,8 @@ class KVCache:
     def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
         self.layout = cache_layout(config)
-        shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, row_width(config.head_dim, dtype))
+        width = row_width(config.head_dim, dtype)
+        shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, width)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
         self.storage = torch.empty(shape, dtype=dtype)
         self.layers: list[tuple[Tensor, Tensor]] = [

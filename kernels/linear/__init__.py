@@ -13,10 +13,10 @@ from torch import Tensor
 
 from troupellm.kernels.gelu_mul import gelu_mul
 from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles
-from troupellm.kernels.linear.native import MOST_ROWS, NativeWeight, native_weight
+from troupellm.kernels.linear.native import native_weight
 from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
 from troupellm.kernels.linear.reference import linear_reference
-from troupellm.kernels.quantized import FastProduct, QuantizedWeight, Weight, fast_product
+from troupellm.kernels.quantized import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.silu_mul import silu_mul
 
@@ -53,13 +53,15 @@ class PackedLinear:
         self.onednn = self.fast is None and onednn_supports(weight)
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias
-        self.native: NativeWeight | None = native_weight(self.weight, weight, bias) if self.onednn else None
+        self.native: FewRows | None = native_weight(self.weight, weight, bias) if self.onednn else None
         """The compiled path for few rows."""
+        if self.fast is not None:
+            self.native = self.fast.native
         self.invariant = _invariant.get()
 
     def takes(self, rows: int) -> bool:
         """Whether the compiled path computes so many rows."""
-        return self.native is not None and (rows <= MOST_ROWS or self.invariant)
+        return self.native is not None and (rows <= self.native.most_rows or self.invariant)
 
     @property
     def fuses(self) -> bool:

@@ -43,6 +43,7 @@ class NativeWeight:
     """What the compiled code is told of a weight: `struct Weight` of linear.cpp."""
 
     __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "out_features")
+    most_rows = MOST_ROWS
 
     def __init__(
         self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None

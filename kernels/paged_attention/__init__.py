@@ -40,7 +40,7 @@ def paged_attention(
         out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale, softcap, sinks)
     if plan.items.shape[0] == 0:
         return out
-    compiled = native.load() if native.supports(query) else None
+    compiled = native.load() if native.supports(query) and key_cache.dtype == query.dtype else None
     if compiled is not None:
         caches, items = (key_cache, value_cache), (plan.block_tables, plan.items)
         native.run(compiled, query, caches, items, scale, out, softcap=softcap, sinks=sinks)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.kv_codes import as_bytes, decode
+from troupellm.kernels import kv_codes
 from troupellm.kernels.paged_attention.plan import Bucket, PrefillSpan
 
 
@@ -54,7 +54,8 @@ def decode(
     kv_heads = key_cache.shape[1]
     # What a block holds beyond a row's keys may be anything, NaN included, and 0 * NaN is NaN.
     keys, values = (
-        _gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0) for cache in (key_cache, value_cache)
+        _gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0)
+        for cache in (key_cache, value_cache)
     )
     folded = query.reshape(items, kv_heads, heads // kv_heads, size)
     if softcap or sinks is not None:
@@ -91,6 +92,6 @@ def _softmax_product(
 def _gather(cache: Tensor, rows: Tensor, items: int, dtype: torch.dtype) -> Tensor:
     """[items, kv_heads, keys, head_dim]: whole blocks of each head, copied together."""
     _, kv_heads, block_size, width = cache.shape
-    flat = as_bytes(cache).view(-1, block_size, width)
+    flat = kv_codes.as_bytes(cache).view(-1, block_size, width)
     gathered = flat.index_select(0, rows).view(items, kv_heads, -1, width)
-    return gathered if cache.dtype == dtype else decode(gathered.view(cache.dtype), dtype)
+    return gathered if cache.dtype == dtype else kv_codes.decode(gathered.view(cache.dtype), dtype)

@@ -5,7 +5,7 @@ fast path; where there is none, the weight is dequantized once.
 """
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable
-from troupellm.kernels.quantized.fast import FastProduct, fast_product
+from troupellm.kernels.quantized.fast import FastProduct, FewRows, fast_product
 from troupellm.kernels.quantized.fp8 import Fp8
 from troupellm.kernels.quantized.gguf import GgufBlocks
 from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
@@ -14,6 +14,6 @@ from troupellm.kernels.quantized.merge import Weight, merge
 from troupellm.kernels.quantized.mx import Mx
 
 __all__ = [
-    "FastProduct", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx", "QuantizedWeight",
-    "Unmergeable", "Weight", "fast_product", "merge",
+    "FastProduct", "FewRows", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx",
+    "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "merge",
 ]  # fmt: skip

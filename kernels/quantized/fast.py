@@ -8,8 +8,31 @@ from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.int8 import Int8Channel
 
 
+class FewRows(Protocol):
+    """Compiled products of few rows, float32, that take a norm before and a gate or a sum behind into the same walk."""
+
+    @property
+    def gates(self) -> bool:
+        """Whether there is `gated`."""
+
+    @property
+    def most_rows(self) -> int:
+        """From here on others are as fast."""
+
+    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
+        """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
+        [rows, out] times `factor`."""
+
+    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
+        """activation(first half) * second half of the product of `x` [rows, in]: [rows, out / 2]."""
+
+
 class FastProduct(Protocol):
     """A quantized weight made ready for many products."""
+
+    @property
+    def native(self) -> FewRows | None:
+        """What few rows are better given to."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias: [rows, in_features] to [rows, out_features], contiguous, the type of `x`."""

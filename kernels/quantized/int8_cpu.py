@@ -7,9 +7,12 @@ exact, so that a row's result depends neither on the number of rows nor on who c
 
 import ctypes
 import functools
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from troupellm.kernels import native
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
@@ -23,64 +26,99 @@ ZERO = 128
 PANELS = (64, 48, 32, 16)
 """Outputs that lie side by side in oneDNN's layouts, where the compiled product can read them."""
 INPUT_BLOCK = 64
+LANES = 16
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    linear: native.Function
+    gated: native.Function
+
+
+class Int8FewRows:
+    """What the compiled code is told of a weight: `Int8Weight` of int8_linear.cpp."""
+
+    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "out_features")
+    most_rows = FEW_ROWS
+
+    def __init__(
+        self, functions: Functions, address: int, panel: int, weight: Int8Channel, bias: Tensor | None, held: Tensor
+    ) -> None:
+        """
+        Args:
+            address: of the values, in panels.
+            held: the memory that they lie in.
+        """
+        self.out_features, depth = weight.shape
+        self.gates = self.out_features % (2 * LANES) == 0
+        whole = rounded_up(self.out_features, panel)
+        sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
+        bias = None if bias is None else padded(bias.float(), whole)
+        self._functions, self._held = functions, (held, sums, scale, bias)
+        self._told = np.array(
+            [address, panel, rounded_up(depth, INPUT_BLOCK), depth, self.out_features, sums.data_ptr(),
+             scale.data_ptr(), 0 if bias is None else bias.data_ptr()],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._pointer = self._told.ctypes.data
+
+    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
+        """As `FewRows.linear`."""
+        adds = out is not None
+        if out is None:
+            out = torch.empty(x.shape[0], self.out_features)
+        self._functions.linear(
+            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
+            factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
+        """As `FewRows.gated`."""
+        out = torch.empty(x.shape[0], self.out_features // 2)
+        self._functions.gated(
+            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
+            ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
 
 
 class Int8Product:
     """An `Int8Channel` weight on a CPU, ready for many products."""
 
     def __init__(self, weight: Int8Channel, bias: Tensor | None) -> None:
-        outs, depth = weight.shape
-        self.out_features, self.in_features = outs, depth
-        self._packed: Tensor | None = None
+        self._scale, self._bias = weight.scale, None if bias is None else bias.float()
+        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int8)
         self._values = weight.values
-        self._panel, self._address = 0, 0
-        if onednn_works():
-            self._packed = pack(weight.values)
-            address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
-            prefer_huge_pages(address, size)
-            if few_rows() is not None:
-                self._panel, self._address = panel_of(address, size, weight.values), address
-            self._values = weight.values[:0]
-        whole = rounded_up(outs, self._panel or 1)
-        self._padded = rounded_up(depth, INPUT_BLOCK)
-        self._sums = padded(weight.values.sum(dim=1, dtype=torch.int32), whole)
-        self._scale = padded(weight.scale, whole)
-        self._bias = None if bias is None else padded(bias.float(), whole)
-        self._zeros = torch.zeros(outs, dtype=torch.int8)
+        self._packed: Tensor | None = None
+        self.native: Int8FewRows | None = None
+        if not onednn_works():
+            return
+        self._packed, self._values = pack(weight.values), weight.values[:0]
+        address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
+        prefer_huge_pages(address, size)
+        functions = compiled() if weight.dtype == torch.float32 else None
+        panel = 0 if functions is None else panel_of(address, size, weight.values)
+        if functions is not None and panel:
+            self.native = Int8FewRows(functions, address, panel, weight, bias, self._packed)
 
     def best_rows(self, rows: int) -> int:
         """As `kernels.linear.best_rows`."""
-        return rows if self._panel and rows <= FEW_ROWS else padded_rows(rows)
+        return rows if self.native is not None and rows <= FEW_ROWS else padded_rows(rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features], the type of `x`."""
-        inputs = x.float()
-        compiled = few_rows()
-        if compiled is not None and self._panel and x.shape[0] <= FEW_ROWS:
-            out = torch.empty(x.shape[0], self.out_features)
-            self._run(compiled, inputs if inputs.stride(-1) == 1 else inputs.contiguous(), out)
-            return out.to(x.dtype)
-        return self._many(inputs).to(x.dtype)
-
-    def _run(self, compiled: native.Function, x: Tensor, out: Tensor) -> None:
-        compiled(
-            x.data_ptr(), x.stride(0), x.shape[0], self.in_features, None, 0, None, 0.0, self._address, self._panel,
-            self._padded, self.out_features, self._sums.data_ptr(), self._scale.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(), 0, 0, out.data_ptr(), out.stride(0),
-            torch.get_num_threads(),
-        )  # fmt: skip
-
-    def _many(self, x: Tensor) -> Tensor:
-        rows, outs = x.shape[0], self.out_features
+        rows = x.shape[0]
         if self._packed is None:
             values, row_scale = quantize_rows(x)
             product = torch._int_mm(values, self._values.t()).float() * self._scale
         else:
             missing = padded_rows(rows) - rows
-            values, row_scale = quantize_unsigned(torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x)
-            product = onednn_product(values, self._packed, self._scale[:outs], self._zeros)
+            values, row_scale = quantize_unsigned(functional.pad(x, (0, 0, 0, missing)) if missing else x)
+            product = onednn_product(values, self._packed, self._scale, self._zeros)
         product.mul_(row_scale[:, None])
-        return (product if self._bias is None else product.add_(self._bias[:outs]))[:rows]
+        return (product if self._bias is None else product.add_(self._bias))[:rows].to(x.dtype)
 
 
 def pack(values: Tensor) -> Tensor:
@@ -103,6 +141,7 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     if quantize is None:
         values, scale = quantize_rows(x)
         return (values.to(torch.int16) + ZERO).to(torch.uint8), scale
+    x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
     rows, size = x.shape
     unsigned, scale = torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows)
@@ -137,7 +176,7 @@ def rounded_up(number: int, step: int) -> int:
 
 def padded(vector: Tensor, size: int) -> Tensor:
     """A vector with zeros behind it."""
-    return torch.nn.functional.pad(vector, (0, size - vector.shape[0]))
+    return functional.pad(vector, (0, size - vector.shape[0]))
 
 
 @functools.cache
@@ -171,20 +210,37 @@ def row_quantizer() -> native.Function | None:
 
 
 @functools.cache
-def few_rows() -> native.Function | None:
+def compiled() -> Functions | None:
     """Compiled products of few rows, or None where they are not there or wrong."""
     library = native.load()
     if library is None:
         return None
-    function = library.function("int8_linear", "piiipipd" + "piiippp" + "iipii")
-    weight, x = _small_case()
-    values, out = in_panels(weight.values, 16), torch.empty(x.shape[0], 17)
-    sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), 32), padded(weight.scale, 32)
-    function(
-        x.data_ptr(), x.stride(0), *x.shape, None, 0, None, 0.0, values.data_ptr(), 16, INPUT_BLOCK, 17,
-        sums.data_ptr(), scale.data_ptr(), None, 0, 0, out.data_ptr(), 17, torch.get_num_threads(),
-    )  # fmt: skip
-    return function if torch.equal(out, weight.product(x)) else None
+    functions = Functions(
+        library.function("int8_linear", "ppiipdidpii"), library.function("int8_linear_gated", "ppiipdipii")
+    )
+    return functions if _agrees(functions) else None
+
+
+def _agrees(functions: Functions) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randint(-128, 128, (96, 33), generator=generator, dtype=torch.int8)
+    weight = Int8Channel(values, torch.rand(96, generator=generator) / 1000)
+    x, bias = torch.randn(7, 33, generator=generator), torch.randn(96, generator=generator)
+    norm, residual = torch.rand(33, generator=generator), torch.randn(7, 96, generator=generator)
+    panels = in_panels(values, 64)
+    few = Int8FewRows(functions, panels.data_ptr(), 64, weight, bias, panels)
+    plain = weight.product(x, bias)
+    normed = weight.product(functional.rms_norm(x, (33,), norm, 1e-5), bias)
+    gate, up = normed.chunk(2, dim=-1)
+    found = (
+        (few.linear(x, None, 0.0, residual.clone(), 0.5), residual + 0.5 * plain, 1e-4),
+        # A norm that differs in its last bit moves some input to the next of its 255 values.
+        (few.linear(x, norm, 1e-5, None, 1.0), normed, 0.02),
+        (few.gated(x, norm, 1e-5, "silu"), functional.silu(gate) * up, 0.02),
+        (few.gated(x, norm, 1e-5, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up, 0.02),
+    )
+    close = all(torch.allclose(got, expected, atol=tolerance) for got, expected, tolerance in found)
+    return close and torch.equal(few.linear(x, None, 0.0, None, 1.0), plain)
 
 
 def _small_case() -> tuple[Int8Channel, Tensor]:
