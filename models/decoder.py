@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import PackedLinear, linear, norm_linear, pack
+from troupellm.kernels.linear import PackedLinear, batch_invariance, linear, norm_linear, pack
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -28,6 +28,8 @@ class Decoder:
             max_model_len: longest sequence, which the rotary tables are made for.
         """
         self.config = config
+        self.batch_invariant = batch_invariance()
+        """Whether a row's numbers may not depend, to the bit, on what is computed beside it."""
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.

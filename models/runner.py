@@ -192,7 +192,7 @@ class ModelRunner:
                 rows[view.group],
                 AttentionPlan(
                     tables[view.group], spans.starts, spans.counts,
-                    block_size=size, num_kv_heads=heads, window=view.window,
+                    block_size=size, num_kv_heads=heads, window=view.window, by_token=self.decoder.batch_invariant,
                 ),
             )
             for view in layout.views

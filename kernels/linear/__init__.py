@@ -34,6 +34,11 @@ def batch_invariant(wanted: bool = True) -> Iterator[None]:
         _invariant.reset(token)
 
 
+def batch_invariance() -> bool:
+    """Whether this is inside `batch_invariant`."""
+    return _invariant.get()
+
+
 class PackedLinear:
     """A weight made ready for many products. Holds no second copy of it."""
 
@@ -57,7 +62,7 @@ class PackedLinear:
         """The compiled path for few rows."""
         if self.fast is not None:
             self.native = self.fast.native
-        self.invariant = _invariant.get()
+        self.invariant = batch_invariance()
 
     def takes(self, rows: int) -> bool:
         """Whether the compiled path computes so many rows."""

@@ -1,14 +1,21 @@
-// Attention of single query tokens over a paged KV cache, float32.
+// Attention over a paged KV cache, float32, where the keys and values lie; with what comes before it in a layer: norm and
+// rotation of queries and keys, and the writing of keys and values.
 //
-// One work item is one query token and one KV head: the heads of its group read every key and value once. Softmax is
-// computed online over tiles of up to 16 keys. Only keys in [begin, end) are read, so what else lies in a block, NaN
-// included, has no influence.
+// A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
+// read. One token reads keys and values straight from their blocks (`attend`); several go through tiles of 64 keys that
+// are copied once for all of them (`attend_block`). Softmax is computed online, in the order of the keys. Only keys that
+// a query may see are read, so what else lies in a block, NaN included, has no influence.
 
-#include "simd.h"
+#include <algorithm>
+#include <vector>
+
+#include "tile.h"
 
 namespace {
 
 constexpr int kMaxChunks = 16;  // head_dim up to 256
+constexpr int kKeys = 64;       // of a tile
+const float kNone = -std::numeric_limits<float>::infinity();
 
 // What happens to scores: times `scale`, then `softcap` * tanh(score / softcap) where it is above 0; `sinks`, one per
 // head or none, are scores of keys without a value.
@@ -24,9 +31,13 @@ inline Floats cap(Floats x, float softcap) {
 }
 
 struct Cache {
-    const float* key;    // [blocks, kv_heads, block_size, head_dim]
-    const float* value;  // the same
+    float* key;    // [blocks, kv_heads, block_size, head_dim]
+    float* value;  // the same
     int64_t kv_heads, block_size, head_dim;
+
+    int64_t at(const int32_t* table, int64_t kv_head, int64_t position) const {
+        return ((table[position / block_size] * kv_heads + kv_head) * block_size + position % block_size) * head_dim;
+    }
 };
 
 // `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers.
@@ -38,7 +49,7 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
     Floats q[kMaxChunks][heads], total[heads][kMaxChunks];
     float best[heads], weight[heads];
     for (int g = 0; g < heads; ++g) {
-        best[g] = rule.sinks ? rule.sinks[head + g] : -std::numeric_limits<float>::infinity();
+        best[g] = rule.sinks ? rule.sinks[head + g] : kNone;
         weight[g] = rule.sinks ? 1.0f : 0.0f;
         for (int c = 0; c < chunks; ++c) {
             q[c][g] = load(query + g * size + c * kLanes) * rule.scale;
@@ -77,7 +88,7 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
             store(scores[g], rule.softcap > 0.0f ? cap(sum_of, rule.softcap) : sum_of);
         }
         for (int g = 0; g < heads; ++g) {
-            for (int t = count; t < kLanes; ++t) scores[g][t] = -std::numeric_limits<float>::infinity();
+            for (int t = count; t < kLanes; ++t) scores[g][t] = kNone;
             float top = best[g];
             for (int t = 0; t < count; ++t) top = scores[g][t] > top ? scores[g][t] : top;
             if (top > best[g]) {
@@ -109,29 +120,230 @@ typedef void (*Attend)(const float*, const Cache&, int64_t, const int32_t*, int6
                        float*);
 const Attend kAttend[] = {attend<1>, attend<2>, attend<3>, attend<4>, attend<5>, attend<6>, attend<7>, attend<8>};
 
+// to [columns, kKeys] = the transpose of `rows` rows [rows, columns]; columns is a multiple of 4. Rows behind are 0.
+void transpose(const float* const* from, int64_t rows, int64_t columns, float* to) {
+    const Quarter zero = {};
+    for (int64_t r = 0; r < kKeys; r += 4)
+        for (int64_t c = 0; c < columns; c += 4) {
+            Quarter q[4];
+            for (int i = 0; i < 4; ++i) {
+                q[i] = zero;
+                if (r + i < rows) std::memcpy(&q[i], from[r + i] + c, sizeof zero);
+            }
+            typedef int32_t Four __attribute__((vector_size(16)));
+            const Four low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
+            const Quarter a = __builtin_shuffle(q[0], q[1], low), b = __builtin_shuffle(q[2], q[3], low);
+            const Quarter d = __builtin_shuffle(q[0], q[1], high), e = __builtin_shuffle(q[2], q[3], high);
+            const Quarter out[4] = {__builtin_shuffle(a, b, first), __builtin_shuffle(a, b, second),
+                                    __builtin_shuffle(d, e, first), __builtin_shuffle(d, e, second)};
+            for (int i = 0; i < 4; ++i) std::memcpy(to + (c + i) * kKeys + r, &out[i], sizeof zero);
+        }
+}
+
+// sums [rows, 64] += x [rows, depth] times weight [depth, columns]; columns is a multiple of 16, up to 64.
+void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weight, int64_t stride, int64_t depth,
+              int64_t columns, float* sums) {
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+        const int64_t count = std::min<int64_t>(kTileRows, rows - r), most = columns_for(count);
+        for (int64_t c = 0; c < columns / kWideLanes; c += most) {
+            const int64_t width = std::min(most, columns / kWideLanes - c);
+            kTiles[count - 1][width - 1](x + r * x_stride, x_stride, weight + c * kWideLanes, stride, depth,
+                                         {weight, 0, 0}, sums + r * 64 + c * kWideLanes);
+        }
+    }
+}
+
+// What a thread needs for a block of queries: `rows` is tokens times heads of the group.
+struct Workspace {
+    std::vector<float> memory;
+    float *query, *scores, *total, *keys, *values, *best, *weight;
+
+    void prepare(int64_t rows, int64_t size) {
+        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 2 * kKeys * size + 16;
+        if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
+        const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
+        keys = reinterpret_cast<float*>((start + 63) / 64 * 64);
+        values = keys + kKeys * size;
+        scores = values + kKeys * size;
+        total = scores + rows * 64;
+        query = total + rows * 64 * strips;
+        best = query + rows * size;
+        weight = best + rows;
+    }
+};
+
+// One row of scores becomes weights relative to its best score so far; what was summed before is made to fit.
+void weigh(float* scores, int64_t first, int64_t end, int64_t row, int64_t rows, int64_t strips, Workspace& work,
+           const Scores& rule) {
+    Floats all[kKeys / kLanes];
+    Floats top = Floats{} + kNone;
+    Ints lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    for (int c = 0; c < kKeys / kLanes; ++c) {
+        Floats s = load(scores + c * kLanes);
+        if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
+        const Ints place = lane + c * kLanes;
+        s = (place >= static_cast<int32_t>(first)) & (place < static_cast<int32_t>(end)) ? s : Floats{} + kNone;
+        all[c] = s;
+        top = s > top ? s : top;
+    }
+    float best = work.best[row];
+    for (int i = 0; i < kLanes; ++i) best = top[i] > best ? top[i] : best;
+    if (best > work.best[row]) {
+        const float shrink = std::exp(work.best[row] - best);
+        work.weight[row] *= shrink;
+        for (int64_t s = 0; s < strips; ++s) {
+            float* total = work.total + (s * rows + row) * 64;
+            for (int c = 0; c < 64; c += kLanes) store(total + c, load(total + c) * shrink);
+        }
+        work.best[row] = best;
+    }
+    Floats weight = {};
+    for (int c = 0; c < kKeys / kLanes; ++c) {
+        const Floats e = all[c] == kNone ? Floats{} : exp_negative(all[c] - best);
+        store(scores + c * kLanes, e);
+        weight += e;
+    }
+    work.weight[row] += sum(weight);
+}
+
+// `count` consecutive tokens, the first one at `position`, times the `group` query heads of one KV head.
+void attend_block(const float* query, int64_t query_stride, const Cache& cache, int64_t kv_head, const int32_t* table,
+                  int64_t position, int64_t count, int64_t window, int64_t group, const Scores& rule, float* out,
+                  int64_t out_stride) {
+    thread_local Workspace work;
+    const int64_t size = cache.head_dim, rows = count * group, strips = (size + 63) / 64;
+    work.prepare(rows, size);
+    std::memset(work.total, 0, sizeof(float) * rows * 64 * strips);
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* from = query + r / group * query_stride + r % group * size;
+        for (int64_t c = 0; c < size; c += kLanes) store(work.query + r * size + c, load(from + c) * rule.scale);
+        work.best[r] = rule.sinks ? rule.sinks[kv_head * group + r % group] : kNone;
+        work.weight[r] = rule.sinks ? 1.0f : 0.0f;
+    }
+    const int64_t begin = window ? std::max<int64_t>(0, position + 1 - window) : 0, end = position + count;
+    for (int64_t key = begin; key < end; key += kKeys) {
+        const int64_t keys = std::min<int64_t>(kKeys, end - key);
+        const float* from[kKeys];
+        for (int64_t k = 0; k < keys; ++k) {
+            const int64_t at = cache.at(table, kv_head, key + k);
+            from[k] = cache.key + at;
+            std::memcpy(work.values + k * size, cache.value + at, sizeof(float) * size);
+        }
+        transpose(from, keys, size, work.keys);
+        const int64_t first_row = std::max<int64_t>(0, key - position) * group;  // earlier tokens see none of these
+        const int64_t seeing = rows - first_row;
+        float* scores = work.scores + first_row * 64;
+        std::memset(scores, 0, sizeof(float) * seeing * 64);
+        multiply(work.query + first_row * size, size, seeing, work.keys, kKeys, size, kKeys, scores);
+        for (int64_t r = first_row; r < rows; ++r) {
+            const int64_t last = position + r / group;
+            const int64_t first = window ? std::max<int64_t>(0, last + 1 - window - key) : 0;
+            if (first >= kKeys)
+                std::memset(work.scores + r * 64, 0, sizeof(float) * 64);
+            else
+                weigh(work.scores + r * 64, first, std::min<int64_t>(kKeys, last + 1 - key), r, rows, strips, work, rule);
+        }
+        for (int64_t s = 0; s < strips; ++s)
+            multiply(scores, 64, seeing, work.values + s * 64, size, keys, std::min<int64_t>(64, size - s * 64),
+                     work.total + (s * rows + first_row) * 64);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < size; c += kLanes)
+            store(out + r / group * out_stride + r % group * size + c,
+                  load(work.total + (c / 64 * rows + r) * 64 + c % 64) / work.weight[r]);
+}
+
+// What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
+// of the first 2 * `half` of them, the first half with the second one.
+struct Turn {
+    float eps;
+    const float *cosines, *sines;  // [tokens, half]
+    int64_t half;
+
+    void apply(float* values, int64_t size, const float* norm, int64_t token) const {
+        if (norm) {
+            Floats squares = {};
+            for (int64_t c = 0; c < size; c += kLanes) squares += load(values + c) * load(values + c);
+            const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
+            for (int64_t c = 0; c < size; c += kLanes) store(values + c, load(values + c) * scale * load(norm + c));
+        }
+        const float *cosine = cosines + token * half, *sine = sines + token * half;
+        for (int64_t i = 0; i < half; ++i) {
+            const float left = values[i], right = values[half + i];
+            values[i] = left * cosine[i] - right * sine[i];
+            values[half + i] = right * cosine[i] + left * sine[i];
+        }
+    }
+};
+
+struct Job {
+    int32_t token, count, row, position;
+};
+
+// What a layer is, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
+struct Heads {
+    int64_t heads, kv_heads, head_dim, half;
+    double scale, softcap, eps;
+    const float *sinks, *query_norm, *key_norm;
+};
+
+// What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
+// another one writes.
+struct Plan {
+    const int32_t* tables;
+    int64_t width;
+    const Job* jobs;
+    int64_t num_jobs, block_size, window, alone;
+};
+
 }  // namespace
 
-// query [tokens, heads, head_dim] and out likewise, with the given strides between tokens; tables [rows, table_width];
-// items [num_items, 4]: token, row, begin, end; sinks [heads] or null; softcap 0 is none.
-extern "C" void paged_attention(const float* query, int64_t query_stride, const float* key_cache,
-                                const float* value_cache, const int32_t* tables, int64_t table_width,
-                                const int32_t* items, int64_t num_items, int64_t heads, int64_t kv_heads,
-                                int64_t block_size, int64_t head_dim, double scale, double softcap, const float* sinks,
-                                float* out, int64_t out_stride, int64_t threads) {
-    const Cache cache{key_cache, value_cache, kv_heads, block_size, head_dim};
-    const Scores rule{static_cast<float>(scale), static_cast<float>(softcap), sinks};
-    const int64_t group = heads / kv_heads;
-    const int64_t work = num_items * kv_heads;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(static_cast<int>(threads)) if (threads > 1)
-    for (int64_t index = 0; index < work; ++index) {
-        const int32_t* item = items + 4 * (index / kv_heads);
-        const int64_t kv_head = index % kv_heads;
-        for (int64_t first = 0; first < group; first += 8) {
-            const int64_t width = group - first < 8 ? group - first : 8;
-            const int64_t head = kv_head * group + first;
-            kAttend[width - 1](query + item[0] * query_stride + head * head_dim, cache, kv_head,
-                               tables + item[1] * table_width, item[2], item[3], rule, head,
-                               out + item[0] * out_stride + head * head_dim);
+// Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
+// token, tokens `query_stride` apart. With `rows` int64 [tokens, kv_heads], the places of keys and values in the cache
+// seen as [.., head_dim], they are written before, and queries and keys are turned in place by cosines and sines
+// [tokens, half]. Without it only the queries are read, as they are.
+extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* query, int64_t query_stride,
+                                int64_t tokens, float* key_cache, float* value_cache, const int64_t* rows,
+                                const float* cosines, const float* sines, float* out, int64_t out_stride,
+                                int64_t threads) {
+    const int64_t heads = layer->heads, kv_heads = layer->kv_heads, size = layer->head_dim, group = heads / kv_heads;
+    const Cache cache{key_cache, value_cache, kv_heads, plan->block_size, size};
+    const Scores rule{static_cast<float>(layer->scale), static_cast<float>(layer->softcap), layer->sinks};
+    const Turn turn{static_cast<float>(layer->eps), cosines, sines, layer->half};
+    const int64_t window = plan->window, num_work = plan->num_jobs * kv_heads;
+    const auto write = [&](int64_t token, int64_t kv_head) {
+        float* q = query + token * query_stride;
+        float *k = q + (heads + kv_head) * size, *v = k + kv_heads * size;
+        for (int64_t g = 0; g < group; ++g) turn.apply(q + (kv_head * group + g) * size, size, layer->query_norm, token);
+        turn.apply(k, size, layer->key_norm, token);
+        const int64_t to = rows[token * kv_heads + kv_head] * size;
+        std::memcpy(key_cache + to, k, sizeof(float) * size);
+        std::memcpy(value_cache + to, v, sizeof(float) * size);
+    };
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        if (rows && !plan->alone) {
+#pragma omp for schedule(static)
+            for (int64_t index = 0; index < tokens * kv_heads; ++index) write(index / kv_heads, index % kv_heads);
+        }
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t index = 0; index < num_work; ++index) {
+            const Job& job = plan->jobs[index / kv_heads];
+            const int64_t kv_head = index % kv_heads, end = job.position + 1;
+            const int32_t* table = plan->tables + job.row * plan->width;
+            if (rows && plan->alone) write(job.token, kv_head);
+            const float* q = query + job.token * query_stride + kv_head * group * size;
+            float* to = out + job.token * out_stride + kv_head * group * size;
+            if (job.count > 1) {
+                attend_block(q, query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
+                             out_stride);
+                continue;
+            }
+            const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
+            for (int64_t g = 0; g < group; g += 8)
+                kAttend[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, rule,
+                                                             kv_head * group + g, to + g * size);
         }
     }
 }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.paged_attention import dense, native
+from troupellm.kernels.paged_attention import by_token, dense, native
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
 
@@ -11,7 +11,7 @@ def prepare() -> str:
     """Build what has to be built, off the request path.
 
     Returns:
-        "compiled" or "torch": which path single query tokens will take in float32 on a CPU.
+        "compiled" or "torch": which path float32 takes on a CPU.
     """
     return "torch" if native.load() is None else "compiled"
 
@@ -36,15 +36,17 @@ def paged_attention(
     """
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)
+    function = native.load() if native.supports(query, key_cache) else None
+    if function is not None:
+        heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
+        layer = native.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
+        layer.attend(query, (key_cache, value_cache), plan, out)
+        return out
+    if plan.by_token:
+        by_token.attend(query, key_cache, value_cache, plan, scale, softcap, sinks, out)
+        return out
     for span in plan.prefills:
         out[span.tokens] = dense.prefill(query[span.tokens], key_cache, value_cache, span, scale, softcap, sinks)
-    if plan.items.shape[0] == 0:
-        return out
-    compiled = native.load() if native.supports(query) and key_cache.dtype == query.dtype else None
-    if compiled is not None:
-        caches, items = (key_cache, value_cache), (plan.block_tables, plan.items)
-        native.run(compiled, query, caches, items, scale, out, softcap=softcap, sinks=sinks)
-        return out
-    for bucket in plan.buckets:
+    for bucket in plan.buckets if plan.items.shape[0] else ():
         out[bucket.tokens] = dense.decode(query[bucket.tokens], key_cache, value_cache, bucket, scale, softcap, sinks)
     return out

@@ -1,42 +1,140 @@
-"""The compiled path of paged attention; see `kernels.native`."""
+"""The compiled path of paged attention: alone, or with all that lies between a layer's two products."""
 
 import functools
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from troupellm.kernels import native
+from troupellm.kernels.kv_write import kv_rows
+from troupellm.kernels.kv_write.reference import kv_write_reference
+from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
+from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
 MAX_HEAD_DIM = 256
 
+Pair = tuple[Tensor, Tensor]
 
-def supports(query: Tensor) -> bool:
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What queries and keys go through. norms: of queries and keys, each [head_dim], or None."""
+
+    norms: Pair | None
+    eps: float
+    rotary_dim: int
+    """How many of a head's values are rotated, the first half of them with the second; 0 is none."""
+
+
+class NativeAttention:
+    """What compiled code is told of a layer: `struct Heads` of attention.cpp."""
+
+    __slots__ = ("_function", "_held", "_pointer", "_told", "head_dim", "num_heads", "num_kv_heads")
+
+    def __init__(
+        self, function: native.Function, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *,
+        softcap: float = 0.0, sinks: Tensor | None = None, turn: Turn | None = None,
+    ) -> None:  # fmt: skip
+        """sinks: float32 [heads]."""
+        turn = turn or Turn(None, 0.0, 0)
+        self._function, self.num_heads, self.num_kv_heads = function, num_heads, num_kv_heads
+        self.head_dim = head_dim
+        self._held = [None if part is None else part.contiguous() for part in (sinks, *(turn.norms or (None, None)))]
+        numbers = np.array([scale, softcap, turn.eps]).view(np.int64).tolist()
+        addresses = [0 if part is None else part.data_ptr() for part in self._held]
+        sizes = [num_heads, num_kv_heads, head_dim, turn.rotary_dim // 2]
+        self._told = np.array([*sizes, *numbers, *addresses], dtype=np.int64)
+        self._pointer = self._told.ctypes.data
+
+    def attend(self, query: Tensor, caches: Pair, plan: AttentionPlan, out: Tensor) -> None:
+        """Attention to keys and values that are in the cache.
+
+        Args:
+            query: [tokens, heads, head_dim], heads contiguous.
+            caches: keys and values [blocks, kv_heads, block_size, head_dim].
+            out: [tokens, heads, head_dim], contiguous; the tokens of the plan are written.
+        """
+        self._call(query, query.stride(0), caches, plan, None, None, out)
+
+    def write_and_attend(
+        self, projected: Tensor, caches: Pair, plan: AttentionPlan, rows: Tensor, angles: Pair | None
+    ) -> Tensor:
+        """Norm and rotation of queries and keys, the writing of keys and values, and the attention.
+
+        Args:
+            projected: [rows, (heads + 2 * kv_heads) * head_dim], contiguous; queries and keys are changed in place.
+            rows: int64 [tokens * kv_heads], from `kv_rows`; there may be more rows than tokens.
+            angles: cosines and sines [rows, 1, rotary_dim / 2], contiguous; None is no rotation.
+
+        Returns:
+            [rows, heads * head_dim]; 0 behind the tokens.
+        """
+        count, width = projected.shape[0], self.num_heads * self.head_dim
+        out = torch.empty(count, width)
+        if count > plan.num_tokens:
+            out[plan.num_tokens :] = 0
+        self._call(projected, projected.shape[1], caches, plan, rows, angles, out)
+        return out
+
+    def _call(
+        self, query: Tensor, stride: int, caches: Pair, plan: AttentionPlan, rows: Tensor | None,
+        angles: Pair | None, out: Tensor,
+    ) -> None:  # fmt: skip
+        cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
+        self._function(
+            self._pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
+            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), None if rows is None else rows.data_ptr(),
+            cosines, sines, out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+
+
+class Told:
+    """What compiled code is told of a step: `struct Plan`."""
+
+    __slots__ = ("_held", "pointer")
+
+    def __init__(self, plan: AttentionPlan, group: int) -> None:
+        jobs, tables = plan.jobs(group), plan.block_tables
+        numbers = np.array(
+            [tables.data_ptr(), tables.stride(0), jobs.ctypes.data, jobs.shape[0], plan.block_size, plan.window,
+             plan.alone],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._held, self.pointer = (jobs, tables, numbers), numbers.ctypes.data
+
+
+def told(plan: AttentionPlan, group: int) -> Told:
+    """Made once per step, for all layers."""
+    found = plan.told.get(group)
+    if found is None:
+        found = plan.told[group] = Told(plan, group)
+    assert isinstance(found, Told)
+    return found
+
+
+def supports(query: Tensor, cache: Tensor) -> bool:
     """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 256."""
     size = query.shape[-1]
-    return query.device.type == "cpu" and query.dtype == torch.float32 and size % LANES == 0 and size <= MAX_HEAD_DIM
+    return (
+        query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype == torch.float32
+        and size % LANES == 0 and size <= MAX_HEAD_DIM
+    )  # fmt: skip
 
 
-def run(
-    function: native.Function, query: Tensor, caches: tuple[Tensor, Tensor], plan: tuple[Tensor, Tensor], scale: float,
-    out: Tensor, *, softcap: float = 0.0, sinks: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Compute the items of a plan.
-
-    Args:
-        query: [tokens, heads, head_dim], heads contiguous.
-        caches: keys and values [blocks, kv_heads, block_size, head_dim].
-        plan: block tables int32 [rows, width] and items int32 [items, 4] (token, row, first key, key past the last).
-        out: [tokens, heads, head_dim], heads contiguous; the rows of the items are written.
-        sinks: float32 [heads], contiguous.
-    """
-    tables, items = plan
-    _, kv_heads, block_size, head_dim = caches[0].shape
-    function(
-        query.data_ptr(), query.stride(0), caches[0].data_ptr(), caches[1].data_ptr(), tables.data_ptr(),
-        tables.stride(0), items.data_ptr(), items.shape[0], query.shape[1], kv_heads, block_size, head_dim, scale,
-        softcap, None if sinks is None else sinks.data_ptr(), out.data_ptr(), out.stride(0), torch.get_num_threads(),
+def native_attention(
+    num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *, softcap: float, sinks: Tensor | None, turn: Turn
+) -> NativeAttention | None:
+    """For a layer in float32 on a CPU whose queries and keys are turned as `turn` says; None is to do without."""
+    function = load()
+    if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or turn.rotary_dim > head_dim:
+        return None
+    return NativeAttention(
+        function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn
     )  # fmt: skip
 
 
@@ -46,24 +144,52 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None:
         return None
-    function = library.function("paged_attention", "pippp" + "ipiiiii" + "ddp" + "pii")
+    function = library.function("paged_attention", "pppii" + "ppppp" + "pii")
     return function if _agrees(function) else None
 
 
 def _agrees(function: native.Function) -> bool:
+    """One row of one token, one of two and one of many, and a batch of single tokens; with all that comes before."""
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 6, 32, generator=generator)
-    keys = torch.randn(5, 2, 7, 32, generator=generator)
-    values = torch.randn(5, 2, 7, 32, generator=generator)
-    sinks = torch.randn(6, generator=generator)
-    tables = torch.tensor([[3, 1, 4], [0, 2, 0]], dtype=torch.int32)
-    items = torch.tensor([[0, 0, 2, 20], [1, 1, 0, 9]], dtype=torch.int32)
-    for softcap, given in ((0.0, None), (0.7, sinks)):
-        out = torch.empty_like(query)
-        run(function, query, (keys, values), (tables, items), 0.2, out, softcap=softcap, sinks=given)
+    tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
+    sinks, norms = torch.randn(6, generator=generator), tuple(torch.rand(2, 32, generator=generator))
+    every = (
+        (np.array([19, 6, 20]), np.array([1, 2, 40]), None, 0.0, None),
+        (np.array([19, 6, 20]), np.array([1, 2, 40]), 11, 0.7, sinks),
+        (np.array([19, 6, 60]), np.array([1, 1, 1]), None, 0.0, None),
+    )
+    for starts, counts, window, softcap, given in every:
+        tokens = int(counts.sum())
+        caches = torch.randn(2, 30, 2, 7, 32, generator=generator)
+        projected = torch.randn(tokens, 10 * 32, generator=generator)
+        angles = torch.rand(2, tokens, 1, 12, generator=generator)
+        plan, single = (
+            AttentionPlan(
+                tables.numpy(), starts, counts, block_size=7, num_kv_heads=2, window=window, by_token=by_token
+            )
+            for by_token in (False, True)
+        )
+        items = single.items
+        positions = items[:, 3] - 1
+        blocks = tables[items[:, 1].long(), (positions // 7).long()]
+        rows = kv_rows((blocks * 7 + positions % 7).long(), 2, 7)
+        query, key, value = projected.view(tokens, 10, 32).split((6, 2, 2), dim=1)  # type: ignore[no-untyped-call]
+        query, key = (
+            rope_reference(functional.rms_norm(part, (32,), norm, 1e-5), angles[0], angles[1])
+            for part, norm in zip((query, key), norms, strict=True)
+        )
+        written = caches.clone()
+        kv_write_reference(key, value, written[0], written[1], rows)
         expected = paged_attention_reference(
-            query, keys, values, tables, items, scale=0.2, softcap=softcap, sinks=given
-        )  # fmt: skip
-        if not torch.allclose(out, expected, atol=1e-5):
-            return False
+            query, written[0], written[1], tables, items, scale=0.2, softcap=softcap, sinks=given
+        )
+        layer = NativeAttention(
+            function, 6, 2, 32, 0.2, softcap=softcap, sinks=given, turn=Turn((norms[0], norms[1]), 1e-5, 24)
+        )
+        for some in (plan, single):
+            found, pair = caches.clone(), projected.clone()
+            out = layer.write_and_attend(pair, (found[0], found[1]), some, rows, (angles[0], angles[1]))
+            same = torch.allclose(out.view(expected.shape), expected, atol=1e-4)
+            if not same or not torch.allclose(found, written, atol=1e-5):
+                return False
     return True

@@ -10,6 +10,8 @@ from torch import Tensor
 
 PREFILL_TOKENS = 16
 """A row with at least so many query tokens is computed as one dense product, below that token by token."""
+JOB_QUERIES = 192
+"""Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 BUCKET_SLACK = 1.25
 """How much longer than its shortest member the longest of a bucket may be."""
 
@@ -42,18 +44,17 @@ class Bucket:
 
 
 class AttentionPlan:
-    """Query tokens and their keys.
+    """Query tokens and their keys. What only one path reads is made when it does.
 
     Attributes:
         block_tables: int32 [rows, width].
-        items: int32 [items, 4]: token, row, first key position, key position past the last.
         num_tokens: query tokens of all rows.
-        prefills: the rows with many query tokens; their tokens are in no item.
+        block_size, window: as given; window 0 is none.
     """
 
     def __init__(
         self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int, num_kv_heads: int,
-        window: int | None = None,
+        window: int | None = None, by_token: bool = False,
     ) -> None:  # fmt: skip
         """Plan one step.
 
@@ -62,30 +63,76 @@ class AttentionPlan:
             starts: [rows] position of each row's first query token.
             counts: [rows] query tokens of each row; they follow each other in the flat batch.
             window: how many keys a token sees, itself included; None sees all before it.
+            by_token: every token is computed as if it were the only one, so that its result is the same, to the bit,
+                whatever is computed beside it.
         """
-        self._block_size, self._num_kv_heads, self._window = block_size, num_kv_heads, window
+        self.block_size, self.window, self.by_token = block_size, window or 0, by_token
+        self._num_kv_heads, self._starts, self._counts = num_kv_heads, starts, counts
         self._tables = np.ascontiguousarray(block_tables)
-        self.block_tables = torch.from_numpy(self._tables)
-        ends = np.cumsum(counts)
-        self.num_tokens = int(ends[-1])
-        dense = counts >= PREFILL_TOKENS
-        self.prefills = tuple(
-            self._prefill(row, slice(int(ends[row] - counts[row]), int(ends[row])), int(starts[row]))
-            for row in np.flatnonzero(dense).tolist()
-        )
-        single = np.flatnonzero(~dense)
-        rows = np.repeat(single, counts[single])
-        place = np.arange(rows.size) - np.repeat(np.cumsum(counts[single]) - counts[single], counts[single])
-        last = starts[rows] + place + 1
-        first = np.zeros_like(last) if window is None else np.maximum(0, last - window)
-        tokens = ends[rows] - counts[rows] + place
-        self._items = np.stack((tokens, rows, first, last), axis=1).astype(np.int32)
-        self.items = torch.from_numpy(self._items)
+        self.told: dict[int, object] = {}
+        """What compiled code was told of this plan, see `native.told`."""
+        self._ends = np.cumsum(counts)
+        self.num_tokens = int(self._ends[-1])
+        self._dense = np.zeros_like(counts, dtype=bool) if by_token else counts >= PREFILL_TOKENS
+
+    @cached_property
+    def block_tables(self) -> Tensor:
+        return torch.from_numpy(self._tables)
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether every row has one query token, so that none reads what another one writes."""
+        return self.num_tokens == len(self._counts)
+
+    def jobs(self, group: int) -> NDArray[np.int32]:
+        """For compiled code, with so many query heads per KV head: [jobs, 4] of first token, tokens, row, and position
+        of the first token. Long ones come first, so that no thread is left with one at the end."""
+        if self.alone:
+            every = np.arange(self.num_tokens)
+            return np.stack((every, np.ones_like(every), every, self._starts), axis=1).astype(np.int32)
+        most = max(PREFILL_TOKENS, JOB_QUERIES // group)
+        step = np.where(self._dense, most, 1)
+        parts = -(-self._counts // step)
+        row = np.repeat(np.arange(parts.size), parts)
+        part = np.arange(row.size) - np.repeat(np.cumsum(parts) - parts, parts)
+        count, number = self._counts[row], parts[row]
+        first, last = count * part // number, count * (part + 1) // number
+        token, position = self._ends[row] - count + first, self._starts[row] + first
+        found = np.stack((token, last - first, row, position), axis=1).astype(np.int32)
+        work = (last - first) * (position + last - first)
+        return np.ascontiguousarray(found[np.argsort(-work, kind="stable")])
+
+    @cached_property
+    def prefills(self) -> tuple[PrefillSpan, ...]:
+        """The rows with many query tokens; their tokens are in no item."""
+        return tuple(
+            self._prefill(row, slice(int(end - count), int(end)), int(start))
+            for row, start, count, end in zip(
+                np.flatnonzero(self._dense).tolist(), self._starts[self._dense], self._counts[self._dense],
+                self._ends[self._dense], strict=True,
+            )
+        )  # fmt: skip
+
+    @cached_property
+    def items(self) -> Tensor:
+        """int32 [items, 4]: token, row, first key position, key position past the last."""
+        return torch.from_numpy(self._items)
+
+    @cached_property
+    def _items(self) -> NDArray[np.int32]:
+        single = np.flatnonzero(~self._dense)
+        counts = self._counts[single]
+        rows = np.repeat(single, counts)
+        place = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        last = self._starts[rows] + place + 1
+        first = np.maximum(0, last - self.window) if self.window else np.zeros_like(last)
+        tokens = self._ends[rows] - self._counts[rows] + place
+        return np.stack((tokens, rows, first, last), axis=1).astype(np.int32)
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The items, sorted by length into groups that can be gathered and padded together."""
-        size = self._block_size
+        size = self.block_size
         first = self._items[:, 2] // size
         blocks = -(-self._items[:, 3] // size) - first
         order = np.argsort(blocks, kind="stable")
@@ -100,7 +147,7 @@ class AttentionPlan:
         width = int(blocks[group].max())
         columns = np.minimum(first[group, None] + np.arange(width), first[group, None] + blocks[group, None] - 1)
         table = self._tables[self._items[group, 1, None], columns]
-        positions = first[group, None] * self._block_size + np.arange(width * self._block_size)
+        positions = first[group, None] * self.block_size + np.arange(width * self.block_size)
         seen = (positions >= self._items[group, 2, None]) & (positions < self._items[group, 3, None])
         return Bucket(
             tokens=torch.from_numpy(self._items[group, 0].astype(np.int64)),
@@ -109,16 +156,16 @@ class AttentionPlan:
         )
 
     def _prefill(self, row: int, tokens: slice, start: int) -> PrefillSpan:
-        count, size = tokens.stop - tokens.start, self._block_size
+        count, size = tokens.stop - tokens.start, self.block_size
         end = start + count
-        begin = 0 if self._window is None else max(0, start + 1 - self._window)
+        begin = max(0, start + 1 - self.window) if self.window else 0
         first = begin // size
         mask = None
-        if start > 0 or (self._window is not None and self._window < end):
+        if start > 0 or (0 < self.window < end):
             queries, keys = torch.arange(start, end)[:, None], torch.arange(begin, end)
             mask = keys <= queries
-            if self._window is not None:
-                mask &= keys > queries - self._window
+            if self.window:
+                mask &= keys > queries - self.window
         return PrefillSpan(
             tokens=tokens,
             gather=self._gather(self._tables[row : row + 1, first : -(-end // size)]),

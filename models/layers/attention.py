@@ -9,6 +9,7 @@ from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.linear import linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
+from troupellm.kernels.paged_attention.native import NativeAttention, Turn, native_attention
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
 from troupellm.models.cache_layout import cache_layout
@@ -79,6 +80,8 @@ class Attention:
                 take_norm(config, source, f"{prefix}.q_norm", widths[0]),
                 take_norm(config, source, f"{prefix}.k_norm", widths[1]),
             )
+        self.native = self._native(config, layer)
+        """The compiled path for all that lies between the two products."""
         self.adds = self.qkv.fuses and self.out.fuses
         """Whether `attended` and `add` are worth it."""
 
@@ -109,6 +112,10 @@ class Attention:
     ) -> Tensor:
         """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
         rows, tokens = qkv.shape[0], batch.token_ids.shape[0]
+        group = batch.groups[self.view]
+        if self.native is not None and qkv.dtype == cache[0].dtype == torch.float32:
+            attended = self.native.write_and_attend(qkv, cache, group.plan, group.kv_rows, angles)
+            return attended if keep is None else attended[keep]
         heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
         qkv = qkv.view(rows, -1, self.head_dim)
         qk = qkv[:, :turned]
@@ -117,7 +124,6 @@ class Attention:
             qk = torch.cat((query, key), dim=1)
         if angles is not None:
             qk = rope(qk, *angles, interleaved=self.rope_interleaved)
-        group = batch.groups[self.view]
         kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, group.kv_rows)
         attended = paged_attention(
             qk[:, :heads], *cache, group.plan, self.scale, softcap=self.softcap, sinks=self.sinks
@@ -130,3 +136,14 @@ class Attention:
         if weight.shape[0] == self.head_dim:
             return rms_norm(part, weight, self.eps)
         return rms_norm(part.flatten(1), weight, self.eps).view(part.shape)
+
+    def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
+        if self.rope_interleaved or (
+            self.norms is not None and any(norm.shape[0] != self.head_dim for norm in self.norms)
+        ):
+            return None
+        turned = 0 if config.rope_of(layer) is None else config.rotary_dim or self.head_dim
+        return native_attention(
+            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, softcap=self.softcap, sinks=self.sinks,
+            turn=Turn(self.norms, self.eps, turned),
+        )  # fmt: skip

@@ -2,12 +2,14 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from troupellm.kernels.native import Library
 from troupellm.kernels.paged_attention import native, paged_attention, prepare
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs, make_sinks
+from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
@@ -32,6 +34,28 @@ def test_equals_the_reference(case: Case, path: str) -> None:
     assert not expected.isnan().any()
     got = paged_attention(query, key_cache, value_cache, plan, scale, **options)
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_by_token_the_result_is_the_same_however_a_row_is_cut(case: Case, path: str) -> None:
+    """To the bit: each token alone, and all of them together."""
+    query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
+    options = {"softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
+
+    def attended(starts: list[int], counts: list[int], rows: list[int], tokens: slice) -> torch.Tensor:
+        part = AttentionPlan(
+            plan.block_tables.numpy()[rows], np.array(starts), np.array(counts), block_size=case.block_size,
+            num_kv_heads=case.kv_heads, window=case.window, by_token=True,
+        )  # fmt: skip
+        return paged_attention(query[tokens], key_cache, value_cache, part, 0.3, **options)
+
+    together = attended(list(case.starts), list(case.counts), list(range(len(case.starts))), slice(None))
+    token = 0
+    for row, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
+        for place in range(count):
+            alone = attended([start + place], [1], [row], slice(token, token + 1))
+            assert torch.equal(alone[0], together[token])
+            token += 1
 
 
 def test_a_row_with_nan_keys_is_nan_alone(path: str) -> None:
