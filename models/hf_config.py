@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
+from troupellm.models.gguf.header import is_gguf
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
@@ -15,15 +16,19 @@ ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 
 
 class ConfigReader:
-    """Typed access to config.json; every refusal is a ModelLoadError that names the file and the key."""
+    """Typed access to config.json (or what says the same); every refusal is a ModelLoadError that names file and key."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], prefix: str = "", file: str = FILE) -> None:
         self.values = values
-        self._prefix = prefix
+        self._prefix, self._file = prefix, file
 
     @classmethod
     def load(cls, folder: Path) -> "ConfigReader":
-        """Read `folder`/config.json."""
+        """Read `folder`/config.json, or what a GGUF file says instead."""
+        if is_gguf(folder):
+            from troupellm.models.gguf.documents import document  # which is read by this class itself
+
+            return cls(document(folder, FILE), file=folder.name)
         try:
             values = json.loads((folder / FILE).read_bytes())
         except FileNotFoundError:
@@ -87,22 +92,23 @@ class ConfigReader:
             value = {}
         if not isinstance(value, dict):
             raise self.refuse(key, "must be an object")
-        return ConfigReader(value, f"{self._prefix}{key}.")
+        return ConfigReader(value, f"{self._prefix}{key}.", self._file)
 
     def without(self, key: str) -> "ConfigReader":
         """The same, as if the key were missing."""
-        return ConfigReader({name: value for name, value in self.values.items() if name != key}, self._prefix)
+        return ConfigReader({name: value for name, value in self.values.items() if name != key}, self._prefix, self._file)
 
     def refuse(self, key: str, wanted: str) -> ModelLoadError:
         """The error for a key with a wrong value."""
-        return ModelLoadError(f"{FILE}: {self._prefix}{key} {wanted}, got {json.dumps(self.values.get(key))[:80]}")
+        got = json.dumps(self.values.get(key), default=str)[:80]
+        return ModelLoadError(f"{self._file}: {self._prefix}{key} {wanted}, got {got}")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         if value is not None:
             return value
         if default is None:
-            raise ModelLoadError(f"{FILE}: {self._prefix}{key} is missing")
+            raise ModelLoadError(f"{self._file}: {self._prefix}{key} is missing")
         return default
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.resume import fetch_blob
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -25,6 +26,8 @@ _SMALL_NAMES = frozenset({"merges.txt", "vocab.txt"})
 _TEMPLATE_FOLDER = "additional_chat_templates"
 _POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
 """Of sentence-transformers: how a vector is made."""
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+"""All parts of a split GGUF file but the first."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _MAIN = "main"
 
@@ -39,12 +42,14 @@ def served_names(config: ModelConfig) -> tuple[str, ...]:
         return config.served_model_name
     if config.model is None:
         return (BUILTIN_NAME,)
-    folder = Path(config.model).expanduser()
-    return (folder.resolve().name,) if folder.is_dir() else (config.model,)
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return (path.resolve().name,)
+    return (path.resolve().stem,) if is_gguf(path) else (config.model,)
 
 
 def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
-    """The folder with the model's files, downloaded first if need be. Blocks; may take as long as a download takes.
+    """The folder with the model's files, or its GGUF file. Blocks: what is on the hub is downloaded first.
 
     With `load_format` "dummy" no weights are fetched.
 
@@ -61,14 +66,28 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
         raise ModelLoadError("the model's name is empty", hint="leave it out to serve the built-in model")
     folder = Path(config.model).expanduser()
     if folder.is_dir():
+        return folder if (folder / "config.json").is_file() else _only_gguf(folder)
+    if is_gguf(folder):
         return folder
     if config.model.lower().endswith(".gguf"):
-        raise ModelLoadError("GGUF files are not supported", hint="use a folder or hub id with safetensors")
+        raise ModelLoadError(f"{folder.name} is missing", hint="name a GGUF file on this machine, or a folder")
     if folder.exists():
         raise ModelLoadError(f"{config.model} is a file", hint="name the folder that holds config.json")
     if _looks_like_path(config.model):
         raise ModelLoadError(f"{config.model} is no folder, and no hub id either", hint="hub ids look like owner/name")
     return _Hub(config, progress).resolve()
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The GGUF file of a folder that is no Hugging Face model; the folder itself where there is none.
+
+    Raises:
+        ModelLoadError: there are several.
+    """
+    files = sorted(path for path in folder.glob("*.gguf") if not _LATER_PART.search(path.name))
+    if len(files) > 1:
+        raise ModelLoadError(f"the folder has {len(files)} GGUF files", hint=f"name one of them, such as {files[0].name}")
+    return files[0] if files else folder
 
 
 def _looks_like_path(model: str) -> bool:

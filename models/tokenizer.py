@@ -14,6 +14,9 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
+from troupellm.models.gguf.documents import document
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
@@ -64,12 +67,18 @@ class Tokenizer:
     def load(cls, folder: Path) -> "Tokenizer":
         """Read `tokenizer.json`; without it, convert what the folder has with `transformers`, if that is installed.
 
+        Args:
+            folder: of the model, or a GGUF file.
+
         Raises:
             ModelLoadError: no tokenizer, or one that cannot be read.
         """
         config = read_json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
-        if path.is_file():
+        if is_gguf(folder):
+            backend = gguf_tokenizer(folder)
+            definition = backend.to_str().encode()
+        elif path.is_file():
             definition = path.read_bytes()
             try:
                 backend = Backend.from_buffer(definition)
@@ -171,11 +180,13 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file.
+    """A JSON object; empty when there is no such file. A GGUF file counts as the folder of what can be made from it.
 
     Raises:
         ModelLoadError: not JSON, or not an object.
     """
+    if is_gguf(path.parent):
+        return document(path.parent, path.name)
     if not path.is_file():
         return {}
     try:

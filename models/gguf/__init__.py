@@ -1,0 +1,1 @@
+"""GGUF files: one file that holds configuration, tokenizer, chat template and weights."""

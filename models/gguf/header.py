@@ -1,0 +1,228 @@
+"""The header of a GGUF file, read strictly: counts, lengths and offsets are held against the file before they are used.
+
+The format is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. Nothing is mapped into memory: a file that
+shrinks while it is read is an error, not a signal.
+"""
+
+import re
+import struct
+from array import array
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from troupellm.protocol.errors import ModelLoadError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MOST_ENTRIES = 65_536
+"""Of metadata, and of tensors."""
+MOST_NAME_BYTES = 65_535
+MOST_TEXT_BYTES = 4 * 2**20
+MOST_TEXTS = 2**21
+"""In all arrays together: a text takes several times as much memory as it takes in the file."""
+MOST_DIMENSIONS = 4
+MOST_ALIGNMENT = 2**20
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_COUNT, _KIND = struct.Struct("<Q"), struct.Struct("<I")
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _TEXT, _ARRAY = 7, 8, 9
+
+TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144), 14: ("Q6_K", 256, 210),
+}  # fmt: skip
+"""Name, weights of a block and its bytes, of every type that is read."""
+REFUSED = {
+    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
+    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+
+
+class StoredTensor(NamedTuple):
+    """Where a tensor lies."""
+
+    type: str
+    shape: tuple[int, ...]
+    """Rows first, as torch has it; the file lists the fastest dimension first."""
+    file: Path
+    offset: int
+    nbytes: int
+
+
+class Header(NamedTuple):
+    """What a model says about itself; of one that is split, all parts together."""
+
+    name: str
+    """Of the file, for messages."""
+    metadata: dict[str, Any]
+    """Numbers, booleans, texts; arrays of numbers as `array`, of others as lists."""
+    tensors: dict[str, StoredTensor]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this names a file in this format rather than a folder."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def read_header(path: Path) -> Header:
+    """Read one file, or all parts of a model that is split over several.
+
+    Raises:
+        ModelLoadError: not such a file, damaged, cut off, or with tensors of a type that is not supported.
+    """
+    first = _read(path)
+    count = first.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    parts = [_read(part) for part in _parts(path, count)]
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise ModelLoadError(f"{part.name}: tensor {name} is in {tensors[name].file.name} too")
+            tensors[name] = tensor
+    wanted = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if wanted != len(tensors):
+        raise ModelLoadError(f"{path.name}: split.tensors.count is {wanted}, but the parts hold {len(tensors)} tensors")
+    return Header(parts[0].name, parts[0].metadata, tensors)
+
+
+def _parts(path: Path, count: int) -> list[Path]:
+    match = _SPLIT.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
+        raise ModelLoadError(f"{path.name}: one of {count} parts must be called NAME-00001-of-{count:05}.gguf")
+    paths = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}{path.suffix}") for number in range(1, count + 1)]
+    missing = next((part.name for part in paths if not part.is_file()), None)
+    if missing is not None:
+        raise ModelLoadError(f"{missing} is missing; it is one of {count} parts of this model")
+    return paths
+
+
+def _read(path: Path) -> Header:
+    try:
+        with path.open("rb") as file:
+            return _Cursor(path, file).header()
+    except OSError as error:
+        raise ModelLoadError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+class _Cursor:
+    """A position in the file that never goes beyond its end."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._size, self._at, self._texts = path.stat().st_size, 0, 0
+
+    def header(self) -> Header:
+        if self._size < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
+            raise self._refuse("is no GGUF file")
+        version = self._number(_KIND)
+        if version not in VERSIONS:
+            swapped = int.from_bytes(_KIND.pack(version), "big") in VERSIONS
+            raise self._refuse(f"has {'big-endian numbers' if swapped else f'version {version}'}; version 3 is read")
+        num_tensors, num_entries = self._number(_COUNT), self._number(_COUNT)
+        for what, number in (("tensors", num_tensors), ("metadata entries", num_entries)):
+            if number > MOST_ENTRIES:
+                raise self._refuse(f"claims {number} {what}; at most {MOST_ENTRIES} are read")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            key = self._text(MOST_NAME_BYTES, "a key")
+            if key in metadata:
+                raise self._refuse(f"has {key!r:.80} twice")
+            metadata[key] = self._value(key, self._number(_KIND))
+        listed = [self._tensor() for _ in range(num_tensors)]
+        return Header(self._path.name, metadata, self._placed(listed, metadata))
+
+    def _placed(self, listed: list[tuple[str, StoredTensor]], metadata: dict[str, Any]) -> dict[str, StoredTensor]:
+        """The tensors with their places in the file: the data begins behind the header, at the next aligned byte."""
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 8 <= alignment <= MOST_ALIGNMENT or alignment % 8:
+            raise self._refuse(f"general.alignment must be a multiple of 8 up to {MOST_ALIGNMENT}, got {alignment!r:.80}")
+        begin = -(-self._at // alignment) * alignment
+        tensors: dict[str, StoredTensor] = {}
+        for name, tensor in listed:
+            if name in tensors:
+                raise self._refuse(f"has tensor {name} twice")
+            if tensor.offset % alignment:
+                raise self._refuse(f"tensor {name} begins at {tensor.offset}, which is not aligned to {alignment}")
+            if begin + tensor.offset + tensor.nbytes > self._size:
+                raise self._refuse(f"tensor {name} ends beyond the file; was it downloaded whole?")
+            tensors[name] = tensor._replace(offset=begin + tensor.offset)
+        return tensors
+
+    def _tensor(self) -> tuple[str, StoredTensor]:
+        name = self._text(MOST_NAME_BYTES, "a tensor's name")
+        num_dimensions = self._number(_KIND)
+        if not 1 <= num_dimensions <= MOST_DIMENSIONS:
+            raise self._refuse(f"tensor {name:.80} has {num_dimensions} dimensions; 1 to {MOST_DIMENSIONS} are possible")
+        dimensions = [self._number(_COUNT) for _ in range(num_dimensions)]
+        kind, offset = self._number(_KIND), self._number(_COUNT)
+        if kind not in TYPES:
+            wanted = ", ".join(known for known, _, _ in TYPES.values())
+            raise ModelLoadError(
+                f"{self._path.name}: tensor {name:.80} has type {REFUSED.get(kind, kind)}, which is not supported",
+                hint=f"look for a file of the model with types {wanted} only, such as Q8_0 or Q4_K_M",
+            )
+        label, weights, size = TYPES[kind]
+        total = 1
+        for dimension in dimensions:
+            total *= dimension  # whole numbers of any size: nothing overflows
+        if total == 0 or dimensions[0] % weights:
+            raise self._refuse(f"tensor {name:.80} has shape {dimensions[::-1]}; {label} takes rows of {weights}")
+        return name, StoredTensor(label, tuple(dimensions[::-1]), self._path, offset, total // weights * size)
+
+    def _value(self, key: str, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return self._number(struct.Struct("<" + _NUMBERS[kind]))
+        if kind == _BOOL:
+            return self._flag(key, self._take(1)[0])
+        if kind == _TEXT:
+            return self._text(MOST_TEXT_BYTES, key)
+        if kind == _ARRAY:
+            return self._array(key)
+        raise self._refuse(f"{key!r:.80} has the unknown type {kind}")
+
+    def _array(self, key: str) -> Any:
+        kind, count = self._number(_KIND), self._number(_COUNT)
+        if kind in _NUMBERS:
+            numbers = array(_NUMBERS[kind])
+            numbers.frombytes(self._take(count * numbers.itemsize))
+            return numbers
+        if kind == _BOOL:
+            return [self._flag(key, byte) for byte in self._take(count)]
+        if kind == _TEXT:
+            self._texts += count
+            if self._texts > MOST_TEXTS:
+                raise self._refuse(f"has more than {MOST_TEXTS} texts in its arrays")
+            return [self._text(MOST_NAME_BYTES, key) for _ in range(count)]
+        raise self._refuse(f"{key!r:.80} is an array of type {kind}, which is not supported")
+
+    def _flag(self, key: str, byte: int) -> bool:
+        if byte > 1:
+            raise self._refuse(f"{key!r:.80} must be true or false, got the byte {byte}")
+        return byte == 1
+
+    def _number(self, layout: struct.Struct) -> Any:
+        return layout.unpack(self._take(layout.size))[0]
+
+    def _text(self, most: int, what: str) -> str:
+        length = self._number(_COUNT)
+        if length > most:
+            raise self._refuse(f"{what!r:.80} is {length} bytes long; at most {most} are read")
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError:
+            raise self._refuse(f"{what!r:.80} is not UTF-8") from None
+
+    def _take(self, count: int) -> bytes:
+        if count > self._size - self._at:
+            raise self._refuse("ends within its header")
+        data = self._file.read(count)
+        if len(data) != count:
+            raise self._refuse("ends within its header")
+        self._at += count
+        return data
+
+    def _refuse(self, text: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._path.name}: {text}")
