@@ -1,7 +1,7 @@
 """Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,16 +89,16 @@ class Checkpoint:
         self._taken(tensor.nbytes)
         return tensor
 
-    def raw(self, name: str, shape: tuple[int, ...], kind: str) -> Tensor:
+    def raw(self, name: str, shape: tuple[int, ...], *kinds: str) -> Tensor:
         """Read one tensor as it is stored.
 
         Args:
-            kind: its type as safetensors calls it, e.g. "U8".
+            kinds: types that it may have, as safetensors calls them, e.g. "U8".
 
         Raises:
             ModelLoadError: as `take`.
         """
-        tensor = self._read(name, shape, frozenset({kind}))
+        tensor = self._read(name, shape, frozenset(kinds))
         self._taken(tensor.nbytes)
         return tensor
 
@@ -137,6 +137,20 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
         return name in self._homes
+
+    def names(self) -> Collection[str]:
+        """Tensors that were not taken yet."""
+        return self._homes.keys()
+
+    def type_of(self, name: str) -> str | None:
+        """The stored type of a tensor that was not taken yet, by its name in safetensors; None: no such tensor."""
+        file = self._homes.get(name)
+        return None if file is None else str(self._files[file].get_slice(name).get_dtype())
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor that was not taken yet."""
+        file = self._homes.get(name)
+        return None if file is None else tuple(self._files[file].get_slice(name).get_shape())
 
     def ignore_all(self, prefix: str) -> None:
         """Accept tensors that the model does not need."""

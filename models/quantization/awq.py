@@ -1,0 +1,70 @@
+"""AWQ checkpoints (AutoAWQ): whole numbers of 4 bits, packed along the outputs in the order of its gemm kernel.
+
+    w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
+"""
+
+from troupellm.kernels.quantized import Int4Group, Weight
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.options import only, texts
+from troupellm.models.quantization.unpack import unpack_awq
+from troupellm.protocol.errors import ModelLoadError
+
+_READ = frozenset(
+    {
+        "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
+        "modules_to_not_convert", "checkpoint_format",
+    }
+)  # fmt: skip
+_ABOUT_MAKING = frozenset(
+    {"backend", "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act", "dataset",
+     "damp_percent", "tokenizer", "true_sequential", "batch_size", "cache_block_outputs", "act_group_aware", "meta",
+     "pad_token_id", "max_input_length", "model_seqlen", "block_name_to_quantize", "modules_in_block_to_quantize",
+     "module_name_preceding_first_block"}
+)  # fmt: skip
+
+
+class Awq:
+    """A `Format`. Layers without `qweight` are stored plainly."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        """
+        Raises:
+            ModelLoadError: a setting is wrong or not supported.
+        """
+        only(reader, _READ | _ABOUT_MAKING)
+        bits = "w_bit" if reader.has("w_bit") else "bits"
+        if reader.integer(bits, 4) != 4:
+            raise reader.refuse(bits, "must be 4")
+        key = "q_group_size" if reader.has("q_group_size") else "group_size"
+        self._size = reader.integer(key, 128, least=-1)
+        if self._size == 0:
+            raise reader.refuse(key, "must be -1 or at least 1")
+        self._has_zeros = reader.flag("zero_point", True)
+        for key in ("version", "format", "checkpoint_format"):
+            if reader.has(key):
+                reader.choice(key, ("gemm", "GEMM"))
+        self._plain = texts(reader, "modules_to_not_convert")
+
+    def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+        if not stored.has(f"{name}.qweight"):
+            return stored.plain(name, shape)
+        named = next((part for part in self._plain if part in name), None)
+        if named is not None:
+            raise ModelLoadError(f"{name}: qweight is there, though modules_to_not_convert has {named[:80]!r}")
+        rows, columns = shape
+        size = columns if self._size == -1 else self._size
+        if rows % 8 or columns % size:
+            raise ModelLoadError(f"{name}: {list(shape)} does not fit words of 8 rows and groups of {size} inputs")
+        groups = columns // size
+        values = unpack_awq(stored.raw(f"{name}.qweight", (columns, rows // 8), ("I32",))).t()
+        scales = stored.raw(f"{name}.scales", (groups, rows), FLOATS).t()
+        zero = None
+        if self._has_zeros:
+            zero = unpack_awq(stored.raw(f"{name}.qzeros", (groups, rows // 8), ("I32",))).t()
+        else:
+            stored.ignore(f"{name}.qzeros")
+        return stored.build(name, lambda: Int4Group.from_values(values, scales, zero=zero, dtype=stored.dtype))
+
+    def notes(self) -> tuple[str, ...]:
+        return ()

@@ -1,0 +1,78 @@
+"""A checkpoint whose linear weights are stored in one of the quantized formats."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized import QuantizedWeight, Weight
+from troupellm.models.checkpoint import Checkpoint
+from troupellm.protocol.errors import ModelLoadError
+
+FLOATS = ("F32", "BF16", "F16")
+KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
+"""Calibrated for an eight-bit KV cache; ours needs none."""
+
+
+class Format(Protocol):
+    """What `quantization_config` says, ready to read weights by."""
+
+    def linear(self, stored: "QuantizedCheckpoint", name: str, shape: tuple[int, int]) -> Weight:
+        """The weight of a layer, quantized as it is stored.
+
+        Raises:
+            ModelLoadError: tensors are missing, or do not fit the layer or each other.
+        """
+
+    def notes(self) -> tuple[str, ...]:
+        """What of the checkpoint is not followed to the letter, for the load log."""
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """A `Checkpoint` that knows what a layer's tensors mean."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format
+    ) -> None:
+        super().__init__(folder, dtype, taken)
+        self.form, self.dtype = form, dtype
+        self._quantized: set[str] = set()
+
+    def linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        weight = self.form.linear(self, name, shape)
+        if isinstance(weight, QuantizedWeight):
+            self._quantized.add(name)
+        return weight
+
+    def plain(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """A layer's weight that is not quantized."""
+        return self.take(f"{name}.weight", shape)
+
+    def build(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
+        """Make a quantized weight; what does not fit together is the checkpoint's fault.
+
+        Raises:
+            ModelLoadError: names the layer.
+        """
+        try:
+            return make()
+        except ValueError as error:
+            raise ModelLoadError(f"{name}: {error}") from error
+
+    def scalar_or(self, name: str, shapes: tuple[tuple[int, ...], ...], types: tuple[str, ...] = FLOATS) -> Tensor:
+        """A tensor that may be stored in one of several shapes, in the type that it has."""
+        shape = self.shape_of(name)
+        return self.raw(name, shape if shape in shapes else shapes[0], types)
+
+    def finish(self) -> None:
+        """As for any checkpoint; scales for the KV cache and biases of nothing but zeros may be left over."""
+        for name in [name for name in self.names() if name.endswith(KV_SCALES)]:
+            self.ignore(name)
+        for layer in self._quantized:
+            name = f"{layer}.bias"
+            shape = self.shape_of(name)
+            if shape is not None and self.raw(name, shape, FLOATS).any():  # some writers give every layer a bias
+                raise ModelLoadError(f"tensor {name} is not zero, though this model has no such bias")
+        super().finish()

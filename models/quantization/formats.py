@@ -1,0 +1,36 @@
+"""Which reader `quantization_config` asks for."""
+
+from collections.abc import Callable
+
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.awq import Awq
+from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.compressed_tensors import CompressedTensors
+from troupellm.models.quantization.fp8 import Fp8Format
+from troupellm.models.quantization.gptq import Gptq
+from troupellm.models.quantization.mx import Mxfp4
+from troupellm.models.quantization.quark import Quark
+
+KEYS = ("quantization_config", "compression_config")
+"""The second is compressed-tensors' older name."""
+METHODS: dict[str, Callable[[ConfigReader], Format]] = {
+    "compressed-tensors": CompressedTensors,
+    "gptq": Gptq,
+    "awq": Awq,
+    "fp8": Fp8Format,
+    "quark": Quark,
+    "mxfp4": Mxfp4,
+}
+
+
+def read_format(reader: ConfigReader) -> Format | None:
+    """How the checkpoint's weights are quantized; None where they are not.
+
+    Raises:
+        ModelLoadError: a method or a setting that is not supported, by its key.
+    """
+    key = next((key for key in KEYS if reader.has(key)), None)
+    if key is None:
+        return None
+    section = reader.section(key)
+    return METHODS[section.choice("quant_method", tuple(METHODS))](section)

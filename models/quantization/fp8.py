@@ -1,0 +1,76 @@
+"""Checkpoints with `quant_method` fp8: one scale for a weight, one per output, or one per block of 128 by 128.
+
+    w = value * weight_scale_inv of its block (DeepSeek's name), or * weight_scale
+"""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized import Fp8, Weight
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.options import only, pair, texts
+from troupellm.protocol.errors import ModelLoadError
+
+TYPES = ("F8_E4M3", "F8_E5M2")
+EXPONENTS = ("F8_E8M0", "U8")
+_READ = frozenset(
+    {
+        "quant_method", "activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers",
+        "scale_fmt", "fmt", "kv_cache_scheme", "kv_cache_quant_method", "dequantize", "is_checkpoint_fp8_serialized",
+        "expert_dtype",
+    }
+)  # fmt: skip
+
+
+class Fp8Format:
+    """A `Format`. Whether a layer is quantized is seen from the type of its weight."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        """
+        Raises:
+            ModelLoadError: a setting is wrong or not supported.
+        """
+        only(reader, _READ)
+        self._static = reader.choice("activation_scheme", ("dynamic", "static"), "dynamic") == "static"
+        self._block = pair(reader, "weight_block_size") if reader.has("weight_block_size") else None
+        reader.choice("fmt", ("e4m3",), "e4m3")
+        reader.choice("scale_fmt", ("float", "ue8m0"), "float")
+        reader.choice("expert_dtype", ("fp8",), "fp8")
+        self._plain = {*texts(reader, "modules_to_not_convert"), *texts(reader, "ignored_layers")}
+
+    def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+        weight = f"{name}.weight"
+        if stored.type_of(weight) not in TYPES:
+            return stored.plain(name, shape)
+        if name in self._plain:
+            raise ModelLoadError(f"{weight} has an eight-bit type, though the list of layers to keep names it")
+        values, inverse = stored.raw(weight, shape, TYPES), f"{name}.weight_scale_inv"
+        if self._block is None:
+            if stored.has(inverse):
+                raise ModelLoadError(f"{inverse} is there, though weight_block_size is not set")
+            scale = whole_scale(stored, name, shape[0])
+        else:
+            wanted = (-(-shape[0] // self._block[0]), -(-shape[1] // self._block[1]))
+            scale = numbers(stored.raw(inverse, wanted, FLOATS + EXPONENTS))
+        input_scale = f"{name}.input_scale"
+        if self._static and not stored.has(input_scale):
+            raise ModelLoadError(f"{input_scale} is missing, though activation_scheme is static")
+        stored.ignore(input_scale)
+        return stored.build(name, lambda: Fp8(values, scale, block=self._block, dtype=stored.dtype))
+
+    def notes(self) -> tuple[str, ...]:
+        return ("fp8: inputs keep their type; calibrated input scales are not used",) if self._static else ()
+
+
+def whole_scale(stored: QuantizedCheckpoint, name: str, rows: int) -> Tensor:
+    """`weight_scale`: one number for all, or one per row."""
+    return stored.scalar_or(f"{name}.weight_scale", ((rows, 1), (rows,), (1,), ())).float()
+
+
+def numbers(scale: Tensor) -> Tensor:
+    """Scales as float32; those of one byte are exponents of two (e8m0)."""
+    if scale.dtype.itemsize > 1:
+        return scale.float()
+    exponents = scale.view(torch.uint8)
+    return torch.ldexp(torch.ones(()), exponents.int() - 127).masked_fill(exponents == 255, float("nan"))

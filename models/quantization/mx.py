@@ -1,0 +1,72 @@
+"""Microscaling weights (OCP MX): codes of 4, 6 or 8 bits and a power of two for every 32 inputs."""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized import Mx, Weight
+from troupellm.kernels.quantized.mx import BLOCK, Element
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.options import only, texts
+from troupellm.models.quantization.unpack import unpack_sixes
+from troupellm.protocol.errors import ModelLoadError
+
+_BITS: dict[Element, int] = {"fp4_e2m1": 4, "fp6_e2m3": 6, "fp6_e3m2": 6, "fp8_e4m3": 8, "fp8_e5m2": 8}
+_TYPES = {4: ("U8",), 6: ("U8",), 8: ("U8", "F8_E4M3", "F8_E5M2")}
+
+
+def mx_weight(
+    stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], element: Element, key: str = "weight"
+) -> Weight:
+    """Read `key` and `weight_scale` of a layer.
+
+    Raises:
+        ModelLoadError: they are missing, or do not fit the layer.
+    """
+    rows, columns = shape
+    if columns % BLOCK:
+        raise ModelLoadError(f"{name}: {columns} inputs are not a multiple of {BLOCK}")
+    bits = _BITS[element]
+    packed = stored.raw(f"{name}.{key}", (rows, columns * bits // 8), _TYPES[bits]).view(torch.uint8)
+    exponents = stored.raw(f"{name}.weight_scale", (rows, columns // BLOCK), ("U8", "F8_E8M0")).view(torch.uint8)
+    codes = unpack_sixes(packed) if bits == 6 else packed
+    return stored.build(name, lambda: Mx(codes, exponents, element, dtype=stored.dtype))
+
+
+class Mxfp4:
+    """A `Format`: gpt-oss's, where experts alone are quantized (see `mxfp4_experts`) and all other layers are plain."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        """
+        Raises:
+            ModelLoadError: a setting is wrong or not supported.
+        """
+        only(reader, {"quant_method", "modules_to_not_convert", "dequantize"})
+        texts(reader, "modules_to_not_convert")
+
+    def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+        return stored.plain(name, shape)
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+def mxfp4_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> list[Mx]:
+    """Experts stacked as gpt-oss has them.
+
+    Args:
+        blocks: uint8 [experts, out_features, in_features / 32, 16], two inputs per byte, the first in the low bits.
+        scales: uint8 [experts, out_features, in_features / 32].
+
+    Returns:
+        one weight [out_features, in_features] for each expert.
+
+    Raises:
+        ValueError: shapes or types do not fit each other.
+    """
+    if blocks.ndim != 4 or blocks.shape[3] != BLOCK // 2 or scales.shape != blocks.shape[:3]:
+        raise ValueError(f"blocks {list(blocks.shape)} and scales {list(scales.shape)} do not fit each other")
+    return [
+        Mx(codes.flatten(1), exponents, "fp4_e2m1", dtype=dtype)
+        for codes, exponents in zip(blocks, scales, strict=True)
+    ]

@@ -1,0 +1,90 @@
+"""Lists of layers in a checkpoint's configuration: exact names, patterns behind `re:`, shell wildcards.
+
+The patterns come with a model from anywhere and Python's matcher has no limit on its time, so those that could take
+long are refused: a repeat of a group that holds a repeat or a choice, and many repeats in one pattern.
+"""
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+
+from troupellm.protocol.errors import ModelLoadError
+
+EXPRESSION = "re:"
+MOST_CHARACTERS = 512
+MOST_REPEATS = 5
+MOST_PATTERNS = 4096
+_HARMLESS = ("(?:", "(?=", "(?!", "(?i:")
+
+
+class Names:
+    """Layers that a list names."""
+
+    def __init__(self, entries: Iterable[str], where: str, *, wildcards: bool = False) -> None:
+        """
+        Args:
+            where: file and key, for messages.
+            wildcards: `*`, `?` and `[...]` stand for any text, any character, any of some, as in a shell.
+
+        Raises:
+            ModelLoadError: a pattern that is none, or that could take long.
+        """
+        self._exact: set[str] = set()
+        self._patterns: list[re.Pattern[str]] = []
+        for entry in entries:
+            if entry.startswith(EXPRESSION):
+                self._patterns.append(safe_pattern(entry.removeprefix(EXPRESSION), where))
+            elif wildcards and any(mark in entry for mark in "*?["):
+                if len(entry) > MOST_CHARACTERS:
+                    raise ModelLoadError(f"{where}: {entry[:40]!r}... is longer than {MOST_CHARACTERS} characters")
+                self._patterns.append(re.compile(translate(entry)))
+            else:
+                self._exact.add(entry)
+        if len(self._patterns) > MOST_PATTERNS:
+            raise ModelLoadError(f"{where} has {len(self._patterns)} patterns; at most {MOST_PATTERNS} are read")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._exact or any(pattern.match(name) for pattern in self._patterns)
+
+    def exactly(self, name: str) -> bool:
+        """Whether the name itself is in the list."""
+        return name in self._exact
+
+
+def safe_pattern(text: str, where: str) -> re.Pattern[str]:
+    """
+    Raises:
+        ModelLoadError: no regular expression, or one that could take long.
+    """
+    if len(text) > MOST_CHARACTERS or not _is_quick(text):
+        raise ModelLoadError(f"{where}: the pattern {text[:80]!r} could take too long to match")
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ModelLoadError(f"{where}: {text[:80]!r} is no regular expression: {error}") from None
+
+
+def _is_quick(text: str) -> bool:
+    """Whether the time to match grows with a small power of the name's length."""
+    bare = re.sub(r"\\.", "x", text)
+    bare = re.sub(r"\[\^?\]?[^\]]*\]", "x", bare)
+    groups, closed, repeats = [False], False, 0
+    for index, character in enumerate(bare):
+        repeating = character in "*+{"
+        if repeating and index and bare[index - 1] in "*+?}":
+            continue  # how greedy the repeat before it is
+        if character == "(":
+            if bare[index : index + 2] == "(?" and not bare[index:].startswith(_HARMLESS):
+                return False
+            groups.append(False)
+        elif character == ")" and len(groups) > 1:
+            closed = groups.pop()
+            groups[-1] = groups[-1] or closed
+        elif character == "|":
+            groups[-1] = True
+        elif repeating:
+            if bare[index - 1 : index] == ")" and closed:
+                return False
+            if character != "{" or "," in bare[index:].partition("}")[0]:
+                groups[-1], repeats = True, repeats + 1
+    return repeats <= MOST_REPEATS

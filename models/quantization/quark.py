@@ -1,0 +1,125 @@
+"""Checkpoints of AMD Quark: a scheme for all layers, others for layers by name, and a list of layers to leave alone.
+
+fp8 and int8 have one scale for a weight or one per output; fp4 and fp6 are microscaling formats. Inputs that are to be
+eight-bit whole numbers are; all others keep their type.
+"""
+
+from typing import Any
+
+from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Weight
+from troupellm.kernels.quantized.mx import BLOCK, Element
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.fp8 import TYPES, whole_scale
+from troupellm.models.quantization.mx import mx_weight
+from troupellm.models.quantization.names import Names
+from troupellm.models.quantization.options import only, texts
+from troupellm.protocol.errors import ModelLoadError
+
+ELEMENTS: dict[str, Element] = {"fp4": "fp4_e2m1", "fp6_e2m3": "fp6_e2m3", "fp6_e3m2": "fp6_e3m2"}
+_READ = frozenset(
+    {
+        "quant_method", "export", "global_quant_config", "layer_quant_config", "layer_type_quant_config", "exclude",
+        "quant_mode", "algo_config", "softmax_quant_spec", "version", "kv_cache_quant_config", "kv_cache_post_rope",
+        "kv_cache_group", "min_kv_scale", "log_severity_level",
+    }
+)  # fmt: skip
+_LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'>")
+
+
+class Quark:
+    """A `Format`."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        """
+        Raises:
+            ModelLoadError: a setting is wrong or not supported.
+        """
+        only(reader, _READ)
+        reader.section("export").choice("weight_format", ("real_quantized",), "real_quantized")
+        for algorithm in reader.values.get("algo_config") or ():
+            if not isinstance(algorithm, dict) or algorithm.get("online_rotation_layers"):
+                raise reader.refuse("algo_config", "must be without rotations at run time")
+        self._excluded = Names(texts(reader, "exclude"), "quantization_config.exclude", wildcards=True)
+        self._default = Layer(reader.section("global_quant_config"))
+        layers, types = reader.section("layer_quant_config"), reader.section("layer_type_quant_config")
+        self._layers = [
+            (Names([name], "quantization_config.layer_quant_config", wildcards=True), Layer(layers.section(name)))
+            for name in layers.values
+        ]
+        for name in types.values:
+            if name not in _LINEAR_TYPES:
+                raise types.refuse(name, "is not supported; layers may be of the type Linear")
+            self._default = Layer(types.section(name))
+
+    def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+        if name in self._excluded:
+            return stored.plain(name, shape)
+        layer = next((layer for names, layer in self._layers if name in names), self._default)
+        return layer.read(stored, name, shape)
+
+    def notes(self) -> tuple[str, ...]:
+        if any(layer.static_inputs for _, layer in self._layers) or self._default.static_inputs:
+            return ("quark: calibrated input scales are not used; inputs keep their type or get scales per token",)
+        return ()
+
+
+class Layer:
+    """What one section says about the layers that it is for."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        """
+        Raises:
+            ModelLoadError: weights or inputs of a kind that is not supported.
+        """
+        only(reader, {"weight", "input_tensors", "output_tensors", "bias", "target_device"})
+        if isinstance(reader.values.get("weight"), list):
+            raise reader.refuse("weight", "must be one scheme: weights quantized twice are not supported")
+        if reader.has("bias"):
+            raise reader.refuse("bias", "must be null")
+        weight, inputs = reader.section("weight"), _first(reader.values.get("input_tensors"))
+        self.dtype = weight.choice("dtype", ("fp8_e4m3", "int8", *ELEMENTS)) if weight.values else None
+        self.static_inputs = bool(inputs) and not inputs.get("is_dynamic")
+        self._eight_bit_inputs = inputs.get("dtype") == "int8"
+        if self.dtype is None:
+            return
+        if self.dtype in ELEMENTS:
+            weight.choice("qscheme", ("per_group",))
+            weight.choice("scale_format", ("e8m0",))
+            if weight.integer("group_size") != BLOCK:
+                raise weight.refuse("group_size", f"must be {BLOCK}")
+            return
+        scheme = weight.choice("qscheme", ("per_tensor", "per_channel"))
+        if scheme == "per_channel" and weight.integer("ch_axis", 0, least=-2) not in (0, -2):
+            raise weight.refuse("ch_axis", "must be 0")
+        if not weight.flag("symmetric", True):
+            raise weight.refuse("symmetric", "must be true")
+
+    def read(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+        """The weight of a layer, and all that is stored with it."""
+        if self.dtype is None:
+            return stored.plain(name, shape)
+        for key in ("input_scale", "input_zero_point"):
+            stored.ignore(f"{name}.{key}")
+        if self.dtype in ELEMENTS:
+            return mx_weight(stored, name, shape, ELEMENTS[self.dtype])
+        values = stored.raw(f"{name}.weight", shape, ("I8",) if self.dtype == "int8" else TYPES)
+        scale = whole_scale(stored, name, shape[0])
+        zero = f"{name}.weight_zero_point"
+        if stored.has(zero):
+            rows = ((shape[0], 1), (shape[0],), (1,), ())
+            if stored.scalar_or(zero, rows, ("I8", "U8", "I32", *FLOATS)).any():
+                raise ModelLoadError(f"{zero} is not zero, though weights are symmetric")
+        if self.dtype == "fp8_e4m3":
+            return stored.build(name, lambda: Fp8(values, scale, dtype=stored.dtype))
+        scale = scale.reshape(-1).expand(shape[0])
+        if self._eight_bit_inputs:
+            return stored.build(name, lambda: Int8Channel(values, scale, dtype=stored.dtype))
+        return stored.build(name, lambda: Int8WeightOnly(values, scale[:, None], dtype=stored.dtype))
+
+
+def _first(inputs: Any) -> dict[str, Any]:
+    """The scheme of inputs; of several one after the other, the first."""
+    if isinstance(inputs, list):
+        inputs = inputs[0] if inputs else None
+    return inputs if isinstance(inputs, dict) else {}
