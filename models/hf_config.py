@@ -16,7 +16,7 @@ ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 
 
 class ConfigReader:
-    """Typed access to config.json (or what says the same); every refusal is a ModelLoadError that names file and key."""
+    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors that name the file and the key."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "", file: str = FILE) -> None:
         self.values = values
@@ -142,8 +142,6 @@ def decoder_config(
     Raises:
         ModelLoadError: a value is missing, wrong, or asks for something that is not built.
     """
-    if reader.has("quantization_config"):
-        raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints are not supported")
     if activation is None:
         activation = ACTIVATIONS[reader.choice("hidden_act", ("silu", "swish"), "silu")]
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")

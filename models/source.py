@@ -86,7 +86,9 @@ def _only_gguf(folder: Path) -> Path:
     """
     files = sorted(path for path in folder.glob("*.gguf") if not _LATER_PART.search(path.name))
     if len(files) > 1:
-        raise ModelLoadError(f"the folder has {len(files)} GGUF files", hint=f"name one of them, such as {files[0].name}")
+        raise ModelLoadError(
+            f"the folder has {len(files)} GGUF files", hint=f"name one of them, such as {files[0].name}"
+        )
     return files[0] if files else folder
 
 

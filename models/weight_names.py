@@ -5,7 +5,9 @@ from torch import Tensor
 from troupellm.kernels.quantized import Weight
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.gguf.weights import GgufWeights
 
+StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
 HEAD = "lm_head"
 TEXT_PARTS = (("model.language_model.", HEAD), ("language_model.model.", f"language_model.{HEAD}"))
@@ -47,7 +49,7 @@ class RenamedWeights:
         return name
 
 
-def decoder_weights(model: DecoderConfig, checkpoint: Checkpoint, embedding: str) -> WeightSource:
+def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: str) -> WeightSource:
     """The checkpoint by the names that a decoder uses; tensors of parts that are not served are ignored.
 
     Args:

@@ -1,17 +1,49 @@
-"""Where a model's weights come from: plain safetensors, quantized ones, or a GGUF file."""
+"""Reading a decoder's weights: plain safetensors, quantized ones, or a GGUF file."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
+from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.weights import GgufWeights
+from troupellm.models.memory import MemoryBudget
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
+from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.models.weight_names import StoredWeights, decoder_weights
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.worker import LoadProgress, ProgressSink
 
-StoredWeights = Checkpoint | GgufWeights
+
+def read_decoder(
+    folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
+    budget: MemoryBudget, progress: ProgressSink,
+) -> Decoder:  # fmt: skip
+    """Make the decoder from what is stored, or from random numbers.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged, or its tensors are not those of the model.
+    """
+    if config.load_format == "dummy":
+        random = RandomWeights(dtype, seed=config.seed)
+        return Decoder(model, _quantizing(random, config), max_model_len=budget.max_model_len)
+    done = 0
+
+    def taken(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
+
+    for note in () if form is None else form.notes():
+        progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
+    stored = open_weights(folder, model, form, dtype, taken)
+    source = decoder_weights(model, stored, EMBEDDING)
+    decoder = Decoder(model, _quantizing(source, config), max_model_len=budget.max_model_len)
+    stored.finish()
+    return decoder
 
 
 def open_weights(
@@ -34,3 +66,7 @@ def open_weights(
     if is_gguf(folder):
         return GgufWeights(folder, dtype, model.head_dim, taken)
     return Checkpoint(folder, dtype, taken) if form is None else QuantizedCheckpoint(folder, dtype, taken, form)
+
+
+def _quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
+    return source if config.quantization is None else QuantizeOnLoad(source, config.quantization)

@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
-from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
-from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.kv_cache import KVCache
@@ -24,7 +24,7 @@ from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
-from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.models.quantization.formats import read_format
 from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
@@ -32,7 +32,7 @@ from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.models.weight_names import decoder_weights
+from troupellm.models.weights import read_decoder
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.guide import GuideProgram
@@ -110,13 +110,15 @@ class ModelWorker:
             self.reset()
             self._ready = encoder.ready(perf_counter() - begin)
             return self._ready
-        model = describe_decoder(reader)
+        model, form = describe_decoder(reader), read_format(reader)
+        if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
+            raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         parts = self._parts = Parts[Decoder, KVCache](
-            lambda sink: self._read(model, config, dtype, budget, sink),
+            lambda sink: read_decoder(self._folder, model, form, config.model, dtype, budget, sink),
             lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
         )
         decoder = parts.read(progress)
@@ -225,30 +227,6 @@ class ModelWorker:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
         self._threads = StepThreads(torch.get_num_threads())
-
-    def _read(
-        self, model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, budget: MemoryBudget,
-        progress: ProgressSink,
-    ) -> Decoder:  # fmt: skip
-        if config.model.load_format == "dummy":
-            random = RandomWeights(dtype, seed=config.model.seed)
-            return Decoder(model, _quantizing(random, config.model), max_model_len=budget.max_model_len)
-        done = 0
-
-        def taken(size: int) -> None:
-            nonlocal done
-            done += size
-            progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
-
-        checkpoint = Checkpoint(self._folder, dtype, taken)
-        source = decoder_weights(model, checkpoint, EMBEDDING)
-        decoder = Decoder(model, _quantizing(source, config.model), max_model_len=budget.max_model_len)
-        checkpoint.finish()
-        return decoder
-
-
-def _quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
-    return source if config.quantization is None else QuantizeOnLoad(source, config.quantization)
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:

@@ -78,7 +78,9 @@ def _rope(reader: ConfigReader, header: Header, head_dim: int) -> dict[str, Any]
     if ROPE_FACTORS in header.tensors:
         factors = _numbers(header, header.tensors[ROPE_FACTORS])
         if kind != "none" or len(factors) != head_dim // 2 or not all(0 < factor < 1e6 for factor in factors):
-            raise ModelLoadError(f"{header.name}: tensor {ROPE_FACTORS} must hold {head_dim // 2} factors, and be alone")
+            raise ModelLoadError(
+                f"{header.name}: tensor {ROPE_FACTORS} must hold {head_dim // 2} factors, and be alone"
+            )
         # Each frequency is divided by its factor, whatever the length.
         return rope | {
             "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,

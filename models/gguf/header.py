@@ -138,7 +138,9 @@ class _Cursor:
         """The tensors with their places in the file: the data begins behind the header, at the next aligned byte."""
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= MOST_ALIGNMENT or alignment % 8:
-            raise self._refuse(f"general.alignment must be a multiple of 8 up to {MOST_ALIGNMENT}, got {alignment!r:.80}")
+            raise self._refuse(
+                f"general.alignment must be a multiple of 8 up to {MOST_ALIGNMENT}, got {alignment!r:.80}"
+            )
         begin = -(-self._at // alignment) * alignment
         tensors: dict[str, StoredTensor] = {}
         for name, tensor in listed:
@@ -155,7 +157,9 @@ class _Cursor:
         name = self._text(MOST_NAME_BYTES, "a tensor's name")
         num_dimensions = self._number(_KIND)
         if not 1 <= num_dimensions <= MOST_DIMENSIONS:
-            raise self._refuse(f"tensor {name:.80} has {num_dimensions} dimensions; 1 to {MOST_DIMENSIONS} are possible")
+            raise self._refuse(
+                f"tensor {name:.80} has {num_dimensions} dimensions; 1 to {MOST_DIMENSIONS} are possible"
+            )
         dimensions = [self._number(_COUNT) for _ in range(num_dimensions)]
         kind, offset = self._number(_KIND), self._number(_COUNT)
         if kind not in TYPES:

@@ -87,6 +87,4 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
 
 def generation_config(header: Header) -> dict[str, Any]:
     """What generation_config.json would say: the sampling that the model's maker recommends."""
-    return {
-        theirs: header.metadata[key] for key, theirs in _SAMPLING.items() if header.metadata.get(key) is not None
-    }
+    return {theirs: header.metadata[key] for key, theirs in _SAMPLING.items() if header.metadata.get(key) is not None}

@@ -66,6 +66,10 @@ class GgufWeights:
             return embedding
         return self._decoded(self._embedding)
 
+    def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
+        """There are none: models with experts are refused before."""
+        return None
+
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
         return self._name(name) in self._tensors

@@ -1,6 +1,6 @@
 """AWQ checkpoints (AutoAWQ): whole numbers of 4 bits, packed along the outputs in the order of its gemm kernel.
 
-    w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
+w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
 """
 
 from troupellm.kernels.quantized import Int4Group, Weight
@@ -57,11 +57,11 @@ class Awq:
         if rows % 8 or columns % size:
             raise ModelLoadError(f"{name}: {list(shape)} does not fit words of 8 rows and groups of {size} inputs")
         groups = columns // size
-        values = unpack_awq(stored.raw(f"{name}.qweight", (columns, rows // 8), ("I32",))).t()
-        scales = stored.raw(f"{name}.scales", (groups, rows), FLOATS).t()
+        values = unpack_awq(stored.raw(f"{name}.qweight", (columns, rows // 8), "I32")).t()
+        scales = stored.raw(f"{name}.scales", (groups, rows), *FLOATS).t()
         zero = None
         if self._has_zeros:
-            zero = unpack_awq(stored.raw(f"{name}.qzeros", (groups, rows // 8), ("I32",))).t()
+            zero = unpack_awq(stored.raw(f"{name}.qzeros", (groups, rows // 8), "I32")).t()
         else:
             stored.ignore(f"{name}.qzeros")
         return stored.build(name, lambda: Int4Group.from_values(values, scales, zero=zero, dtype=stored.dtype))

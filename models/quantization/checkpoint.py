@@ -11,6 +11,7 @@ from troupellm.kernels.quantized import QuantizedWeight, Weight
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.protocol.errors import ModelLoadError
 
+STATIC_INPUTS = "calibrated input scales are not used; inputs keep their type or get scales per token"
 FLOATS = ("F32", "BF16", "F16")
 KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
 """Calibrated for an eight-bit KV cache; ours needs none."""
@@ -33,9 +34,7 @@ class Format(Protocol):
 class QuantizedCheckpoint(Checkpoint):
     """A `Checkpoint` that knows what a layer's tensors mean."""
 
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format
-    ) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format) -> None:
         super().__init__(folder, dtype, taken)
         self.form, self.dtype = form, dtype
         self._quantized: set[str] = set()
@@ -64,7 +63,7 @@ class QuantizedCheckpoint(Checkpoint):
     def scalar_or(self, name: str, shapes: tuple[tuple[int, ...], ...], types: tuple[str, ...] = FLOATS) -> Tensor:
         """A tensor that may be stored in one of several shapes, in the type that it has."""
         shape = self.shape_of(name)
-        return self.raw(name, shape if shape in shapes else shapes[0], types)
+        return self.raw(name, shape if shape in shapes else shapes[0], *types)
 
     def finish(self) -> None:
         """As for any checkpoint; scales for the KV cache and biases of nothing but zeros may be left over."""
@@ -73,6 +72,6 @@ class QuantizedCheckpoint(Checkpoint):
         for layer in self._quantized:
             name = f"{layer}.bias"
             shape = self.shape_of(name)
-            if shape is not None and self.raw(name, shape, FLOATS).any():  # some writers give every layer a bias
+            if shape is not None and self.raw(name, shape, *FLOATS).any():  # some writers give every layer a bias
                 raise ModelLoadError(f"tensor {name} is not zero, though this model has no such bias")
         super().finish()

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Mx, Weight
+from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Weight
+from troupellm.kernels.quantized.mx import Element
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, whole_scale
 from troupellm.models.quantization.mx import mx_weight
-from troupellm.models.quantization.names import Names, safe_pattern
+from troupellm.models.quantization.names import Names
 from troupellm.models.quantization.options import only, pair, texts
 from troupellm.models.quantization.unpack import WORD, unpack_words
 from troupellm.protocol.errors import ModelLoadError
@@ -64,7 +65,7 @@ class CompressedTensors:
             ModelLoadError: a setting is wrong or not supported.
         """
         only(reader, _READ)
-        reader.section("kv_cache_scheme")
+        self._kv_cache = bool(reader.section("kv_cache_scheme").values)
         sparsity = reader.section("sparsity_config")
         if sparsity.values.get("format", "dense") != "dense":
             raise sparsity.refuse("format", "must be dense")
@@ -83,7 +84,10 @@ class CompressedTensors:
         if not self._schemes:
             raise reader.refuse("config_groups", "must have a group")
         self._targets = [
-            (Names((target for target in targets if target != _EVERY_LINEAR), "quantization_config.config_groups"), scheme)
+            (
+                Names((target for target in targets if target != _EVERY_LINEAR), "quantization_config.config_groups"),
+                scheme,
+            )
             for targets, scheme in self._schemes
         ]
 
@@ -94,13 +98,17 @@ class CompressedTensors:
         if scheme.form == "pack-quantized":
             return _packed(stored, name, shape, scheme)
         if scheme.form.startswith("mx"):
-            return mx_weight(stored, name, shape, _element(scheme), "weight_packed" if scheme.bits < 8 else "weight")
+            return mx_weight(
+                stored, name, shape, ELEMENTS[scheme.bits], "weight_packed" if scheme.bits < 8 else "weight"
+            )
         return _fp8(stored, name, shape, scheme) if scheme.floating else _int8(stored, name, shape, scheme)
 
     def notes(self) -> tuple[str, ...]:
-        found = []
+        found: list[str] = []
         if any(scheme.static_inputs for _, scheme in self._schemes):
-            found.append("compressed-tensors: calibrated input scales are not used; inputs keep their type or get scales per token")
+            found.append(f"compressed-tensors: {STATIC_INPUTS}")
+        if self._kv_cache:
+            found.append("compressed-tensors: calibrated scales of the KV cache are not used")
         return tuple(found)
 
     def _scheme_of(self, name: str) -> Scheme | None:
@@ -156,7 +164,7 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
 
 
 def _int8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
-    values = stored.raw(f"{name}.weight", shape, ("I8",))
+    values = stored.raw(f"{name}.weight", shape, "I8")
     scale = whole_scale(stored, name, shape[0]).reshape(-1).expand(shape[0])
     zero = None
     if not scheme.symmetric:
@@ -171,12 +179,12 @@ def _int8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme
 
 
 def _fp8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
-    values = stored.raw(f"{name}.weight", shape, TYPES)
+    values = stored.raw(f"{name}.weight", shape, *TYPES)
     if scheme.block is None:
         scale = whole_scale(stored, name, shape[0])
     else:
         wanted = (-(-shape[0] // scheme.block[0]), -(-shape[1] // scheme.block[1]))
-        scale = stored.raw(f"{name}.weight_scale", wanted, FLOATS).float()
+        scale = stored.raw(f"{name}.weight_scale", wanted, *FLOATS).float()
     _drop_input_scales(stored, name, scheme)
     return stored.build(name, lambda: Fp8(values, scale, block=scheme.block, dtype=stored.dtype))
 
@@ -184,23 +192,23 @@ def _fp8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme:
 def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
     """Whole numbers of 4 or 8 bits, packed along the inputs with an offset that makes them positive."""
     rows, columns = shape
-    said = stored.raw(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
+    said = stored.raw(f"{name}.weight_shape", (2,), "I64", "I32").tolist()
     if said != [rows, columns]:
         raise ModelLoadError(f"{name}.weight_shape is {said}, expected {[rows, columns]}")
     size = {"group": scheme.group_size, "channel": columns, "tensor": columns}[scheme.strategy]
     groups, words = -(-columns // size), -(-columns * scheme.bits // WORD)
-    values = unpack_words(stored.raw(f"{name}.weight_packed", (rows, words), ("I32",)), scheme.bits)[:, :columns]
+    values = unpack_words(stored.raw(f"{name}.weight_packed", (rows, words), "I32"), scheme.bits)[:, :columns]
     if scheme.strategy == "tensor":
         scale = whole_scale(stored, name, rows).reshape(-1, 1).expand(rows, 1)
     else:
-        scale = stored.raw(f"{name}.weight_scale", (rows, groups), FLOATS)
+        scale = stored.raw(f"{name}.weight_scale", (rows, groups), *FLOATS)
     zero: Tensor | None = None
     if not scheme.symmetric:
-        packed = stored.raw(f"{name}.weight_zero_point", (-(-rows * scheme.bits // WORD), groups), ("I32",))
+        packed = stored.raw(f"{name}.weight_zero_point", (-(-rows * scheme.bits // WORD), groups), "I32")
         zero = unpack_words(packed.t(), scheme.bits).t()[:rows]
     index, key = None, f"{name}.weight_g_idx"
     if stored.has(key):
-        index = stored.raw(key, (columns,), ("I32", "I64"))
+        index = stored.raw(key, (columns,), "I32", "I64")
         index = None if torch.equal(index, torch.arange(columns, dtype=index.dtype) // size) else index
     _drop_input_scales(stored, name, scheme)
     if scheme.bits == 4:
@@ -212,8 +220,8 @@ def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], sche
     return stored.build(name, lambda: Int8WeightOnly(codes, scale, zero=zeros, group=index, dtype=stored.dtype))
 
 
-def _element(scheme: Scheme) -> str:
-    return {4: "fp4_e2m1", 6: "fp6_e2m3", 8: "fp8_e4m3"}[scheme.bits]
+ELEMENTS: dict[int, Element] = {4: "fp4_e2m1", 6: "fp6_e2m3", 8: "fp8_e4m3"}
+"""By their bits."""
 
 
 def _drop_input_scales(stored: QuantizedCheckpoint, name: str, scheme: Scheme) -> None:

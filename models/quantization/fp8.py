@@ -1,6 +1,6 @@
 """Checkpoints with `quant_method` fp8: one scale for a weight, one per output, or one per block of 128 by 128.
 
-    w = value * weight_scale_inv of its block (DeepSeek's name), or * weight_scale
+w = value * weight_scale_inv of its block (DeepSeek's name), or * weight_scale
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized import Fp8, Weight
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.options import only, pair, texts
 from troupellm.protocol.errors import ModelLoadError
 
@@ -45,14 +45,14 @@ class Fp8Format:
             return stored.plain(name, shape)
         if name in self._plain:
             raise ModelLoadError(f"{weight} has an eight-bit type, though the list of layers to keep names it")
-        values, inverse = stored.raw(weight, shape, TYPES), f"{name}.weight_scale_inv"
+        values, inverse = stored.raw(weight, shape, *TYPES), f"{name}.weight_scale_inv"
         if self._block is None:
             if stored.has(inverse):
                 raise ModelLoadError(f"{inverse} is there, though weight_block_size is not set")
             scale = whole_scale(stored, name, shape[0])
         else:
             wanted = (-(-shape[0] // self._block[0]), -(-shape[1] // self._block[1]))
-            scale = numbers(stored.raw(inverse, wanted, FLOATS + EXPONENTS))
+            scale = numbers(stored.raw(inverse, wanted, *FLOATS, *EXPONENTS))
         input_scale = f"{name}.input_scale"
         if self._static and not stored.has(input_scale):
             raise ModelLoadError(f"{input_scale} is missing, though activation_scheme is static")
@@ -60,7 +60,7 @@ class Fp8Format:
         return stored.build(name, lambda: Fp8(values, scale, block=self._block, dtype=stored.dtype))
 
     def notes(self) -> tuple[str, ...]:
-        return ("fp8: inputs keep their type; calibrated input scales are not used",) if self._static else ()
+        return (f"fp8: {STATIC_INPUTS}",) if self._static else ()
 
 
 def whole_scale(stored: QuantizedCheckpoint, name: str, rows: int) -> Tensor:

@@ -20,7 +20,8 @@ _SKIP, _CHANGE = "-:", "+:"
 _OWN = frozenset({"bits", "group_size", "sym", "desc_act"})
 _ABOUT_MAKING = frozenset(
     {
-        "quant_method", "dataset", "tokenizer", "damp_percent", "damp_auto_increment", "true_sequential", "static_groups",
+        "quant_method", "dataset", "tokenizer", "damp_percent", "damp_auto_increment", "true_sequential",
+        "static_groups",
         "model_name_or_path", "model_file_base_name", "quantizer", "meta", "batch_size", "backend", "model_seqlen",
         "block_name_to_quantize", "cache_block_outputs", "max_input_length", "module_name_preceding_first_block",
         "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "act_group_aware", "mse",
@@ -68,9 +69,9 @@ class Gptq:
         if rows % per_word or columns % per_word:
             raise ModelLoadError(f"{name}: {list(shape)} does not fit words of {per_word} weights")
         groups = -(-columns // size)
-        values = unpack_rows(stored.raw(f"{name}.qweight", (columns // per_word, rows), ("I32",)), bits)
-        zeros = unpack_words(stored.raw(f"{name}.qzeros", (groups, rows // per_word), ("I32",)), bits)
-        scales = stored.raw(f"{name}.scales", (groups, rows), FLOATS).t()
+        values = unpack_rows(stored.raw(f"{name}.qweight", (columns // per_word, rows), "I32"), bits)
+        zeros = unpack_words(stored.raw(f"{name}.qzeros", (groups, rows // per_word), "I32"), bits)
+        scales = stored.raw(f"{name}.scales", (groups, rows), *FLOATS).t()
         zero: Tensor | None = zeros.t().to(torch.int16) + self._stored_minus
         middle = 1 << (bits - 1)
         if zero is not None and bool((zero == middle).all()):
@@ -103,7 +104,7 @@ class Gptq:
         """Which group an input belongs to; None where groups are runs."""
         runs = torch.arange(columns, dtype=torch.int32) // size
         key = f"{name}.g_idx"
-        index = stored.raw(key, (columns,), ("I32", "I64")).to(torch.int32) if stored.has(key) else runs
+        index = stored.raw(key, (columns,), "I32", "I64").to(torch.int32) if stored.has(key) else runs
         return None if columns % size == 0 and torch.equal(index, runs) else index
 
 

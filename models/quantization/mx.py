@@ -1,7 +1,6 @@
 """Microscaling weights (OCP MX): codes of 4, 6 or 8 bits and a power of two for every 32 inputs."""
 
 import torch
-from torch import Tensor
 
 from troupellm.kernels.quantized import Mx, Weight
 from troupellm.kernels.quantized.mx import BLOCK, Element
@@ -27,14 +26,14 @@ def mx_weight(
     if columns % BLOCK:
         raise ModelLoadError(f"{name}: {columns} inputs are not a multiple of {BLOCK}")
     bits = _BITS[element]
-    packed = stored.raw(f"{name}.{key}", (rows, columns * bits // 8), _TYPES[bits]).view(torch.uint8)
-    exponents = stored.raw(f"{name}.weight_scale", (rows, columns // BLOCK), ("U8", "F8_E8M0")).view(torch.uint8)
+    packed = stored.raw(f"{name}.{key}", (rows, columns * bits // 8), *_TYPES[bits]).view(torch.uint8)
+    exponents = stored.raw(f"{name}.weight_scale", (rows, columns // BLOCK), "U8", "F8_E8M0").view(torch.uint8)
     codes = unpack_sixes(packed) if bits == 6 else packed
     return stored.build(name, lambda: Mx(codes, exponents, element, dtype=stored.dtype))
 
 
 class Mxfp4:
-    """A `Format`: gpt-oss's, where experts alone are quantized (see `mxfp4_experts`) and all other layers are plain."""
+    """A `Format`: gpt-oss's, where experts alone are quantized (see mxfp4.py) and all other layers are plain."""
 
     def __init__(self, reader: ConfigReader) -> None:
         """
@@ -49,24 +48,3 @@ class Mxfp4:
 
     def notes(self) -> tuple[str, ...]:
         return ()
-
-
-def mxfp4_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> list[Mx]:
-    """Experts stacked as gpt-oss has them.
-
-    Args:
-        blocks: uint8 [experts, out_features, in_features / 32, 16], two inputs per byte, the first in the low bits.
-        scales: uint8 [experts, out_features, in_features / 32].
-
-    Returns:
-        one weight [out_features, in_features] for each expert.
-
-    Raises:
-        ValueError: shapes or types do not fit each other.
-    """
-    if blocks.ndim != 4 or blocks.shape[3] != BLOCK // 2 or scales.shape != blocks.shape[:3]:
-        raise ValueError(f"blocks {list(blocks.shape)} and scales {list(scales.shape)} do not fit each other")
-    return [
-        Mx(codes.flatten(1), exponents, "fp4_e2m1", dtype=dtype)
-        for codes, exponents in zip(blocks, scales, strict=True)
-    ]

@@ -9,7 +9,7 @@ from typing import Any
 from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Weight
 from troupellm.kernels.quantized.mx import BLOCK, Element
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, whole_scale
 from troupellm.models.quantization.mx import mx_weight
 from troupellm.models.quantization.names import Names
@@ -60,7 +60,7 @@ class Quark:
 
     def notes(self) -> tuple[str, ...]:
         if any(layer.static_inputs for _, layer in self._layers) or self._default.static_inputs:
-            return ("quark: calibrated input scales are not used; inputs keep their type or get scales per token",)
+            return (f"quark: {STATIC_INPUTS}",)
         return ()
 
 
@@ -103,7 +103,7 @@ class Layer:
             stored.ignore(f"{name}.{key}")
         if self.dtype in ELEMENTS:
             return mx_weight(stored, name, shape, ELEMENTS[self.dtype])
-        values = stored.raw(f"{name}.weight", shape, ("I8",) if self.dtype == "int8" else TYPES)
+        values = stored.raw(f"{name}.weight", shape, *(("I8",) if self.dtype == "int8" else TYPES))
         scale = whole_scale(stored, name, shape[0])
         zero = f"{name}.weight_zero_point"
         if stored.has(zero):

@@ -23,11 +23,11 @@ def unpack_rows(words: Tensor, bits: int) -> Tensor:
 
 def unpack_awq(words: Tensor) -> Tensor:
     """AWQ's gemm layout: int32 [rows, n] to uint8 [rows, n * 8], neighbours in their own order again."""
-    return unpack_words(words, 4).unflatten(-1, (-1, 8))[..., list(AWQ_ORDER)].flatten(-2)
+    return unpack_words(words, 4).view(words.shape[0], -1, 8)[..., list(AWQ_ORDER)].flatten(-2)
 
 
 def unpack_sixes(octets: Tensor) -> Tensor:
     """Four codes of six bits in three bytes: uint8 [rows, n * 3 / 4] to uint8 [rows, n]."""
-    first, second, third = octets.unflatten(-1, (-1, 3)).unbind(-1)
+    first, second, third = octets.view(octets.shape[0], -1, 3).unbind(-1)
     codes = (first & 63, (first >> 6) | ((second & 15) << 2), (second >> 4) | ((third & 3) << 4), third >> 2)
     return torch.stack(codes, dim=-1).flatten(-2)
