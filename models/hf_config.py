@@ -16,7 +16,7 @@ ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 
 
 class ConfigReader:
-    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors that name the file and the key."""
+    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors naming the file and the key."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "", file: str = FILE) -> None:
         self.values = values
