@@ -41,7 +41,7 @@ class ConfigReader:
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
         """The same, with values for keys that are not there; one that is there and null stays null."""
-        return ConfigReader({**defaults, **self.values}, self._prefix)
+        return ConfigReader({**defaults, **self.values}, self._prefix, self._file)
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -96,7 +96,9 @@ class ConfigReader:
 
     def without(self, key: str) -> "ConfigReader":
         """The same, as if the key were missing."""
-        return ConfigReader({name: value for name, value in self.values.items() if name != key}, self._prefix, self._file)
+        return ConfigReader(
+            {name: value for name, value in self.values.items() if name != key}, self._prefix, self._file
+        )
 
     def refuse(self, key: str, wanted: str) -> ModelLoadError:
         """The error for a key with a wrong value."""

@@ -134,7 +134,7 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
     weights, inputs = group.section("weights"), group.section("input_activations")
     only(weights, _ARGUMENTS)
     only(inputs, _ARGUMENTS)
-    bits, floating = weights.integer("num_bits"), weights.choice("type", ("int", "float")) == "float"
+    bits, floating = weights.integer("num_bits", 8), weights.choice("type", ("int", "float"), "int") == "float"
     default = "group" if weights.has("group_size") else "tensor"
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), default)
     if weights.values.get("dynamic"):

@@ -73,4 +73,5 @@ def numbers(scale: Tensor) -> Tensor:
     if scale.dtype.itemsize > 1:
         return scale.float()
     exponents = scale.view(torch.uint8)
-    return torch.ldexp(torch.ones(()), exponents.int() - 127).masked_fill(exponents == 255, float("nan"))
+    scale = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+    return scale.masked_fill(exponents == 255, float("nan"))

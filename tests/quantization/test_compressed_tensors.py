@@ -8,7 +8,14 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from quantized_llama import (
-    check_tokens, linears, load, quantize_inputs, signal_to_error, tiny_llama, tokens_of, write_model,
+    check_tokens,
+    linears,
+    load,
+    quantize_inputs,
+    signal_to_error,
+    tiny_llama,
+    tokens_of,
+    write_model,
 )  # fmt: skip
 from torch import Tensor
 
@@ -88,9 +95,10 @@ class Writer:
         self.scheme = QuantizationScheme(targets=["Linear"], weights=self.weights, input_activations=inputs_args)
         self.compressor = BaseCompressor.get_value_from_registry(form)
         self.static = inputs is not None and not inputs["dynamic"]
+        as_json = [None if args is None else args.model_dump(mode="json") for args in (self.weights, inputs_args)]
         self.config = {
             "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs,
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": as_json[0], "input_activations": as_json[1],
                                           "output_activations": None}},
             "ignore": ["lm_head"], "kv_cache_scheme": None,
         }  # fmt: skip

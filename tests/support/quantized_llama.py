@@ -127,5 +127,3 @@ def quantize_inputs(model: torch.nn.Module, plain: Iterable[str] = ("lm_head",))
 def signal_to_error(weight: Tensor, meant: Tensor) -> float:
     """Of a quantization, in decibels."""
     return float(10 * torch.log10(weight.square().sum() / (weight - meant).square().sum()))
-
-

@@ -1,0 +1,193 @@
+"""GGUF files written by the format's own package: its own weights, and the tokens of transformers run on them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf_llama import SIZES, Kind, Written, random_blocks
+from quantized_llama import check_tokens, load, tokens_of
+
+import troupellm
+from troupellm.kernels.quantized import GgufBlocks
+from troupellm.models.gguf.weights import GgufWeights
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.registry import describe_decoder
+from troupellm.models.source import resolve_model, served_names
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ModelLoadError
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+MIX = {"": Kind.Q4_K, "attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "output.": Kind.Q6_K, "token_embd": Kind.Q4_K}
+
+
+def llama(**changes: Any) -> transformers.PretrainedConfig:
+    return transformers.LlamaConfig(**SIZES | changes)
+
+
+def llama3_factors() -> torch.Tensor:
+    """As llama.cpp's converter works them out: what each frequency is divided by."""
+    plain = 1 / 10000.0 ** (np.arange(0, 64, 2) / 64)
+    factors = []
+    for wave in 2 * np.pi / plain:
+        if wave < 32 / 4.0:
+            factors.append(1.0)
+        elif wave > 32 / 1.0:
+            factors.append(8.0)
+        else:
+            smooth = (32 / wave - 1.0) / (4.0 - 1.0)
+            factors.append(1 / ((1 - smooth) / 8.0 + smooth))
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+MODELS: dict[str, Callable[[Path], Written]] = {
+    "q8_0": lambda path: Written(path, llama(), {"": Kind.Q8_0}),
+    "q4_0": lambda path: Written(path, llama(tie_word_embeddings=True), {"": Kind.Q4_0}),
+    "q4_k_m": lambda path: Written(path, llama(), MIX),
+    "f16": lambda path: Written(path, llama(), {"": Kind.F16}),
+    "bf16": lambda path: Written(path, llama(), {"": Kind.BF16}),
+    "biases": lambda path: Written(path, llama(attention_bias=True), {"": Kind.Q8_0}),
+    "qwen2": lambda path: Written(path, transformers.Qwen2Config(**SIZES), {"": Kind.Q8_0}, pre="qwen2"),
+    "qwen3": lambda path: Written(
+        path, transformers.Qwen3Config(**SIZES | {"num_attention_heads": 8}, head_dim=64, tie_word_embeddings=True),
+        MIX,
+        pre="qwen2",
+    ),
+    "llama3": lambda path: Written(
+        path, llama(rope_parameters=LLAMA3), {"": Kind.Q8_0}, pre="llama-bpe", rope_factors=llama3_factors()
+    ),
+    "yarn": lambda path: Written(
+        path, llama(rope_parameters=YARN), {"": Kind.Q8_0},
+        extra={"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+               "llama.rope.scaling.original_context_length": 64},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_the_weights_in_the_file(tmp_path: Path, name: str) -> None:
+    written = MODELS[name](tmp_path / "tiny.gguf")
+    worker, _ = load(written.path)
+    check_tokens(written.model, tokens_of(worker))
+    worker.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K])
+def test_blocks_mean_what_the_package_reads(kind: Kind) -> None:
+    random = np.random.default_rng(kind)
+    if kind in (Kind.Q4_K, Kind.Q6_K):
+        data = random_blocks((6, 512), kind, random)
+    else:
+        data = gguf.quants.quantize(random.normal(0, 1, (6, 512)).astype(np.float32), kind)
+    ours = GgufBlocks(torch.from_numpy(data), kind.name).dequantize()
+    torch.testing.assert_close(ours, torch.from_numpy(gguf.quants.dequantize(data, kind)), rtol=1e-6, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return MODELS["q8_0"](tmp_path_factory.mktemp("gguf") / "tiny.Q8_0.gguf")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_the_whole_engine_serves_a_file(tiny: Written) -> None:
+    assert served_names(ModelConfig(model=str(tiny.path))) == ("tiny.Q8_0",)
+    prompt = "the quick brown fox"
+    ids = tiny.tokenizer.encode(prompt, add_special_tokens=False).ids
+    output = tiny.model.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+        max_new_tokens=12, min_new_tokens=12, pad_token_id=0,
+    )[0, len(ids) :].tolist()  # fmt: skip
+    async with troupellm.Engine(str(tiny.path), num_gpu_blocks_override=32, max_num_prefill_tokens=64) as engine:
+        answer = await engine.generate(prompt, temperature=0, max_tokens=12, ignore_eos=True)
+        async with engine.chat([{"role": "user", "content": "hi"}], max_tokens=3, ignore_eos=True) as chat:
+            parts = [delta async for delta in chat]
+    assert list(answer.token_ids) == output
+    asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert parts
+    assert list(chat.prompt_token_ids) == tiny.tokenizer.encode(asked).ids
+
+
+def test_a_folder_with_one_file_is_that_file(tiny: Written, tmp_path: Path) -> None:
+    assert resolve_model(ModelConfig(model=str(tiny.path.parent)), lambda _: None) == tiny.path
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match="has 2 GGUF files"):
+        resolve_model(ModelConfig(model=str(tmp_path)), lambda _: None)
+
+
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    """Each part a file of its own with some of the tensors, the first with the metadata."""
+    written = MODELS["q8_0"](tmp_path / "whole.gguf")
+    reader = gguf.GGUFReader(written.path)
+    tensors = sorted(reader.tensors, key=lambda tensor: tensor.name)
+    for number in range(3):
+        path = tmp_path / f"part-{number + 1:05}-of-00003.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        if number == 0:
+            copy_metadata(reader, writer)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 3)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for tensor in tensors[number::3]:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    worker, _ = load(tmp_path / "part-00001-of-00003.gguf")
+    check_tokens(written.model, tokens_of(worker))
+    worker.close()
+    (tmp_path / "part-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelLoadError, match=r"^part-00002-of-00003\.gguf is missing"):
+        load(tmp_path / "part-00001-of-00003.gguf")
+
+
+def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            element = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count is not supported"),
+        ({"llama.attention.sliding_window": 64}, "llama.attention.sliding_window is not supported"),
+        ({"llama.rope.dimension_count": 32}, "llama.rope.dimension_count must be 64"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type must be one of none, linear, yarn"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_key(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    written = Written(tmp_path / "odd.gguf", llama(), {"": Kind.Q8_0}, extra=extra)
+    with pytest.raises(ModelLoadError, match=f"^odd.gguf: {message}"):
+        load(written.path)
+
+
+def test_other_types_are_refused_by_name(tmp_path: Path) -> None:
+    written = Written(tmp_path / "odd.gguf", llama(), {"": Kind.Q8_0, "ffn_up": Kind.Q5_1})
+    with pytest.raises(ModelLoadError, match=r"^odd.gguf: tensor blk.0.ffn_up.weight has type Q5_1") as caught:
+        load(written.path)
+    assert "Q4_K" in caught.value.hint
+
+
+def test_tensors_are_held_against_the_model(tiny: Written) -> None:
+    model = describe_decoder(ConfigReader.load(tiny.path))
+    weights = GgufWeights(tiny.path, torch.float32, model.head_dim)
+    with pytest.raises(ModelLoadError, match=r"tensor blk.0.ffn_up.weight has shape \[512, 256\], expected \[1, 2\]"):
+        weights.linear("model.layers.0.mlp.up_proj", (1, 2))
+    with pytest.raises(ModelLoadError, match=r"tensor blk.0.ffn_up.weight is missing"):
+        weights.linear("model.layers.0.mlp.up_proj", (512, 256))
+    with pytest.raises(ModelLoadError, match="unknown tensor"):
+        weights.finish()

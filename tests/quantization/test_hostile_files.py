@@ -1,0 +1,269 @@
+"""Bad files hurt nobody: a refusal that names what is wrong, in little time and memory, whatever the bytes are."""
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_llama import SIZES, Kind, Written
+from hypothesis import HealthCheck, given, settings, strategies as st
+from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from quantized_llama import load, save_sharded, tiny_llama, write_model
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from troupellm.models.gguf.documents import document
+from troupellm.models.gguf.header import read_header
+from troupellm.models.gguf.tokenizer import gguf_tokenizer
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.formats import METHODS, read_format
+from troupellm.models.quantization.names import Names, safe_pattern
+from troupellm.protocol.errors import ModelLoadError
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
+                derandomize=True, database=None)  # fmt: skip
+HUGE = 2**62
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(**SIZES | {"hidden_size": 64, "intermediate_size": 64})
+    return Written(tmp_path_factory.mktemp("gguf") / "tiny.gguf", config, {"": Kind.Q8_0}).path
+
+
+def outcome(path: Path) -> str:
+    """Everything that reads a header; only one kind of error may come out."""
+    try:
+        document(path, "config.json")
+        gguf_tokenizer(path)
+    except ModelLoadError as error:
+        return error.message
+    return ""
+
+
+@FUZZ
+@given(data=st.data())
+def test_changed_bytes(valid: Path, tmp_path: Path, data: st.DataObject) -> None:
+    original = valid.read_bytes()
+    header = original.index(b"token_embd.weight") + 400
+    changed = bytearray(original)
+    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, header), st.integers(0, 255)), max_size=4)):
+        changed[place] = byte
+    if data.draw(st.booleans()):
+        del changed[data.draw(st.integers(0, header)) :]
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(changed)
+    message = outcome(path)
+    assert "\n" not in message
+    assert str(tmp_path) not in message
+
+
+def gguf_bytes(*, tensors: int = 0, entries: int = 0, body: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, entries) + body
+
+
+def text(value: bytes, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(value) if length is None else length) + value
+
+
+def tensor(dimensions: tuple[int, ...] = (32,), kind: int = 8, offset: int = 0, name: bytes = b"t") -> bytes:
+    sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    return text(name) + sizes + struct.pack("<IQ", kind, offset)
+
+
+CRAFTED = {
+    "empty": (b"", "is no GGUF file"),
+    "other": (b"GGML" + bytes(20), "is no GGUF file"),
+    "version": (gguf_bytes(version=1), "has version 1"),
+    "endian": (gguf_bytes(version=3 << 24), "has big-endian numbers"),
+    "tensors": (gguf_bytes(tensors=HUGE), f"claims {HUGE} tensors"),
+    "entries": (gguf_bytes(entries=HUGE), f"claims {HUGE} metadata entries"),
+    "key": (gguf_bytes(entries=1, body=text(b"", HUGE)), f"is {HUGE} bytes long"),
+    "text": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<I", 8) + text(b"", HUGE)), f"is {HUGE} bytes long"),
+    "utf8": (gguf_bytes(entries=1, body=text(b"\xff")), "is not UTF-8"),
+    "kind": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<I", 99)), "'k' has the unknown type 99"),
+    "bool": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IB", 7, 2)), "'k' must be true or false"),
+    "numbers": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 4, HUGE)), "ends within its header"),
+    "texts": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 8, HUGE)), "has more than 2097152 texts"),
+    "nested": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 9, 1)), "'k' is an array of type 9"),
+    "twice": (gguf_bytes(entries=2, body=(text(b"k") + struct.pack("<IB", 0, 1)) * 2), "has 'k' twice"),
+    "alignment": (
+        gguf_bytes(entries=1, body=text(b"general.alignment") + struct.pack("<II", 4, 0)),
+        "general.alignment must be a multiple of 8",
+    ),
+    "dimensions": (gguf_bytes(tensors=1, body=tensor((1,) * 5)), "tensor t has 5 dimensions"),
+    "none": (gguf_bytes(tensors=1, body=tensor((32, 0))), r"tensor t has shape \[0, 32\]"),
+    "row": (gguf_bytes(tensors=1, body=tensor((33,))), "Q8_0 takes rows of 32"),
+    "large": (gguf_bytes(tensors=1, body=tensor((2**40, 2**40))), "tensor t ends beyond the file"),
+    "offset": (gguf_bytes(tensors=1, body=tensor(offset=HUGE)), "tensor t ends beyond the file"),
+    "unaligned": (gguf_bytes(tensors=1, body=tensor(offset=1)), "tensor t begins at 1, which is not aligned to 32"),
+    "again": (gguf_bytes(tensors=2, body=tensor() * 2) + bytes(200), "has tensor t twice"),
+    "unknown": (gguf_bytes(tensors=1, body=tensor(kind=77)), "tensor t has type 77, which is not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_crafted_headers(tmp_path: Path, name: str) -> None:
+    data, message = CRAFTED[name]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=f"^bad.gguf: .*{message}"):
+        read_header(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}},
+}  # fmt: skip
+QUARK: dict[str, Any] = {
+    "quant_method": "quark", "export": {"weight_format": "real_quantized"}, "exclude": [],
+    "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0}},
+}  # fmt: skip
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+CONFIGS = {"compressed-tensors": COMPRESSED, "quark": QUARK, "gptq": GPTQ, "awq": AWQ, "fp8": FP8,
+           "mxfp4": {"quant_method": "mxfp4"}}  # fmt: skip
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_configuration(data: st.DataObject) -> None:
+    config = json.loads(json.dumps(CONFIGS[data.draw(st.sampled_from(sorted(METHODS)))]))
+    home = config
+    while True:
+        key = data.draw(st.sampled_from(sorted(home)) | st.text(max_size=6))
+        if isinstance(home.get(key), dict) and home[key] and data.draw(st.booleans()):
+            home = home[key]
+            continue
+        home[key] = data.draw(JSON)
+        break
+    message = "quantization_config"
+    try:
+        assert read_format(ConfigReader({"quantization_config": config})) is not None
+    except ModelLoadError as error:
+        message = error.message
+    assert "quantization_config" in message or "dynamic" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "quantization_config.quant_method is missing"),
+        ({"quant_method": "bitsandbytes"}, "quant_method must be one of compressed-tensors, gptq, awq, fp8"),
+        (GPTQ | {"bits": 3}, "quantization_config.bits must be 4 or 8, got 3"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format must be one of gptq, gptq_v2"),
+        (GPTQ | {"rotation": "hadamard"}, "quantization_config.rotation is not supported"),
+        (AWQ | {"version": "gemv"}, "quantization_config.version must be one of gemm"),
+        (AWQ | {"bits": 8}, "quantization_config.bits must be 4"),
+        (FP8 | {"weight_block_size": [128]}, "weight_block_size must be two integers of at least 1"),
+        (FP8 | {"activation_scheme": "none"}, "activation_scheme must be one of dynamic, static"),
+        (COMPRESSED | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config.format must be dense"),
+        (COMPRESSED | {"transform_config": {"a": 1}}, "transform_config is not supported"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "quantization_config.format must be one of int-quantized"),
+        (
+            COMPRESSED | {"ignore": ["re:(a+)+b"]},
+            "quantization_config.ignore: the pattern '(a+)+b' could take too long",
+        ),
+        (COMPRESSED | {"config_groups": {"g": {"targets": ["Embedding"], "weights": {}}}}, "targets may name Linear"),
+        (QUARK | {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "weight.dtype must be one of fp8_e4m3, int8"),
+        (QUARK | {"algo_config": [{"name": "quarot", "online_rotation_layers": [1]}]}, "without rotations at run time"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        read_format(ConfigReader({"quantization_config": config}))
+    assert message in caught.value.message
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+def dropped(key: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.__delitem__(f"{LAYER}.{key}")
+
+
+def changed(key: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({f"{LAYER}.{key}": change(tensors[f"{LAYER}.{key}"]).contiguous()})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "gptq": write_model(tmp_path_factory.mktemp("gptq"), tiny_llama(), GptqWriter(GPTQ), GPTQ),
+        "awq": write_model(tmp_path_factory.mktemp("awq"), tiny_llama(), awq_writer, AWQ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        ("gptq", dropped("scales"), f"tensor {LAYER}.scales is missing"),
+        ("gptq", dropped("qzeros"), f"tensor {LAYER}.qzeros is missing"),
+        ("gptq", dropped("qweight"), f"tensor {LAYER}.weight is missing"),
+        ("gptq", changed("qweight", lambda t: t[1:]), f"{LAYER}.qweight has shape [7, 128], expected [8, 128]"),
+        ("gptq", changed("scales", lambda t: t.t()), f"{LAYER}.scales has shape [128, 2], expected [2, 128]"),
+        ("gptq", changed("qweight", lambda t: t.float()), f"{LAYER}.qweight has type F32, expected one of I32"),
+        ("gptq", changed("g_idx", lambda t: t + 9), f"{LAYER}: group names groups without a scale"),
+        ("gptq", changed("g_idx", lambda t: t - 1), f"{LAYER}: group names groups without a scale"),
+        ("gptq", changed("bias", lambda t: t + 1), f"tensor {LAYER}.bias is not zero"),
+        ("awq", dropped("qzeros"), f"tensor {LAYER}.qzeros is missing"),
+        ("awq", changed("qweight", lambda t: t[:, 1:]), f"{LAYER}.qweight has shape [64, 15], expected [64, 16]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    folders: dict[str, Path], tmp_path: Path, form: str, change: Callable[[dict[str, Tensor]], None], message: str
+) -> None:
+    tensors = load_file(folders[form] / "model.safetensors")
+    change(tensors)
+    save_sharded(tmp_path, tensors)
+    (tmp_path / "config.json").write_bytes((folders[form] / "config.json").read_bytes())
+    with pytest.raises(ModelLoadError) as caught:
+        load(tmp_path)
+    assert message in caught.value.message
+    assert str(tmp_path) not in caught.value.message
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="quantization is for plain checkpoints"):
+        load(folders["gptq"], quantization="int8")
+
+
+@pytest.mark.parametrize("pattern", [r".*lm_head", r".*self_attn.*_proj", r"model\.layers\.(?:[0-9]|1[0-9])\.mlp\..*$",
+                                     r".*\.experts\.\d+\.(gate|up)_proj$", r"^(?!.*mlp).*", r"a{2,3}b"])  # fmt: skip
+def test_usual_patterns(pattern: str) -> None:
+    name = "model.layers.3.mlp.experts.12.up_proj"
+    assert bool(safe_pattern(pattern, "ignore").match(name)) == bool(re.match(pattern, name))
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|a)*$", r"(.*a){20}", r".*.*.*.*.*.*x", r"(?P<n>a)(?P=n)",
+                                     r"((a)*b)*", r"x" * 600, r"(a*){3}", r"(?:a?b*)+c"])  # fmt: skip
+def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
+    with pytest.raises(ModelLoadError, match="could take too long"):
+        safe_pattern(pattern, "ignore")
+
+
+def test_lists_of_names() -> None:
+    names = Names(["lm_head", "re:model\\.layers\\.[01]\\.", "*down_proj"], "exclude", wildcards=True)
+    assert "lm_head" in names
+    assert "model.layers.1.mlp.up_proj" in names
+    assert "model.layers.2.mlp.down_proj" in names
+    assert "model.layers.2.mlp.up_proj" not in names
+    with pytest.raises(ModelLoadError, match="is no regular expression"):
+        Names(["re:["], "exclude")
+
+
+def test_a_layer_of_nothing_but_ones_is_no_overflow() -> None:
+    """The largest exponents make infinities, which are values, not errors."""
+    from troupellm.models.quantization.fp8 import numbers
+
+    assert numbers(torch.tensor([[0, 127, 254, 255]], dtype=torch.uint8)).tolist()[0][1:3] == [1.0, 2.0**127]
