@@ -1,1 +1,0 @@
-"""GGUF files: one file that holds configuration, tokenizer, chat template and weights."""
