@@ -216,6 +216,7 @@ inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8
 template <bool gated, typename Write>
 void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int64_t threads, Write write) {
     static thread_local Quantized memory;
+    if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
     const int64_t parts = (rows + kMostRows - 1) / kMostRows;
     const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
