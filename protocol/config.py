@@ -284,8 +284,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="0 takes a free port")] = 8000
     uds: Annotated[str | None, _help("listen on a unix socket instead")] = None
     api_server_count: Annotated[
-        int, Meta(ge=0, le=64, description="processes that speak HTTP, beside the engine's; 0 and 1: the engine's own")
-    ] = 1
+        int, Meta(ge=0, le=64, description="processes that speak HTTP, beside the engine's; 0: the engine's own does")
+    ] = 0
     root_path: Annotated[str, _help("path prefix at which a proxy serves this, whether it strips it or not")] = ""
     api_key: Annotated[tuple[str, ...], _help("bearer key, repeatable (environment: TROUPE_API_KEY)")] = ()
     api_key_file: Annotated[str | None, _help("TOML file of API keys with names, limits, weights and priorities")] = (

@@ -79,7 +79,7 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
     if config.api_server_count > 1 and config.responses_store is None and config.responses_store_entries:
         logger.info("responses are not kept: with --api-server-count above 1 that needs --responses-store")
     listener, url = bind(config)
-    side: HttpSide = LocalSide(config, listener) if config.api_server_count < 2 else FrontFleet(config, listener)
+    side: HttpSide = LocalSide(config, listener) if not config.api_server_count else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config, side)
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None

@@ -29,6 +29,10 @@ class BenchError(Exception):
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when every request succeeded, 1 when some failed or the server is not there, 2 for usage."""
+    if args.peers is not None:
+        from troupellm.load_tests.peers.serve_command import run as run_peers
+
+        return run_peers(args)
     if problem := flags.check(args):
         print(f"bench serve: {problem}", file=sys.stderr)
         return EXIT_USAGE

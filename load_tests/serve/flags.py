@@ -31,6 +31,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_load_flags(parser)
     _add_dataset_flags(parser)
     _add_report_flags(parser)
+    _add_peer_flags(parser)
+
+
+def _add_peer_flags(parser: argparse.ArgumentParser) -> None:
+    peers = parser.add_argument_group("peers", "with --peers: servers of its own, in turn, on random models")
+    peers.add_argument("--peers", nargs="*", metavar="SERVER", help="which; none: all of ours, llama-server and vLLM")
+    peers.add_argument("--configs", nargs="+", choices=("24m", "125m", "tiny"), default=["24m", "125m"])
+    peers.add_argument("--streams", type=count, default=16, help="requests at once, where tokens/s are counted")
+    peers.add_argument("--one-requests", type=count, default=8, help="requests one by one, where times are taken")
+    peers.add_argument("--rounds", type=count, default=3, help="interleaved runs whose median counts")
+    peers.add_argument("--num-threads", type=count, help="of every server (default: all cores)")
+    peers.add_argument("--peers-dir", default=".venv-peers", help="where `make peers` put their environments")
+    peers.add_argument("--work-dir", help="folder that keeps the models for another time (default: a temporary one)")
+    peers.add_argument("--result-json", metavar="FILE")
 
 
 def _add_load_flags(parser: argparse.ArgumentParser) -> None:
