@@ -77,10 +77,13 @@ class OutputCore:
         to_scheduler: Callable[[SchedulerControl], None],
         flush_interval: float,
         on_closed: Callable[[RequestClosed], None] = lambda closed: None,
+        *,
+        wakes_per_second: float = 0.0,
     ) -> None:
         self._tables = tables
         self._to_scheduler = to_scheduler
         self._flush_interval = flush_interval
+        self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
         self._tell_closed = on_closed
         self._requests: dict[int, _Request] = {}
         self._rows: dict[int, _Row] = {}
@@ -353,7 +356,7 @@ class OutputCore:
         self._settle_all(request)
         request.dirty = False
         if request.interval is None:
-            request.due = now + self._flush_interval
+            request.due = now + min(self._flush_interval, len(self._requests) * self._wake_seconds)
         else:
             request.unseen.clear()
         request.outbox.wake()

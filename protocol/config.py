@@ -155,7 +155,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt, _help("undelivered tokens after which a reader's own sequence is paused")
     ] = 256
     flush_interval: Annotated[
-        Seconds | None, _help("seconds between wakes of one stream (default: 0.02 in the server, 0 embedded)")
+        Seconds | None,
+        _help(
+            "seconds between wakes of one stream, less while there are few (default: 0.02 in the server, 0 embedded)"
+        ),
     ] = None
     stall_timeout: Annotated[
         Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")

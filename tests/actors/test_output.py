@@ -215,6 +215,26 @@ def test_readers_are_woken_by_time_but_at_once_for_firsts_and_ends(sent):
     assert slot.wakes == 3
 
 
+def test_few_readers_are_woken_more_often(sent):
+    """Two at 100 wakes a second have 20 ms each, one has 10; many have the interval."""
+    core, slots = OutputCore(TABLES, sent.append, 0.05, wakes_per_second=100.0), [Slot() for _ in range(9)]
+    core.handle(opened(slots[0]), 0.0)
+    core.handle(step({10: ids("a")}), 0.0)
+    core.handle(step({10: ids("a")}), 0.001)
+    assert core.next_flush == pytest.approx(0.010)
+    core.flush(0.0101)
+    core.handle(opened(slots[1], 2, (11,)), 0.011)
+    core.handle(step({11: ids("a")}), 0.1)
+    core.handle(step({11: ids("a")}), 0.101)
+    assert core.next_flush == pytest.approx(0.120)
+    core.flush(0.1201)
+    for number, slot in enumerate(slots[2:], start=3):
+        core.handle(opened(slot, number, (10 + number,)), 0.2)
+    core.handle(step({13: ids("a")}), 0.3)
+    core.handle(step({13: ids("a")}), 0.301)
+    assert core.next_flush == pytest.approx(0.350)
+
+
 def test_tokens_become_text_when_the_reader_is_woken(sent):
     """In between they are kept, whole characters or not, and an end brings what was kept of all sequences."""
     core, slot = OutputCore(TABLES, sent.append, 0.02), Slot()

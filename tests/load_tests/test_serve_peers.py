@@ -1,0 +1,107 @@
+"""`bench serve --peers`: how servers are started, what is judged, and a run in small of one of our layouts."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from troupellm.load_tests import cli
+from troupellm.load_tests.peers.process import ContestantError
+from troupellm.load_tests.peers.serve_command import Measured, judge, judgement_text, table
+from troupellm.load_tests.peers.server_process import ServerProcess
+from troupellm.load_tests.peers.servers import LAYOUTS, SERVERS, ServerPlan, plan_server
+from troupellm.server.cli.flags import load_configs
+
+
+def measured(itl: float, ttft: float, rate: float) -> Measured:
+    return Measured(itl_ms=[itl, itl, 100 * itl], tpot_ms=[itl], ttft_ms=[ttft], rate=[rate, 0.0, 2 * rate])
+
+
+def plan(name: str, folder: Path) -> ServerPlan:
+    return plan_server(
+        name, model=folder / "model", peers=folder, link=folder, threads=2, sequences=16, length=256
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_our_layouts_are_settings_that_the_server_takes(name: str, tmp_path: Path) -> None:
+    from troupellm.server.cli.serve import register
+
+    command = plan(name, tmp_path).command
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    arguments = parser.parse_args(command[command.index("serve") :])
+    arguments.config_model = arguments.model_argument
+    engine, server = load_configs(arguments)
+    assert (engine.scheduler.max_num_seqs, engine.worker.num_threads, engine.cache.enable_prefix_caching) == (
+        16,
+        2,
+        False,
+    )
+    if name != "troupellm":
+        assert engine.worker.worker_process is name.startswith("process")
+        assert server.api_server_count == int(name.endswith("front"))
+
+
+def test_rivals_are_started_from_their_environments(tmp_path: Path) -> None:
+    for name in ("llama", "vllm"):
+        with pytest.raises(ContestantError, match=f"{name}: not installed"):
+            plan(name, tmp_path)
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "python").touch()
+        (tmp_path / name / ".installed").touch()
+    with pytest.raises(ContestantError, match="llama-server"):
+        plan("llama", tmp_path)
+    (tmp_path / "llama" / "build" / "bin").mkdir(parents=True)
+    (tmp_path / "llama" / "build" / "bin" / "llama-server").touch()
+    command = plan("llama", tmp_path).command
+    assert command[command.index("--ctx-size") + 1] == "4096"
+    rival = plan("vllm", tmp_path)
+    assert rival.command[0] == str(tmp_path / "vllm" / "bin" / "python")
+    assert rival.environment["VLLM_CPU_OMP_THREADS_BIND"].count(",") == min(1, len(os.sched_getaffinity(0)) - 1)
+    assert set(SERVERS) == {*LAYOUTS, "llama", "vllm"}
+
+
+def test_what_must_hold() -> None:
+    found = {
+        "24m": {
+            "troupellm": measured(3.0, 10.0, 700.0),
+            "llama": measured(2.8, 12.0, 658.0),
+            "vllm": measured(11.2, 9.0, 500.0),
+        },
+        "125m": {"troupellm": measured(9.0, 10.0, 240.0), "llama": measured(9.0, 12.0, 184.0)},
+        "alone": {"troupellm": measured(1.0, 1.0, 1.0)},
+    }
+    verdicts = judge(found)
+    assert [round(one.found, 2) for one in verdicts] == [1.07, 1.11, 1.06, 1.30]
+    assert [one.kept for one in verdicts] == [True, False, False, True]
+    assert "at most 1.10x   kept" in judgement_text(verdicts)
+    assert table("24m", 16, found["24m"]).splitlines()[1].split() == ["troupellm", "10.00", "3.00", "3.00", "700.0"]
+
+
+def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    server = ServerProcess(ServerPlan(name="x", command=command, environment={}, port=1, body={}), tmp_path / "log")
+    with pytest.raises(ContestantError, match="no such model"):
+        server.wait_ready(60.0)
+    server.close()
+
+
+@pytest.mark.slow
+def test_bench_serve_with_peers_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.command(parser.add_subparsers())
+    result = tmp_path / "result.json"
+    args = parser.parse_args([
+        "bench", "serve", "--peers", "troupellm", "vllm", "--configs", "tiny", "--streams", "2", "--one-requests", "1",
+        "--rounds", "1", "--num-threads", "1", "--random-input-len", "8", "--random-output-len", "8",
+        "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
+    ])  # fmt: skip
+    assert args.func(args) == 1
+    report = json.loads(result.read_text())
+    assert report["found"]["tiny"]["troupellm"]["medians"]["rate"] > 0
+    assert "vllm: not installed" in report["failures"][0]
+    assert "2 streams, tokens/s" in capsys.readouterr().out
