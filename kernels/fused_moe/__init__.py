@@ -1,29 +1,61 @@
-"""Mixture of experts: the choice of experts per token, and the sum of the chosen experts' gated products."""
+"""Mixture of experts: the choice of experts per token, and the sum of the chosen experts' gated products.
+
+On a CPU: one product per used expert through `kernels.linear`. On a GPU: the Triton kernels of this folder, without a
+sort for a few tokens. On any other device: the operations of the CPU.
+"""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_moe.experts import experts_by_products
 from troupellm.kernels.fused_moe.reference import route_reference
 from troupellm.kernels.fused_moe.spec import SILU, Routing, Swiglu
-from troupellm.kernels.linear import PackedLinear
+from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
+from troupellm.kernels.linear import PackedLinear, pack
+from troupellm.kernels.quantized import QuantizedWeight, Weight
+from troupellm.kernels.triton_support import usable
 
-__all__ = ["SILU", "PackedExperts", "Routing", "Swiglu", "fused_moe", "route"]
+__all__ = ["SILU", "PackedExperts", "Routing", "Swiglu", "fused_moe", "pack_experts", "route"]
 
 
 class PackedExperts:
-    """All experts of one layer, made ready for many products."""
+    """All experts of one layer, made ready for many products: one by one, or all in one tensor for a GPU."""
 
-    __slots__ = ("down", "gate_up", "swiglu")
+    __slots__ = ("down", "gate_up", "stacked", "swiglu")
 
-    def __init__(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], swiglu: Swiglu = SILU) -> None:
+    def __init__(
+        self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], swiglu: Swiglu,
+        stacked: StackedExperts | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
-            gate_up: per expert [2 * size, hidden], rows of the gate first.
-            down: per expert [hidden, size].
+            gate_up: per expert [2 * size, hidden], rows of the gate first; empty with `stacked`.
+            down: per expert [hidden, size]; empty with `stacked`.
         """
-        self.gate_up, self.down, self.swiglu = tuple(gate_up), tuple(down), swiglu
+        self.gate_up, self.down, self.swiglu, self.stacked = tuple(gate_up), tuple(down), swiglu, stacked
+
+
+def pack_experts(
+    gate_up: Sequence[Weight], down: Sequence[Weight], swiglu: Swiglu = SILU, gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> PackedExperts:  # fmt: skip
+    """Make a layer's experts ready for `fused_moe`.
+
+    Args:
+        gate_up: per expert [2 * size, hidden], rows of the gate first, any float type or quantized.
+        down: per expert [hidden, size].
+        gate_up_bias, down_bias: [experts, 2 * size] and [experts, hidden], or None.
+    """
+    if _on_triton(_device(gate_up[0])):
+        stacked = StackedExperts(stack(gate_up), stack(down), gate_up_bias, down_bias, swiglu)
+        return PackedExperts((), (), swiglu, stacked)
+
+    def packed(weights: Sequence[Weight], biases: Tensor | None) -> list[PackedLinear]:
+        return [pack(weight, None if biases is None else biases[expert]) for expert, weight in enumerate(weights)]
+
+    return PackedExperts(packed(gate_up, gate_up_bias), packed(down, down_bias), swiglu)
 
 
 def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,20 +67,39 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
             (DeepSeek-V3, section 2.1.2).
 
     Returns:
-        weights float32 [tokens, top_k] and expert ids int64 [tokens, top_k].
+        weights float32 [tokens, top_k] and expert ids [tokens, top_k], int64, on a GPU int32.
     """
+    if _on_triton(logits.device):
+        from troupellm.kernels.fused_moe.triton_route import route_triton
+
+        return route_triton(logits, routing, choice_bias)
     return route_reference(logits, routing, choice_bias)
 
 
-def fused_moe(x: Tensor, weights: Tensor, ids: Tensor, experts: PackedExperts) -> Tensor:
+def fused_moe(
+    x: Tensor, weights: Tensor, ids: Tensor, experts: PackedExperts, *, batch_invariant: bool = False
+) -> Tensor:
     """The sum over a token's experts of weight * down(gate(gate_up(x))).
 
     Args:
         x: [tokens, hidden], the type of the experts.
-        weights: float32 [tokens, top_k].
-        ids: int64 [tokens, top_k], the experts of each token.
+        weights, ids: from `route`.
+        batch_invariant: on a GPU, one path and one size of tiles whatever the number of tokens. On a CPU a token's
+            experts are always added up in the same order, and `linear` answers for the rest.
 
     Returns:
         [tokens, hidden].
     """
+    if experts.stacked is not None:
+        from troupellm.kernels.fused_moe.triton_launch import fused_moe_triton
+
+        return fused_moe_triton(x, weights, ids, experts.stacked, batch_invariant=batch_invariant)
     return experts_by_products(x, weights, ids, experts.gate_up, experts.down, experts.swiglu)
+
+
+def _device(weight: Weight) -> torch.device:
+    return weight.tensors()[0].device if isinstance(weight, QuantizedWeight) else weight.device
+
+
+def _on_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and usable(device)

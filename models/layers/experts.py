@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, route
+from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, pack_experts, route
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized import QuantizedWeight, Weight, merge
 from troupellm.models.checkpoint import WeightSource
@@ -65,8 +65,6 @@ class Experts:
 def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource) -> PackedExperts:
     """All experts of one layer, from a tensor per expert and projection or from one for all experts."""
     hidden, size, count, names = config.hidden_size, moe.intermediate_size, moe.num_experts, moe.names
-    gate_up_biases: list[Tensor | None] = [None] * count
-    down_biases: list[Tensor | None] = [None] * count
     gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.interleaved)
     if gate_ups is not None:
         downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.interleaved)
@@ -82,18 +80,14 @@ def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: Wei
             for expert in experts
         ]
         downs = [source.linear(f"{expert}.{names.down}", (hidden, size)) for expert in experts]
-    if moe.bias:
-        gate_up_biases = list(source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size)))
-        down_biases = list(source.take(f"{prefix}.down_proj_bias", (count, hidden)))
+    gate_up_bias = source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size)) if moe.bias else None
+    down_bias = source.take(f"{prefix}.down_proj_bias", (count, hidden)) if moe.bias else None
     if names.interleaved:
         order = torch.cat((torch.arange(0, 2 * size, 2), torch.arange(1, 2 * size, 2)))
         gate_ups = [_rows(weight, order) for weight in gate_ups]
-        gate_up_biases = [None if bias is None else bias[order] for bias in gate_up_biases]
-    return PackedExperts(
-        [pack(weight, bias) for weight, bias in zip(gate_ups, gate_up_biases, strict=True)],
-        [pack(weight, bias) for weight, bias in zip(downs, down_biases, strict=True)],
-        Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit),
-    )
+        gate_up_bias = None if gate_up_bias is None else gate_up_bias[:, order]
+    swiglu = Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit)
+    return pack_experts(gate_ups, downs, swiglu, gate_up_bias, down_bias)
 
 
 def _rows(weight: Weight, order: Tensor) -> Weight:

@@ -3,19 +3,14 @@
 import pytest
 import torch
 
-from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, route
+from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.cases import CASES, CLAMPED, DEEPSEEK, DEEPSEEK_V2, Case, Inputs, make_inputs
 from troupellm.kernels.fused_moe.experts import gated
 from troupellm.kernels.fused_moe.reference import fused_moe_reference, gated_reference
-from troupellm.kernels.linear import pack
 
 
 def packed(inputs: Inputs, case: Case) -> PackedExperts:
-    def each(weights: torch.Tensor, biases: torch.Tensor | None) -> list:
-        return [pack(weight, None if biases is None else biases[place]) for place, weight in enumerate(weights)]
-
-    gate_up, down = each(inputs.gate_up, inputs.gate_up_bias), each(inputs.down, inputs.down_bias)
-    return PackedExperts(gate_up, down, case.swiglu)
+    return pack_experts(tuple(inputs.gate_up), tuple(inputs.down), case.swiglu, inputs.gate_up_bias, inputs.down_bias)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,0 +1,127 @@
+"""Tiles of experts' weights, plain or quantized, in the middle of a product.
+
+A tile of MXFP4 is a tile of bytes: its low halves meet the even inputs and its high halves the odd ones, so nothing is
+interleaved in registers.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from troupellm.kernels.triton_support.language import cast, dot
+
+PLAIN, FP8_ROWS, FP8_BLOCKS, MX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+KINDS = {"plain": PLAIN.value, "fp8": FP8_ROWS.value, "fp8_blocks": FP8_BLOCKS.value, "mx": MX.value}
+
+
+@triton.jit
+def e2m1(codes):
+    """What four-bit codes stand for, float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated."""
+    magnitude = (codes & 7).to(tl.int32)
+    normal = ((((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
+    return tl.where((codes & 8) != 0, -value, value)
+
+
+@triton.jit
+def power_of_two(exponents):
+    """2 ** (exponent - 127), float32, of e8m0 scales; 255 is not a number."""
+    bits = exponents.to(tl.int32) << 23
+    bits = tl.where(exponents == 0, 1 << 22, bits)
+    return tl.where(exponents == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_inputs(rows, valid, k, in_features, KIND: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile of inputs [rows, BLOCK_K], twice; of MX the even ones and the odd ones, [rows, BLOCK_K / 2] each."""
+    if KIND == MX:
+        place = k + 2 * tl.arange(0, BLOCK_K // 2)
+        kept = valid[:, None] if WHOLE else valid[:, None] & (place < in_features)[None, :]
+        even = tl.load(rows[:, None] + place[None, :], kept, 0.0)
+        return even, tl.load(rows[:, None] + place[None, :] + 1, kept, 0.0)
+    else:  # the compiler would give code behind an early return another type
+        place = k + tl.arange(0, BLOCK_K)
+        kept = valid[:, None] if WHOLE else valid[:, None] & (place < in_features)[None, :]
+        tile = tl.load(rows[:, None] + place[None, :], kept, 0.0)
+        return tile, tile
+
+
+@triton.jit
+def add_product(
+    acc, even, odd, weights, scales, at, scale_at, k, in_features,
+    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """acc + inputs @ weights.T over the inputs from `k`; of FP8_ROWS the caller applies the scales at the end.
+
+    Args:
+        acc: float32 [rows, BLOCK_N].
+        even, odd: from `load_inputs`.
+        at, scale_at: int64 [BLOCK_N], where the rows of weights and of scales begin.
+        SCALE_K: inputs that share a scale; a multiple of BLOCK_K, or all.
+        WHOLE: the inputs are a multiple of BLOCK_K.
+    """
+    if KIND == MX:
+        place = k // 2 + tl.arange(0, BLOCK_K // 2)
+        there = place < in_features // 2
+        codes = tl.load(weights + at[None, :] + place[:, None], None if WHOLE else there[:, None], None if WHOLE else 0)
+        exponents = tl.load(scales + scale_at[None, :] + (place // 16)[:, None], there[:, None], 127)
+        scale = power_of_two(exponents)
+        acc = dot(even, cast(e2m1(codes & 15) * scale, even.dtype), acc)
+        acc = dot(odd, cast(e2m1(codes >> 4) * scale, even.dtype), acc)
+    else:
+        place = k + tl.arange(0, BLOCK_K)
+        there = place < in_features
+        tile = tl.load(
+            weights + at[None, :] + place[:, None], None if WHOLE else there[:, None], None if WHOLE else 0.0
+        )
+        if KIND == FP8_BLOCKS:
+            scale = tl.load(scales + scale_at + k // SCALE_K)
+            acc += dot(even, tile.to(even.dtype), tl.zeros_like(acc)) * scale[None, :]
+        else:
+            acc = dot(even, tile.to(even.dtype), acc)
+    return acc
+
+
+@triton.jit
+def add_row_product(
+    acc, row, weights, scales, at, scale_at, k, in_features, factor,
+    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr,
+):  # fmt: skip
+    """acc + factor * inputs * weights, for one row of inputs; the caller adds up the last dimension at the end.
+
+    Args:
+        acc: float32 [BLOCK_N, BLOCK_K], of MX [BLOCK_N, BLOCK_K / 2].
+        row: pointer to the row's first input.
+    """
+    if KIND == MX:
+        place = k // 2 + tl.arange(0, BLOCK_K // 2)
+        there = place < in_features // 2
+        even = tl.load(row + 2 * place, there, 0.0).to(tl.float32) * factor
+        odd = tl.load(row + 2 * place + 1, there, 0.0).to(tl.float32) * factor
+        codes = tl.load(weights + at[:, None] + place[None, :], there[None, :], 0)
+        exponents = tl.load(scales + scale_at[:, None] + (place // 16)[None, :], there[None, :], 127)
+        acc += (e2m1(codes & 15) * even[None, :] + e2m1(codes >> 4) * odd[None, :]) * power_of_two(exponents)
+    else:
+        place = k + tl.arange(0, BLOCK_K)
+        there = place < in_features
+        inputs = tl.load(row + place, there, 0.0).to(tl.float32) * factor
+        tile = tl.load(weights + at[:, None] + place[None, :], there[None, :], 0.0).to(tl.float32)
+        if KIND == FP8_ROWS:
+            tile *= tl.load(scales + scale_at)[:, None]
+        if KIND == FP8_BLOCKS:
+            tile *= tl.load(scales + scale_at[:, None] + (place // SCALE_K)[None, :], there[None, :], 0.0)
+        acc += tile * inputs[None, :]
+    return acc
+
+
+@triton.jit
+def gated(gate, up, alpha, limit, CLAMPED: tl.constexpr):
+    """silu(gate) * up, or the clamped gate of gpt-oss; NaN stays NaN."""
+    if CLAMPED:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+        gate = gate / (1.0 + tl.exp(-alpha * gate))
+    else:
+        gate = gate / (1.0 + tl.exp(-gate))
+    return gate * up

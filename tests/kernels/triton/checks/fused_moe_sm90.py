@@ -1,0 +1,97 @@
+"""The kernels of a mixture of experts, compiled for sm_90 at the shapes of Qwen3-30B-A3B and gpt-oss."""
+
+from typing import Any
+
+import pytest
+
+from troupellm.kernels.fused_moe.cases import DEEPSEEK, GPT_OSS, QWEN
+from troupellm.kernels.fused_moe.stacked import Kind
+from troupellm.kernels.fused_moe.tiles import FEW, SUM, product_launch
+from troupellm.kernels.fused_moe.triton_align import align_kernel
+from troupellm.kernels.fused_moe.triton_experts import (
+    few_down_kernel,
+    few_gate_up_kernel,
+    product_kernel,
+    sum_kernel,
+)
+from troupellm.kernels.fused_moe.triton_route import route_kernel, route_options
+from troupellm.kernels.fused_moe.triton_weights import KINDS as CODES
+from troupellm.kernels.triton_support import Launch
+from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
+
+KINDS: dict[Kind, tuple[str, str | None, int]] = {
+    "plain": ("*bf16", None, 1),
+    "fp8": ("*fp8e4nv", "*fp32", 1),
+    "fp8_blocks": ("*fp8e4nv", "*fp32", 128),
+    "mx": ("*u8", "*u8", 32),
+}
+"""Types of weights and scales, and how many inputs share a scale."""
+SIZES = ("in_features", "width", "num_slots", "row_bytes", "row_scales", "input_stride")
+
+
+def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any]) -> Report:
+    """With biases, as the largest variant."""
+    values, scales, block = KINDS[name]
+    arguments = {
+        "inputs": "*bf16", "weights": values, "bias": "*bf16", "routing": "*fp32", "out": "*bf16", "ids": "*i32",
+        "slots_of": "*i32", "expert_of": "*i32", "count": "*i32", "alpha": "fp32", "limit": "fp32",
+        **dict.fromkeys(SIZES, "i32"), "scales": scales or "",
+    }  # fmt: skip
+    fixed = {"KIND": CODES[name], "SCALE_K": block, **constants, **({"scales": None} if scales is None else {})}
+    return compile_for(kernel, arguments, launch, fixed)
+
+
+def check(report: Report) -> None:
+    assert report.spilled_bytes == 0
+    assert report.shared_bytes <= SHARED_BYTES
+
+
+def check_product(name: Kind, rows: int) -> None:
+    for gated in (True, False):
+        launch = product_launch(rows, name, gated=gated)
+        constants = {"GATED": gated, "CLAMPED": gated and name == "mx", "SHARE": 8 if gated else 1, "WHOLE": True}
+        if gated:
+            constants["routing"] = None
+        report = compiled(name, product_kernel, launch, constants)
+        check(report)
+        assert report.count("wgmma.mma_async") > 0 if rows >= 64 else report.count("mma.sync") > 0
+        tile = launch.constants["BLOCK_N"] * launch.constants["BLOCK_K"] * (2 if gated else 1)
+        tile = tile * {"plain": 2, "mx": 0.5}.get(name, 1)
+        assert report.buffers(int(tile)) >= 2, "the loads are not pipelined"
+
+
+def test_products() -> None:
+    check_product("plain", 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("name", list(KINDS))
+def test_all_products(name: Kind, rows: int) -> None:
+    check_product(name, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(KINDS))
+def test_few_tokens(name: Kind) -> None:
+    check(compiled(name, few_gate_up_kernel, FEW, {"CLAMPED": name == "mx", "TOP_K": 8}))
+    check(compiled(name, few_down_kernel, FEW, {"TOP_K": 8}))
+
+
+def test_the_small_ones() -> None:
+    arguments = {"results": "*bf16", "out": "*bf16", "hidden": "i32"}
+    check(compile_for(sum_kernel, arguments, SUM, {"TOP_K": 8}))
+    arguments = {
+        "ids_ptr": "*i32", "slots_ptr": "*i32", "block_experts_ptr": "*i32", "count_ptr": "*i32", "num_slots": "i32",
+        "experts": "i32",
+    }  # fmt: skip
+    check(compile_for(align_kernel, arguments, Launch(constants={"BLOCK_M": 64, "BLOCK_E": 128, "CHUNK": 1024})))
+
+
+@pytest.mark.parametrize(("routing", "experts"), [(QWEN, 128), (GPT_OSS, 32), (DEEPSEEK, 256)])
+def test_routing(routing: Any, experts: int) -> None:
+    arguments = {
+        "logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32", "ids_ptr": "*i32", "row_stride": "i32",
+        "experts": "i32", "scale": "fp32",
+    }  # fmt: skip
+    check(compile_for(route_kernel, arguments, Launch(warps=1), route_options(routing, experts, has_bias=True)))
