@@ -113,6 +113,8 @@ class ModelWorker:
         model, form = describe_decoder(reader), read_format(reader)
         if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
             raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
+        if config.model.load_format == "safetensors" and is_gguf(self._folder):
+            raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         budget = plan_memory(model, config, dtype)

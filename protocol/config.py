@@ -27,8 +27,8 @@ def _help(text: str) -> Meta:
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which model, and how it is read."""
 
-    model: Annotated[str | None, _help("folder, hub id, or nothing for the built-in model")] = None
-    tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
+    model: Annotated[str | None, _help("folder, GGUF file, hub id, or nothing for the built-in model")] = None
+    tokenizer: Annotated[str | None, _help("folder, GGUF file or hub id of the tokenizer, if not the model's")] = None
     served_model_name: Annotated[tuple[str, ...], _help("name or names clients may use; the first is reported")] = ()
     revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
     download_dir: Annotated[str | None, _help("where hub models are cached (default: HF_HOME)")] = None
