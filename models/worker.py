@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
@@ -25,6 +26,7 @@ from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.formats import read_format
+from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
@@ -117,14 +119,14 @@ class ModelWorker:
             raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
-        budget = plan_memory(model, config, dtype)
+        budget, cached = plan_memory(model, config, dtype), cache_dtype(config.cache.kv_cache_dtype, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         parts = self._parts = Parts[Decoder, KVCache](
             lambda sink: read_decoder(self._folder, model, form, config.model, dtype, budget, sink),
-            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
+            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, cached),
         )
         decoder = parts.read(progress)
-        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
+        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
         progress(LoadProgress(phase="warm_up"))
@@ -271,6 +273,8 @@ def _ready(
         block_size=config.cache.block_size,
         groups=(CacheGroup(num_layers=model.num_layers, sliding_window=windows.pop() if len(windows) == 1 else None),),
         dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=config.cache.kv_cache_dtype,
+        quantization=budget.quantization,
         device="cpu",
         architecture=model.architecture,
         num_parameters=weight_count(model, with_head=False),

@@ -87,6 +87,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Fraction, _help("share of the device's memory to use, when kv_cache_memory_bytes is not given")
     ] = 0.9
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8", "fp8", "fp8_e4m3"],
+        _help("what keys and values are kept in; int8: with a scale per token and head; auto: the model's dtype"),
+    ] = "auto"
     num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
 
