@@ -1,5 +1,7 @@
 """The decoder skeleton of all families: embedding, layers, final norm, head."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,6 +18,34 @@ from troupellm.models.rope import rope_tables
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
+
+
+class RunnableDecoder(Protocol):
+    """What the runner needs of a decoder, whoever's code it is."""
+
+    config: DecoderConfig
+    batch_invariant: bool
+    """Whether what a row gets is bit for bit the same whatever is beside it."""
+
+    @property
+    def head(self) -> object | None:
+        """None where the model does not write."""
+
+    @property
+    def score(self) -> object | None:
+        """None where it has no classifier."""
+
+    def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
+        """As `Decoder.forward`."""
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """As `Decoder.normed`."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Decoder.logits`."""
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """As `Decoder.classify`."""
 
 
 class Decoder:

@@ -155,6 +155,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the checkpoint has other parts than this decoder, whose tensors are under a name of its own there."""
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
+    implementation: Literal["troupellm", "transformers"] = "troupellm"
+    """Whose code runs it."""
+    num_parameters: int | None = None
+    """Numbers in its tensors where they do not follow from the rest."""
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """A layer's rotation; None is without."""

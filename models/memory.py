@@ -6,9 +6,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from troupellm.kernels.kv_codes import cache_dtype, row_width
 from troupellm.models.decoder_config import DecoderConfig, MoeConfig
-from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -29,8 +27,6 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What stays unused of the memory that was available."""
     num_blocks: int
     max_model_len: int
-    quantization: str = ""
-    """Of weights, on load."""
     num_parameters: int = 0
     active_parameters: int = 0
     """Of what one token goes through, where that is not all."""
@@ -40,7 +36,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
         total, active = self.num_parameters, self.active_parameters
         sparse = f"  {total / 1e9:.2f} B parameters, {active / 1e9:.2f} B of them per token" if active < total else ""
         lines = [
-            ("weights", self.weight_bytes, f"  {self.quantization}" * bool(self.quantization) + sparse),
+            ("weights", self.weight_bytes, sparse),
             ("activations", self.activation_bytes, ""),
             ("KV cache", self.kv_cache_bytes, f"  {self.num_blocks} blocks, context {self.max_model_len}"),
             ("left free", self.free_bytes, ""),
@@ -61,11 +57,10 @@ def plan_memory(
     """
     available = available_memory() if available is None else available
     size = dtype.itemsize
-    mode = config.model.quantization
-    weights = weight_bytes(model, weight_count(model, with_head=True), dtype, mode)
+    weights = weight_count(model, with_head=True) * size
     activations = _activation_bytes(model, config, size)
     longest = _model_limit(model, config)
-    block = block_bytes(model, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
+    block = block_bytes(model, config.cache.block_size, size)
     num_blocks = _num_blocks(config.cache, block, available - weights - activations, longest, config)
     held = num_blocks * config.cache.block_size
     if isinstance(config.model.max_model_len, int) and held < longest:
@@ -76,7 +71,6 @@ def plan_memory(
         )
     return MemoryBudget(
         weight_bytes=weights,
-        quantization=mode or "",
         activation_bytes=activations,
         kv_cache_bytes=num_blocks * block,
         free_bytes=max(0, available - weights - activations - num_blocks * block),
@@ -93,6 +87,8 @@ def weight_count(model: DecoderConfig, *, with_head: bool, active: bool = False)
     Args:
         active: only what one token goes through: the experts it chooses instead of all.
     """
+    if model.num_parameters is not None:
+        return model.num_parameters
     heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     layer = model.hidden_size * (2 * heads + 2 * kv_heads + _num_norms(model))
     layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
@@ -119,9 +115,9 @@ def _num_norms(model: DecoderConfig) -> int:
     return sum(name is not None for name in msgspec.structs.astuple(model.norms))
 
 
-def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """One block's keys and values in all layers, in a cache of `dtype`."""
-    return 2 * model.num_layers * model.num_kv_heads * row_width(model.head_dim, dtype) * block_size * dtype.itemsize
+def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:
+    """One block's keys and values in all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * itemsize
 
 
 def available_memory() -> int:

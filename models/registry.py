@@ -78,6 +78,12 @@ def describe_model(folder: Path) -> DecoderConfig:
     return describe_decoder(ConfigReader.load(folder))
 
 
+def has_family(reader: ConfigReader) -> bool:
+    """Whether a family claims the architecture."""
+    architecture = architecture_of(reader)
+    return architecture in FAMILIES or architecture in BARE or architecture in CLASSIFIERS
+
+
 def describe_decoder(reader: ConfigReader) -> DecoderConfig:
     """The same, of a file that was read."""
     architecture = architecture_of(reader)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.paged_attention.plan import AttentionPlan
-from troupellm.models.decoder import Decoder
+from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.described import prompt_logprobs
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.guides.masks import TokenMasks
@@ -35,7 +35,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableDecoder,
         cache: KVCache,
         *,
         max_model_len: int,

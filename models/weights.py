@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
-from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.decoder import EMBEDDING, Decoder, RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.weights import GgufWeights
@@ -21,13 +21,20 @@ from troupellm.protocol.worker import LoadProgress, ProgressSink
 def read_decoder(
     folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
     budget: MemoryBudget, progress: ProgressSink,
-) -> Decoder:  # fmt: skip
+) -> RunnableDecoder:  # fmt: skip
     """Make the decoder from what is stored, or from random numbers.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or its tensors are not those of the model.
     """
-    if config.load_format == "dummy":
+    dummy = config.load_format == "dummy"
+    if model.implementation == "transformers":
+        from troupellm.models.transformers_backend.decoder import TransformersDecoder, read_model
+
+        network = read_model(folder, model, dtype, dummy=dummy, seed=config.seed)
+        progress(LoadProgress(phase="weights", done=budget.weight_bytes, total=budget.weight_bytes))
+        return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
+    if dummy:
         random = RandomWeights(dtype, seed=config.seed)
         return Decoder(model, _quantizing(random, config), max_model_len=budget.max_model_len)
     done = 0

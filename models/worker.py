@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
-from troupellm.kernels.kv_codes import cache_dtype
-from troupellm.models.decoder import Decoder
+from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
@@ -20,14 +19,14 @@ from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.formats import read_format
-from troupellm.models.quantization.report import quantization_report
-from troupellm.models.registry import describe_decoder, is_encoder
+from troupellm.models.registry import is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
@@ -85,7 +84,7 @@ class ModelWorker:
         self._folder = folder
         self._runner: ModelRunner | EncoderRunner | None = None
         self._fresh_runner: Callable[[], ModelRunner | EncoderRunner] | None = None
-        self._parts: Parts[Decoder, KVCache] | Parts[Encoder, tuple[()]] | None = None
+        self._parts: Parts[RunnableDecoder, KVCache] | Parts[Encoder, tuple[()]] | None = None
         self._ready: WorkerReady | None = None
         self._profile: StepProfile | None = None
         self._guides: Guides | None = None
@@ -112,25 +111,25 @@ class ModelWorker:
             self.reset()
             self._ready = encoder.ready(perf_counter() - begin)
             return self._ready
-        model, form = describe_decoder(reader), read_format(reader)
+        model, form = describe_served(self._folder, reader, config.model, progress), read_format(reader)
         if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
             raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
-        if config.model.load_format == "safetensors" and is_gguf(self._folder):
-            raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
-        budget, cached = plan_memory(model, config, dtype), cache_dtype(config.cache.kv_cache_dtype, dtype)
+        budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-        parts = self._parts = Parts[Decoder, KVCache](
+        parts = self._parts = Parts[RunnableDecoder, KVCache](
             lambda sink: read_decoder(self._folder, model, form, config.model, dtype, budget, sink),
-            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, cached),
+            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
         )
         decoder = parts.read(progress)
-        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
+        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
         progress(LoadProgress(phase="warm_up"))
         path = paged_attention.prepare()
+        if model.implementation == "transformers":
+            _check(decoder, cache, budget)
         spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
         warming = perf_counter()
         warm_up(spare, ability)
@@ -246,6 +245,15 @@ def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:
     return None if pattern == "off" else Poison(cache, pattern, when_freed=not config.cache.enable_prefix_caching)
 
 
+def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:
+    """A model that transformers runs shows that it goes with paged attention."""
+    from troupellm.models.transformers_backend.check import check_decoder
+    from troupellm.models.transformers_backend.decoder import TransformersDecoder
+
+    assert isinstance(decoder, TransformersDecoder)
+    check_decoder(decoder, cache, max_model_len=budget.max_model_len)
+
+
 def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
     """One step through the whole model, so that the first request does not pay for what is done once."""
     block = NewRow(
@@ -273,8 +281,6 @@ def _ready(
         block_size=config.cache.block_size,
         groups=(CacheGroup(num_layers=model.num_layers, sliding_window=windows.pop() if len(windows) == 1 else None),),
         dtype=str(dtype).removeprefix("torch."),
-        cache_dtype=config.cache.kv_cache_dtype,
-        quantization=budget.quantization,
         device="cpu",
         architecture=model.architecture,
         num_parameters=weight_count(model, with_head=False),

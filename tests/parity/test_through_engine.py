@@ -4,7 +4,6 @@ Reference and engine both run in float32 on the CPU. A mismatch is forgiven only
 decides: where its two best logits are closer than 1e-4 at the first differing token.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import anyio
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from decoder_pairs import write_tokenizer
 
 import troupellm
 from troupellm.models.source import resolve_model
@@ -119,18 +118,6 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     write_tokenizer(folder, config.vocab_size)
     return Reference(folder)
-
-
-def write_tokenizer(folder: Path, size: int) -> None:
-    """A byte-level tokenizer of exactly `size` tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<pad>", "<s>", "</s>", *alphabet]
-    names += [f"<extra{index}>" for index in range(size - len(names))]
-    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))
 
 
 async def generate_all(

@@ -1,6 +1,7 @@
 """Small random checkpoints of every decoder family, in `transformers` and in this engine."""
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
@@ -126,13 +128,16 @@ class Pair:
         torch.manual_seed(5)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith(
-                ("bias", "sinks")
-            ):  # fresh ones are all 1 or all 0, which hides mistakes
+            # Fresh ones are all 1 or all 0, which hides mistakes.
+            if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
-        self.config = describe_model(folder)
+        self.open()
+
+    def open(self) -> None:
+        """Read the checkpoint with the engine's own code."""
+        self.config = describe_model(self.folder)
         self.decoder, checkpoint = self._read()
         checkpoint.finish()
 
@@ -237,3 +242,15 @@ class Driver:
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """A byte-level tokenizer of exactly `size` tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", "<s>", "</s>", *alphabet]
+    names += [f"<extra{index}>" for index in range(size - len(names))]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))

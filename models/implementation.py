@@ -1,0 +1,42 @@
+"""Whose code runs a decoder."""
+
+from pathlib import Path
+
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.hf_config import ConfigReader, architecture_of
+from troupellm.models.registry import describe_decoder, has_family
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.protocol.worker import LoadProgress, ProgressSink
+
+
+def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, progress: ProgressSink) -> DecoderConfig:
+    """The model as `model_impl` wants it run; the package transformers is imported only where it is to run it.
+
+    Raises:
+        ModelLoadError: nobody can run it, or not as its config.json says.
+        ConfigError: a setting does not go with the code that runs it.
+    """
+    known = has_family(reader)
+    if config.model_impl == "troupellm" or (config.model_impl == "auto" and known):
+        return describe_decoder(reader)
+    from troupellm.models.transformers_backend import describe
+
+    if config.model_impl == "auto" and not describe.knows(reader):
+        try:
+            return describe_decoder(reader)
+        except ModelLoadError as error:
+            if describe.is_installed():
+                raise
+            hint = f"transformers may know it: {describe.INSTALL}; {error.hint}"
+            raise ModelLoadError(error.message, hint=hint) from error
+    if is_gguf(folder):
+        raise ConfigError("model_impl transformers reads safetensors, this is a GGUF file", param="model_impl")
+    if config.quantization is not None:
+        raise ConfigError("quantization does not go with model_impl transformers", param="quantization")
+    model = describe.describe(folder, reader)
+    reason = "as model_impl says" if known else "troupellm has no family for it"
+    detail = f"{architecture_of(reader)} runs by the code of transformers, over our paged attention: {reason}"
+    progress(LoadProgress(phase="resolve", detail=detail))
+    return model

@@ -1,0 +1,177 @@
+"""A model of `transformers` in the place of a decoder: flat batches in, keys and values in our blocks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from troupellm.kernels.linear import batch_invariance
+from troupellm.models.checkpoint import weight_files
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.transformers_backend import attention
+from troupellm.models.transformers_backend.attention import PagedAnswer
+from troupellm.models.transformers_backend.describe import body_of, hf_config, make_skeleton
+from troupellm.protocol.errors import ConfigError, ModelLoadError
+
+STRETCHED = ("dynamic", "longrope")
+"""Rotations that change with the longest position of a batch."""
+
+
+class GivenOutput:
+    """A body's output that has hidden states and nothing else, whatever else its kind may have."""
+
+    def __init__(self, hidden: Tensor | None) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, place: int) -> Tensor | None:
+        return self.last_hidden_state if place == 0 else None
+
+
+class Given(Module):
+    """Stands where the model's body was: what goes through the head is given from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> GivenOutput:
+        """The given hidden states, whatever is asked."""
+        return GivenOutput(self.hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        """Parts of the body that a head calls instead of it."""
+        return super().__getattr__(name) if name.startswith("_") else self
+
+
+class TransformersDecoder:
+    """A model ready to run, by the same calls as `models.decoder.Decoder`."""
+
+    score = None
+    """There are no classifiers."""
+    batch_invariant = False
+
+    def __init__(self, config: DecoderConfig, model: Any, *, max_model_len: int) -> None:
+        """
+        Args:
+            model: of `transformers`, with weights, whose attention is ours.
+            max_model_len: longest sequence, which rotations are fixed for.
+        """
+        if batch_invariance():
+            raise ConfigError("batch_invariant does not go with model_impl transformers", param="batch_invariant")
+        self.config, self.model = config, model
+        self.body = body_of(model)
+        self.head: Given | None = None
+        """In the place of the body, for what comes behind it."""
+        _fix_rotations(self.body, max_model_len)
+        if config.head == "lm":
+            self.head = Given()
+            setattr(model, model.base_model_prefix, self.head)
+
+    def forward(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """As `Decoder.forward`."""
+        inputs: dict[str, Tensor] = {"input_ids": batch.token_ids[None]}
+        if batch.inputs is not None:
+            places, values = batch.inputs
+            embeddings = self.body.get_input_embeddings()(batch.token_ids).clone()
+            embeddings[places] = values.to(embeddings.dtype)
+            inputs = {"inputs_embeds": embeddings[None]}
+        with attention.answering(PagedAnswer(self.config, batch, caches)):
+            output = self.body(**inputs, position_ids=batch.positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden[batch.logit_tokens]
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """They have gone through the final norm before."""
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab]."""
+        if self.head is None:
+            raise RuntimeError("this model does not generate text")
+        self.head.hidden = hidden[None]
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long)
+        logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        self.head.hidden = None
+        return logits[0].float()
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """Never called: there is no classifier."""
+        raise RuntimeError("this model has no classifier")
+
+    @torch.inference_mode()
+    def plain_logits(self, tokens: list[int]) -> Tensor:
+        """What the model makes of a sequence without us: float32 [tokens, vocab], or hidden states without a head."""
+        self.model.set_attn_implementation("eager")
+        if self.head is not None:
+            setattr(self.model, self.model.base_model_prefix, self.body)
+        try:
+            output = self.model(input_ids=torch.tensor([tokens]), use_cache=False)
+        finally:
+            if self.head is not None:
+                setattr(self.model, self.model.base_model_prefix, self.head)
+            self.model.set_attn_implementation(attention.NAME)
+            self.body.set_attn_implementation(attention.NAME)
+        found: Tensor = output.logits if self.head is not None else output.last_hidden_state
+        return found[0].float()
+
+
+def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy: bool, seed: int) -> Any:
+    """The model with its weights, from safetensors alone.
+
+    Args:
+        dummy: random weights instead, by `seed`.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged, or does not hold what the model needs, no more and no less.
+    """
+    from transformers.utils import logging
+
+    settings = hf_config(folder)
+    found = type(make_skeleton(config.architecture, settings))
+    if dummy:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype).eval()
+    weight_files(folder)  # refuses what may hold code, with a hint
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model, report = found.from_pretrained(
+            folder, config=settings, dtype=dtype, attn_implementation=attention.NAME, use_safetensors=True,
+            local_files_only=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {error}"[:300]) from error
+    finally:
+        if bar:
+            logging.enable_progress_bar()
+    for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(name if isinstance(name, str) else str(name[0]) for name in report[fault])
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")
+    return model.eval()
+
+
+@torch.inference_mode()
+def _fix_rotations(body: Any, max_model_len: int) -> None:
+    """Rotations that follow the longest position take the one of the longest sequence served, and stay there.
+
+    Else keys that are cached would not fit those that come later, and rows would depend on what is beside them.
+    """
+    last, like = torch.tensor([[max_model_len - 1]]), torch.zeros(1, 1, 1)
+    for module in body.modules():
+        kind = getattr(module, "rope_type", None)
+        if kind in STRETCHED:
+            module(like, last)
+            module.rope_type = "default"
+        elif isinstance(kind, dict):
+            for layers in [layers for layers, its in kind.items() if its in STRETCHED]:
+                module(like, last, layers)
+                kind[layers] = "default"

@@ -1,0 +1,185 @@
+"""What a model of `transformers` looks like to the engine: asked of the model itself, built without memory."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
+from troupellm.models.transformers_backend import attention
+from troupellm.models.transformers_backend.attention import AttentionCall
+from troupellm.protocol.errors import ModelLoadError
+
+TOKENS = 3
+INSTALL = 'pip install "troupellm[transformers]"'
+KINDS = ("full_attention", "sliding_attention")
+
+
+def is_installed() -> bool:
+    """Without importing it."""
+    return find_spec("transformers") is not None
+
+
+def knows(reader: ConfigReader) -> bool:
+    """Whether `transformers` is there and has this decoder. Imports it."""
+    return is_installed() and _model_class(architecture_of(reader)) is not None
+
+
+def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
+    """Describe a decoder that `transformers` runs.
+
+    Raises:
+        ModelLoadError: `transformers` is missing or has no such decoder, or one that does not go with paged attention.
+    """
+    architecture = architecture_of(reader)
+    if not is_installed():
+        raise ModelLoadError("model_impl transformers needs the package transformers", hint=INSTALL)
+    if (folder / "adapter_config.json").exists():
+        raise ModelLoadError("adapter_config.json: adapters are not supported", hint="serve the merged model")
+    if reader.has("quantization_config"):
+        raise ModelLoadError(f"{FILE}: quantization_config: quantized checkpoints do not run by transformers here")
+    config = hf_config(folder)
+    skeleton = make_skeleton(architecture, config)
+    calls, hidden_size = _probe(skeleton, architecture)
+    text = config.get_text_config()
+    first = calls[0]
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
+        raise ModelLoadError(f"{FILE}: max_position_embeddings is missing", hint="the context's length is not known")
+    dtype_key = "dtype" if reader.has("dtype") else "torch_dtype"
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=int(text.vocab_size),
+        hidden_size=hidden_size,
+        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * hidden_size),
+        num_layers=len(calls),
+        num_heads=first.query.shape[1],
+        num_kv_heads=first.key.shape[1],
+        head_dim=first.key.shape[3],
+        rms_norm_eps=1e-6,
+        max_position_embeddings=longest,
+        rope=RopeConfig(),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        checkpoint_dtype=reader.choice(dtype_key, DTYPES, "float32"),
+        head="lm" if _writes(architecture) else "none",
+        windows=_windows(text, calls, architecture),
+        implementation="transformers",
+        num_parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+    )
+
+
+def hf_config(folder: Path) -> Any:
+    """config.json as `transformers` reads it; code that the folder may carry is never run.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error
+
+
+def make_skeleton(architecture: str, config: Any) -> Any:
+    """The model with shapes and no numbers.
+
+    Raises:
+        ModelLoadError: there is no such decoder.
+    """
+    found = _model_class(architecture)
+    if found is None:
+        raise ModelLoadError(
+            f"{FILE}: architecture {architecture} is no decoder of transformers",
+            hint="code that a checkpoint brings along is never run",
+        )
+    if getattr(config, "is_encoder_decoder", False) or found._is_stateful:
+        raise ModelLoadError(f"{architecture} has more to remember than keys and values; it is not supported")
+    attention.register()
+    try:
+        with torch.device("meta"):
+            # In bfloat16, since torch's grouped products know no other type where there are no numbers.
+            return found._from_config(config, attn_implementation=attention.NAME, dtype=torch.bfloat16).eval()
+    except Exception as error:
+        raise ModelLoadError(f"{architecture} cannot be built by transformers: {_short(error)}") from error
+
+
+def body_of(model: Any) -> Any:
+    """The part without the head."""
+    return getattr(model, model.base_model_prefix, model)
+
+
+def _writes(architecture: str) -> bool:
+    from transformers.models.auto import modeling_auto
+
+    return architecture in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def _names(mapping: Any) -> set[str]:
+    return {name for value in mapping.values() for name in ([value] if isinstance(value, str) else value)}
+
+
+def _model_class(architecture: str) -> Any:
+    """The class of that name if it is a decoder, with or without a head that writes."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    known = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    bare = {key: modeling_auto.MODEL_MAPPING_NAMES[key] for key in known if key in modeling_auto.MODEL_MAPPING_NAMES}
+    if architecture not in _names(known) | _names(bare):
+        return None
+    found = getattr(transformers, architecture, None)
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+
+
+def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
+    """Every layer's attention, in order, and the size of a hidden state."""
+    calls: dict[int, AttentionCall] = {}
+    repeated = False
+
+    def record(call: AttentionCall) -> Tensor:
+        nonlocal repeated
+        repeated |= call.layer in calls
+        calls[call.layer] = call
+        return call.query.new_empty(call.query.shape[2], call.query.shape[1], call.value.shape[3])
+
+    ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
+    try:
+        with torch.inference_mode(), attention.answering(record):
+            output = body_of(skeleton)(input_ids=ids, position_ids=positions, use_cache=False)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{architecture} does not go with paged attention: {error.message}") from error
+    except Exception as error:
+        raise ModelLoadError(f"{architecture} does not go with paged attention: {_short(error)}") from error
+    num_layers = skeleton.config.get_text_config().num_hidden_layers
+    if repeated or sorted(calls) != list(range(num_layers)):
+        raise ModelLoadError(
+            f"{architecture} does not go with paged attention: of {num_layers} layers {len(calls)} attend by the "
+            "interface of transformers"
+        )
+    found = [calls[layer] for layer in range(num_layers)]
+    if len({(call.query.shape, call.key.shape) for call in found}) > 1:
+        raise ModelLoadError(f"{architecture} does not go with paged attention: its layers differ in their heads")
+    if found[0].value.shape[3] > found[0].key.shape[3]:
+        raise ModelLoadError(f"{architecture} does not go with paged attention: its values are longer than its keys")
+    return found, int(output.last_hidden_state.shape[-1])
+
+
+def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[int | None, ...]:
+    """`layer_types` where the model has them, as its own masks do, else what its layers say."""
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        return tuple(call.window for call in calls)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ModelLoadError(f"{architecture}: layer_types: {unknown[0]} is not supported")
+    window = getattr(text, "sliding_window", None)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
