@@ -3,29 +3,36 @@
 The Python loop is over the experts in use; whatever is done per token is one operation over all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_moe.spec import Swiglu
-from troupellm.kernels.linear import PackedLinear, linear
-from troupellm.kernels.silu_mul import silu_mul
+from troupellm.kernels.linear import PackedLinear, gated_linear, linear, linear_add
+
+Product = Callable[[Tensor, PackedLinear], Tensor]
 
 
-def gated(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
-    """The gate between an expert's two products.
+def gated_product(swiglu: Swiglu) -> Product:
+    """The first product of an expert with the gate behind it: [rows, hidden] to [rows, size]."""
+    if swiglu.limit is None:
+        return lambda x, gate_up: gated_linear(x, gate_up, "silu")
+    return lambda x, gate_up: clamped_gate(linear(x, gate_up), swiglu)
+
+
+def clamped_gate(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
+    """The gate of `Swiglu` with a limit.
 
     Args:
-        gate_up: [rows, 2 * size], the gate's half first; may be overwritten.
+        gate_up: [rows, 2 * size], the gate's half first; overwritten.
 
     Returns:
         [rows, size].
     """
-    if swiglu.limit is None:
-        return silu_mul(gate_up)
-    size = gate_up.shape[-1] // 2
-    gate, up = gate_up[:, :size].clamp_(max=swiglu.limit), gate_up[:, size:].clamp_(-swiglu.limit, swiglu.limit)
+    size, limit = gate_up.shape[-1] // 2, swiglu.limit
+    assert limit is not None
+    gate, up = gate_up[:, :size].clamp_(max=limit), gate_up[:, size:].clamp_(-limit, limit)
     return torch.sigmoid(gate * swiglu.alpha).mul_(gate).mul_(up.add_(1))
 
 
@@ -41,20 +48,36 @@ def experts_by_products(
     tokens, top_k = ids.shape
     if tokens == 0:  # the last layer of a piece that no logits are wanted of
         return torch.zeros_like(x)
+    gated, invariant = gated_product(swiglu), down[0].invariant
+    if tokens == 1 and not invariant:  # nothing to sort; what behind a batch is a sum is done by the products here
+        total = torch.zeros_like(x)
+        for expert, weight in zip(ids[0].tolist(), weights[0].tolist(), strict=True):
+            linear_add(gated(x, gate_up[expert]), down[expert], total, weight)
+        return total
     flat = ids.reshape(-1)
     order = flat.argsort(stable=True)
     used = [(expert, rows) for expert, rows in enumerate(flat.bincount(minlength=len(down)).tolist()) if rows]
-    hidden = gated(_products(x[order // top_k], gate_up, used), swiglu)
-    results = _products(hidden, down, used)
+    hidden = _each(gated, x[order // top_k], gate_up, used)
+    results = _each(linear, hidden, down, used)
     places = torch.empty_like(order)
     places[order] = torch.arange(order.shape[0], device=order.device)
-    return torch.bmm(weights.to(x.dtype).unsqueeze(1), results[places].view(tokens, top_k, -1)).squeeze(1)
+    return _weighted_sum(results[places].view(tokens, top_k, -1), weights.to(x.dtype), invariant=invariant)
 
 
-def _products(rows: Tensor, packed: Sequence[PackedLinear], used: Sequence[tuple[int, int]]) -> Tensor:
+def _each(product: Product, rows: Tensor, packed: Sequence[PackedLinear], used: Sequence[tuple[int, int]]) -> Tensor:
     """rows: sorted by expert; used: expert and how many rows it has."""
     begin, pieces = 0, []
     for expert, count in used:
-        pieces.append(linear(rows[begin : begin + count], packed[expert]))
+        pieces.append(product(rows[begin : begin + count], packed[expert]))
         begin += count
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _weighted_sum(results: Tensor, weights: Tensor, *, invariant: bool) -> Tensor:
+    """results: [tokens, top_k, hidden]; weights: [tokens, top_k]."""
+    if not invariant:
+        return torch.bmm(weights.unsqueeze(1), results).squeeze(1)
+    total = results[:, 0] * weights[:, :1]
+    for place in range(1, weights.shape[1]):
+        total.addcmul_(results[:, place], weights[:, place : place + 1])
+    return total

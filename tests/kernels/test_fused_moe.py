@@ -5,8 +5,9 @@ import torch
 
 from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.cases import CASES, CLAMPED, DEEPSEEK, DEEPSEEK_V2, Case, Inputs, make_inputs
-from troupellm.kernels.fused_moe.experts import gated
+from troupellm.kernels.fused_moe.experts import clamped_gate
 from troupellm.kernels.fused_moe.reference import fused_moe_reference, gated_reference
+from troupellm.kernels.linear import batch_invariant
 
 
 def packed(inputs: Inputs, case: Case) -> PackedExperts:
@@ -35,14 +36,21 @@ def test_no_tokens_are_no_work() -> None:
     assert fused_moe(inputs.x[:0], weights, ids, packed(inputs, CASES[0])).shape == (0, CASES[0].hidden)
 
 
-def test_a_token_alone_and_in_a_batch_adds_its_experts_in_the_same_order() -> None:
-    case = next(case for case in CASES if case.name == "batch")
+@pytest.mark.parametrize("name", ["batch", "clamped_with_biases"])
+def test_a_token_alone_is_that_token_in_a_batch(name: str) -> None:
+    """To the bit where that is asked for, else as closely as products of other numbers of rows are."""
+    case = next(case for case in CASES if case.name == name)
     inputs = make_inputs(case, "cpu", 1)
     weights, ids = route(inputs.logits, case.routing)
-    experts = packed(inputs, case)
-    whole = fused_moe(inputs.x, weights, ids, experts)
-    alone = torch.cat([fused_moe(inputs.x[i : i + 1], weights[i : i + 1], ids[i : i + 1], experts) for i in range(8)])
-    torch.testing.assert_close(whole[:8], alone, atol=1e-5, rtol=1e-5)
+    for wanted in (False, True):
+        with batch_invariant(wanted):
+            experts = packed(inputs, case)
+        whole = fused_moe(inputs.x, weights, ids, experts)
+        alone = torch.cat(
+            [fused_moe(inputs.x[i : i + 1], weights[i : i + 1], ids[i : i + 1], experts) for i in range(8)]
+        )
+        torch.testing.assert_close(whole[:8], alone, atol=1e-5, rtol=1e-5)
+        assert not wanted or torch.equal(whole[:8], alone)
 
 
 def by_hand(logits: list[float], routing: Routing, bias: list[float] | None = None) -> dict[int, float]:
@@ -90,7 +98,7 @@ def test_the_clamped_gate() -> None:
     gate_up = torch.randn(5, 24, generator=torch.Generator().manual_seed(2)) * 8
     expected = gated_reference(gate_up, CLAMPED)
     assert (gate_up.abs() > 7).any()
-    torch.testing.assert_close(gated(gate_up.clone(), CLAMPED), expected)
+    torch.testing.assert_close(clamped_gate(gate_up.clone(), CLAMPED), expected)
     gate, up = 9.0, -8.0
     by_limits = 7.0 / (1 + torch.tensor(-1.702 * 7).exp()) * (-7 + 1)
-    assert gated(torch.tensor([[gate, up]]), CLAMPED).item() == pytest.approx(by_limits.item())
+    assert clamped_gate(torch.tensor([[gate, up]]), CLAMPED).item() == pytest.approx(by_limits.item())
