@@ -52,7 +52,7 @@ class Experts:
         """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""
         used = hidden[:tokens]
         weights, ids = route(linear(used, self.router), self.routing, self.choice_bias)
-        total = fused_moe(used, weights, ids, self.experts)
+        total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)
         if self.shared is not None:
             shared = self.shared(used, tokens)
             if self.shared_gate is not None:

@@ -1,6 +1,7 @@
 """The ways that checkpoints hold experts: apart, in one tensor, in MXFP4, and quantized while they are read."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from troupellm.models.checkpoint import Checkpoint, RandomWeights
 from troupellm.models.decoder import Decoder
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.layers.experts import Experts
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.registry import describe_model
 from troupellm.protocol.errors import ModelLoadError
@@ -112,6 +116,39 @@ def test_experts_are_quantized_while_they_are_read(
     got, expected = logits(pair, decoder, monkeypatch), pair.logits(PROMPT)[-1]
     error = (got - expected).norm() / expected.norm()
     assert 1e-5 < error < 0.1
+
+
+def test_experts_of_a_quantized_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp8 with a scale per block, as Qwen3-MoE is published; the router is plain."""
+    pair = Pair(tmp_path, FAMILIES["qwen3_moe"]())
+    tensors = load_file(tmp_path / FILE)
+    for name in [name for name in tensors if ".experts." in name]:
+        weight = tensors[name]
+        blocks = weight.unflatten(0, (-1, 16)).unflatten(2, (-1, 16))
+        scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+        tensors[name] = (blocks / scale).to(torch.float8_e4m3fn).view(torch.uint8).view(weight.shape)
+        tensors[name] = tensors[name].view(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scale[:, 0, :, 0].contiguous()
+        part = dict(pair.reference.named_parameters())
+        layer, expert, projection = re.findall(r"(.*\.experts)\.(\d+)\.(\w+)", name)[0]
+        meant = (tensors[name].float().unflatten(0, (-1, 16)).unflatten(2, (-1, 16)) * scale).view(weight.shape)
+        if projection == "down_proj":
+            part[f"{layer}.down_proj"].data[int(expert)] = meant
+        else:
+            begin = 0 if projection == "gate_proj" else meant.shape[0]
+            part[f"{layer}.gate_up_proj"].data[int(expert), begin : begin + meant.shape[0]] = meant
+    save_file(tensors, tmp_path / FILE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    form = read_format(ConfigReader.load(tmp_path))
+    assert form is not None
+    checkpoint = QuantizedCheckpoint(tmp_path, torch.float32, lambda _: None, form)
+    checkpoint.ignore("lm_head.weight")
+    decoder = Decoder(describe_model(tmp_path), checkpoint, max_model_len=MAX_LEN)
+    checkpoint.finish()
+    got = logits(pair, decoder, monkeypatch)
+    torch.testing.assert_close(got, pair.logits(PROMPT)[-1], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
