@@ -11,6 +11,7 @@ from troupellm.actors.prompts import check_unicode, prompt_field, tokenize
 from troupellm.actors.sampling_states import SamplingStates
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.cache_groups import NO_LIMIT, capacity_tokens
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
 from troupellm.protocol.intake import EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
@@ -60,7 +61,7 @@ class Preparer:
         self._tokenizer = tokenizer
         self._template = template
         self._limits = limits
-        self._pool_tokens = ready.num_blocks * ready.block_size
+        self._pool_tokens = capacity_tokens(ready, ready.step_tokens or NO_LIMIT)
         self._rows = rows
         self._states = SamplingStates(tokenizer, limits, ready)
         self._hidden_size = ready.hidden_size

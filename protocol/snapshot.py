@@ -12,6 +12,15 @@ class MailboxSnapshot(msgspec.Struct, frozen=True):
     dropped: int = 0
 
 
+class CacheGroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share a block table; the free blocks are for all groups."""
+
+    name: str
+    """Its number and kind, such as `1-sliding-512`."""
+    used: int
+    cached: int
+
+
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     running: int = 0
@@ -22,6 +31,7 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Neither in use nor holding a cached prefix."""
     blocks_cached: int = 0
     """Unused but holding a cached prefix; they can be evicted at once."""
+    cache_groups: tuple[CacheGroupSnapshot, ...] = ()
     steps: int = 0
     preemptions: int = 0
     tokens_generated: int = 0

@@ -8,7 +8,7 @@ the whole scheduling budget of a step.
 Everything here is plain data: any message may cross a process border. Token ids travel as little-endian int32 bytes.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -257,10 +257,18 @@ class ProcessorInfo(msgspec.Struct, frozen=True):
 
 
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block table. A sliding window lets blocks behind it go."""
+    """Layers that share one block table. A sliding window lets blocks behind it go.
+
+    The groups' blocks are equally large and come from one pool: a block id belongs to one group at a time.
+    """
 
     num_layers: int
     sliding_window: int | None = None
+    """How many keys a token sees, itself included; None is all."""
+    kind: Literal["full", "sliding", "latent"] = "full"
+    """latent: one small vector per token, from which keys and values are made."""
+    block_bytes: int = 0
+    """What the group's layers keep in one block."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +278,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Width of the logits, which is what token ids are checked against."""
     max_model_len: int
     num_blocks: int
+    """In the pool of all groups."""
     block_size: int
     groups: tuple[CacheGroup, ...]
     dtype: str
@@ -281,6 +290,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     memory_free_bytes: int
     load_seconds: float
+    step_tokens: int = 0
+    """Most tokens of a step: what groups with a window hold of a sequence follows from it. 0 was not said."""
     saturation_tokens: int = 0
     """From so many tokens on a step does no more of them per second; 0 was not measured."""
     saturation_seconds: float = 0.0

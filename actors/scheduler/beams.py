@@ -58,15 +58,14 @@ class Beams:
 
         sampled: the token that the worker itself put at the end of each row.
         """
-        sequences, pools = request.sequences, self._tables.pools
+        sequences = request.sequences
         for sequence in sequences:
             if sequence.capacity:
                 self._tables.label(sequence)
         for step in steps:
             sequence, parent = sequences[step.place], sequences[step.parent]
             if sequence is not parent:  # a parent stays where it is, so nobody's blocks are needed after they were left
-                for pool, table in zip(pools, parent.tables, strict=True):
-                    pool.share(table)
+                self._tables.share(parent.tables)
                 self._residents.adopt(sequence, parent)
         for step in steps:
             sequence, parent = sequences[step.place], sequences[step.parent]

@@ -1,6 +1,7 @@
-"""Reference-counted KV blocks of one cache group.
+"""Reference-counted KV blocks: one pool for all cache groups.
 
-Every block is in exactly one of three places:
+A block of any group is as large as one of any other, so each serves whichever group needs one next; what it holds is
+found under its group's name alone. Every block is in exactly one of three places:
 
     used     referenced by at least one owner (a sequence's block table)
     cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first
@@ -13,7 +14,7 @@ A full block is found by its key. Its tokens stand beside the key of the prefix 
 sequence which goes another way inside the block can still copy its first positions.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from troupellm.actors.scheduler.branches import Branches
@@ -22,7 +23,7 @@ from troupellm.actors.scheduler.branches import Branches
 class BlockPool:
     """Block ids are 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
@@ -30,6 +31,12 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._branches = Branches(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._group_of = [0] * num_blocks
+        """For which group a block was taken last."""
+        self.used_by = [0] * num_groups
+        """Used blocks per group."""
+        self.cached_by = [0] * num_groups
+        """Cached blocks per group."""
         self.num_evicted = 0
         """Cached blocks that were given away."""
 
@@ -49,12 +56,18 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
-    def take(self, count: int) -> list[int]:
+    def group_of(self, block: int) -> int:
+        """For which group a block was taken last."""
+        return self._group_of[block]
+
+    def take(self, count: int, group: int = 0) -> list[int]:
         """`count` blocks with one reference each, content undefined. The caller has checked `num_available`."""
-        free, references = self._free, self._references
+        free, references, group_of = self._free, self._references, self._group_of
         if count == 1 and free:
             block = free.pop()
             references[block] = 1
+            group_of[block] = group
+            self.used_by[group] += 1
             return [block]
         if count > len(free) + len(self._cached):
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
@@ -64,18 +77,20 @@ class BlockPool:
         del free[len(free) - count :]
         for block in taken:
             references[block] = 1
+            group_of[block] = group
+        self.used_by[group] += count
         return taken
 
-    def find(self, key: bytes) -> int | None:
+    def find(self, key: bytes, group: int = 0) -> int | None:
         """The block that holds the content named by `key`, used or cached."""
-        return self._block_of.get(key)
+        return self._block_of.get(_in_group(key, group))
 
-    def find_all(self, keys: Sequence[bytes]) -> list[int]:
+    def find_all(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
         """The blocks of the first keys, as far as there are any without a gap."""
         find = self._block_of.get
         found = []
         for key in keys:
-            block = find(key)
+            block = find(_in_group(key, group) if group else key)
             if block is None:
                 break
             found.append(block)
@@ -86,32 +101,36 @@ class BlockPool:
         references = self._references
         return [references[block] for block in blocks].count(0)
 
-    def find_beginning(self, parent: bytes, tokens: bytes) -> tuple[int, int] | None:
+    def find_beginning(self, parent: bytes, tokens: bytes, group: int = 0) -> tuple[int, int] | None:
         """The block behind the prefix `parent` that begins with as many of `tokens` (int32) as possible, and how many.
 
         It may be in use and its further positions be written; its first ones stay what they are until it is evicted.
         """
-        return self._branches.longest(parent, tokens)
+        return self._branches.longest(_in_group(parent, group), tokens)
 
     def touch(self, block: int) -> None:
         """A cached block was of use: others are evicted first."""
         if block in self._cached:
             self._cached.move_to_end(block)
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each block, all of which are used or cached."""
+    def share(self, blocks: Iterable[int], group: int = 0) -> None:
+        """Add one reference to each block, all of which are a group's, used or cached."""
         references, cached = self._references, self._cached
+        before = len(cached)
         for block in blocks:
             if references[block] == 0:
                 del cached[block]
             references[block] += 1
+        self.cached_by[group] -= before - len(cached)
+        self.used_by[group] += before - len(cached)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block of a table, given in table order.
+    def release(self, blocks: Sequence[int], group: int = 0) -> None:
+        """Drop one reference of each block of a group's table, given in table order.
 
         Goes from the tail, so the tail of a sequence is evicted before its head: a prefix is useful without its tail,
         never the other way round.
         """
+        num_free, num_cached = len(self._free), len(self._cached)
         for block in reversed(blocks):
             references = self._references[block] = self._references[block] - 1
             if references < 0:
@@ -121,6 +140,9 @@ class BlockPool:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+        newly_cached = len(self._cached) - num_cached
+        self.cached_by[group] += newly_cached
+        self.used_by[group] -= newly_cached + len(self._free) - num_free
 
     def label(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
         """Make a used, full block findable. Another block with the same content keeps the name if it has it.
@@ -132,6 +154,9 @@ class BlockPool:
         if self._key_of[block] is not None:
             return
         self._branches.remove(block)  # if it was known as not yet full
+        group = self._group_of[block]
+        if group:
+            key, parent = _in_group(key, group), _in_group(parent, group)
         if key in self._block_of:
             return
         self._block_of[key] = block
@@ -143,6 +168,7 @@ class BlockPool:
         """Make the first positions of a used block findable; nothing happens where another block has the same."""
         if self._key_of[block] is not None:
             return
+        parent = _in_group(parent, self._group_of[block])
         known = self._branches.longest(parent, tokens)
         if known is not None and 4 * known[1] == len(tokens):
             return
@@ -158,6 +184,7 @@ class BlockPool:
         for block in self._cached:
             self._free.append(block)
         self._cached.clear()
+        self.cached_by = [0] * len(self.cached_by)
         self._block_of.clear()
         self._branches.clear()
         self._key_of = [None] * self.num_blocks
@@ -177,12 +204,16 @@ class BlockPool:
         findable = set(named.values()) | {block for block in range(self.num_blocks) if block in self._branches}
         assert not free & findable, "a free block has a name"
         assert cached <= findable, "a cached block has no name"
+        for blocks, counts in ((used, self.used_by), (cached, self.cached_by)):
+            by_group = Counter(self._group_of[block] for block in blocks)
+            assert [by_group[group] for group in range(len(counts))] == counts, "a group's blocks are counted wrongly"
         if owners is not None:
             counted = {block: self._references[block] for block in used}
             assert counted == owners, f"references {counted} differ from owners {owners}"
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        self.cached_by[self._group_of[block]] -= 1
         self._unname(block)
         self.num_evicted += 1
         return block
@@ -193,3 +224,8 @@ class BlockPool:
             del self._block_of[key]
             self._key_of[block] = None
         self._branches.remove(block)
+
+
+def _in_group(key: bytes, group: int) -> bytes:
+    """Keys have one length, so no two of different groups are equal."""
+    return key + group.to_bytes(2) if group else key

@@ -1,26 +1,37 @@
-"""Block tables of sequences over the pools of all cache groups, with prefix reuse.
+"""Block tables of sequences over the pool of all cache groups, with prefix reuse.
 
-All groups cover the same positions: a sequence's table has one list of blocks per group, equally long. Blocks behind a
-sliding window are kept until the sequence ends, so a window saves computation, not blocks.
+A sequence's table has one list of blocks per group. Groups that keep everything have blocks for all of a sequence's
+known tokens from its start on. A group with a sliding window has them for what is computed next and for what that sees:
+its list grows with the spans, and what fell behind the window is given back and leaves a NULL_BLOCK. Such blocks stay
+findable until they are evicted; a prefix counts as found when each group has what the token behind it sees.
 """
 
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.actors.scheduler.prefix_search import find_prefix
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.trunk import Trunk
-from troupellm.protocol.worker import BlockCopy
+from troupellm.protocol.worker import NULL_BLOCK, BlockCopy, CacheGroup
 
 
 class BlockTables:
-    def __init__(self, num_groups: int, num_blocks: int, block_size: int, *, caching: bool, secret: bytes) -> None:
+    def __init__(
+        self, groups: tuple[CacheGroup, ...], num_blocks: int, block_size: int, *, caching: bool, secret: bytes
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.caching = caching
-        self.pools = tuple(BlockPool(num_blocks) for _ in range(num_groups))
+        self.windows = tuple(group.sliding_window for group in groups)
+        self._all_kept: tuple[int | None, ...] = (None,) * len(groups)
+        self._slides = self.windows != self._all_kept
+        self._plain = self.windows == (None,)
+        """One group that keeps everything: the usual case, on the fast path."""
+        self.pool = BlockPool(num_blocks, len(groups))
         self.hasher = PrefixHasher(secret, block_size)
-        self.copies: list[BlockCopy] = []
-        """What the next plan must copy before it computes. A source may be given away or written meanwhile: plans are
-        executed in their order, and a plan's copies read before anything of it is written."""
+        self._copies: dict[int, BlockCopy] = {}
+        """By target, what the next plan must copy before it computes. A source may be given away or written meanwhile:
+        plans are executed in their order, and a plan's copies read before anything of it is written. Of two copies
+        into one block the last counts: whoever wanted the first has lost the block meanwhile."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._age = 0
@@ -30,12 +41,16 @@ class BlockTables:
     @property
     def num_evicted(self) -> int:
         """Cached blocks that were given away."""
-        return self._evicted_before + sum(pool.num_evicted for pool in self.pools)
+        return self._evicted_before + self.pool.num_evicted
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None) -> bool:
+    def windows_of(self, sequence: Sequence) -> tuple[int | None, ...]:
+        """What each group keeps of a sequence. Of a beam all: a step may let any other one go on from far behind it."""
+        return self._all_kept if sequence.lockstep else self.windows
+
+    def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None, *, span: int | None = None) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
         What is found is computed, so the sequence starts behind it: behind full blocks that it shares, and behind the
@@ -44,77 +59,104 @@ class BlockTables:
 
         Args:
             trunk: what was computed for the sequence's request; used instead of the prefix cache.
+            span: tokens that the sequence computes first, at most, for which alone groups with a window get blocks.
         """
         if not sequence.reads_prefix_cache:
             trunk = None
         caching = self.caching and sequence.reads_prefix_cache and trunk is None
-        if trunk is not None:
-            hits = self._trunk_blocks(sequence, trunk)
-        else:
-            hits = self._find_prefix(sequence) if caching else [[] for _ in self.pools]
-        num_hits = len(hits[0])
-        missing = self.blocks_for(len(sequence.tokens)) - num_hits
-        for pool, found in zip(self.pools, hits, strict=True):
-            if pool.num_available - pool.count_unused(found) < missing + reserve:
-                return False
+        windows, size, pool = self.windows_of(sequence), self.block_size, self.pool
         beginnings: tuple[int, ...] = ()
         num_copied = 0
         if trunk is not None:
+            hits = self._trunk_blocks(sequence, trunk)
             beginnings, num_copied = self._trunk_end(sequence, trunk)
         elif caching:
-            beginnings, num_copied = self._find_beginnings(sequence, num_hits)
-        for group, (pool, found) in enumerate(zip(self.pools, hits, strict=True)):
-            pool.share(found)
-            if num_copied:
-                pool.touch(beginnings[group])
-            fresh = pool.take(missing)
+            hits = self._find_prefix(sequence, windows)
+            beginnings, num_copied = self._find_beginnings(sequence, len(hits[0]))
+        else:
+            hits = [[] for _ in windows]
+        num_hits = len(hits[0])
+        known = len(sequence.tokens)
+        start = num_hits * size + num_copied
+        ends = [known if span is None or window is None else min(known, start + span) for window in windows]
+        missing = [self.blocks_for(end) - num_hits for end in ends]
+        if self._slides:
+            hits = [_unseen_left_out(found, window, start, size) for found, window in zip(hits, windows, strict=True)]
+        held = self._held(hits)
+        if pool.num_available - sum(map(pool.count_unused, held)) < sum(missing) + reserve:
+            return False
+        origins = [self._origin(block) for block in beginnings]
+        for group, found in enumerate(held):
+            pool.share(found, group)
+        for block in beginnings:
+            pool.touch(block)
+        for group, found in enumerate(hits):
+            fresh = pool.take(missing[group], group)
             sequence.tables[group] = found + fresh
             if num_copied and beginnings[group] != fresh[0]:
-                self.copies.append(BlockCopy(group, beginnings[group], fresh[0]))
-        sequence.capacity = (num_hits + missing) * self.block_size
-        sequence.num_computed = sequence.num_confirmed_prefill = num_hits * self.block_size + num_copied
+                self._copies[fresh[0]] = BlockCopy(group, origins[group], fresh[0])
+        sequence.capacity = (num_hits + min(missing)) * size
+        sequence.num_computed = sequence.num_confirmed_prefill = start
         sequence.num_labelled = num_hits
         sequence.cache_age = self._age if trunk is None else trunk.cache_age
         if caching:
-            self.num_queried_tokens += len(sequence.tokens)
-            self.num_hit_tokens += sequence.num_computed
+            self.num_queried_tokens += known
+            self.num_hit_tokens += start
         return True
 
     def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
-        """Make sure that the sequence alone holds the block of a position that it is about to write, its table's last.
+        """Make sure that the sequence alone holds the block of a position that it is about to write, its tables' last.
 
         Returns:
             a block per group that takes the place of a shared one once that was copied; () where nothing is shared;
             None when there are too few blocks.
         """
         last = position // self.block_size
-        held = [table[last] for table in sequence.tables]
-        if all(pool.references(block) == 1 for pool, block in zip(self.pools, held, strict=True)):
+        pool = self.pool
+        if all(pool.references(table[last]) == 1 for table in sequence.tables):
             return ()
-        if any(not pool.num_available for pool in self.pools):
+        if pool.num_available < len(sequence.tables):
             return None
         added = []
-        for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
-            (block,) = pool.take(1)
-            self.copies.append(BlockCopy(group, table[last], block))
-            pool.release([table[last]])
+        for group, table in enumerate(sequence.tables):
+            (block,) = pool.take(1, group)
+            self._copies[block] = BlockCopy(group, self._origin(table[last]), block)
+            pool.release([table[last]], group)
             table[last] = block
             added.append((block,))
         return tuple(added)
 
     def grow(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
-        """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few."""
-        missing = self.blocks_for(num_positions) - len(sequence.tables[0])
-        for pool in self.pools:
-            if pool.num_available < missing:
-                return None
+        """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few.
+
+        What fell behind a window is given back before: at first what is confirmed, so that it stays findable, and if
+        that does not suffice, all that no step from here on reads.
+        """
+        pool, wanted, tables = self.pool, self.blocks_for(num_positions), sequence.tables
         self.label(sequence)
+        if self._plain:
+            missing_blocks = wanted - len(tables[0])
+            if pool.num_available < missing_blocks:
+                return None
+            blocks = pool.take(missing_blocks)
+            tables[0] += blocks
+            sequence.capacity += missing_blocks * self.block_size
+            return (tuple(blocks),)
+        slides = self._slides and not sequence.lockstep
+        if slides:
+            self._slide(sequence, sequence.num_confirmed)
+        missing = [max(0, wanted - len(table)) for table in tables]
+        needed = sum(missing)
+        if pool.num_available < needed and slides:
+            self._slide(sequence, sequence.num_computed)
+        if pool.num_available < needed:
+            return None
         added = []
-        for group, pool in enumerate(self.pools):
-            blocks = pool.take(missing)
-            sequence.tables[group] += blocks
+        for group, table in enumerate(tables):
+            blocks = pool.take(missing[group], group)
+            table += blocks
             added.append(tuple(blocks))
-        sequence.capacity += missing * self.block_size
+        sequence.capacity = min([len(table) for table in tables]) * self.block_size
         return tuple(added)
 
     def label(self, sequence: Sequence) -> None:
@@ -128,11 +170,13 @@ class BlockTables:
         width = 4 * size
         keys = self._name_blocks(sequence, num_full)
         contents = sequence.tokens[first * size : num_full * size].tobytes()
-        for group, pool in enumerate(self.pools):
-            table = sequence.tables[group]
+        pool = self.pool
+        for table in sequence.tables:
             for index in range(first, num_full):
                 begin = (index - first) * width
-                pool.label(table[index], keys[index + 1], keys[index], contents[begin : begin + width])
+                block = table[index]
+                if block != NULL_BLOCK:
+                    pool.label(block, keys[index + 1], keys[index], contents[begin : begin + width])
         sequence.num_labelled = num_full
 
     def label_all(self, sequence: Sequence) -> None:
@@ -146,42 +190,77 @@ class BlockTables:
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
         keys = self._name_blocks(sequence, num_full)
-        for pool, table in zip(self.pools, sequence.tables, strict=True):
-            pool.label_beginning(table[num_full], keys[num_full], content)
+        for table in sequence.tables:
+            if table[num_full] != NULL_BLOCK:
+                self.pool.label_beginning(table[num_full], keys[num_full], content)
 
     def forget(self, sequence: Sequence) -> None:
         """What the sequence's blocks hold is not to be trusted: nobody else finds them."""
-        for pool, table in zip(self.pools, sequence.tables, strict=True):
+        for table in sequence.tables:
             for block in table:
-                pool.forget(block)
+                if block != NULL_BLOCK:
+                    self.pool.forget(block)
 
     def reset(self) -> None:
         """Nothing that is computed now is found later, not even what those who run go on to compute."""
         self._age += 1
-        for pool in self.pools:
-            pool.forget_all()
+        self.pool.forget_all()
 
     def rebuild(self, num_blocks: int) -> None:
         """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
         self.num_blocks = num_blocks
         self._evicted_before = self.num_evicted
-        self.pools = tuple(BlockPool(num_blocks) for _ in self.pools)
-        self.copies.clear()
+        self.pool = BlockPool(num_blocks, len(self.windows))
+        self._copies.clear()
+
+    def share(self, tables: list[list[int]]) -> None:
+        """One more reference to each block of the tables."""
+        for group, table in enumerate(self._held(tables)):
+            self.pool.share(table, group)
 
     def release(self, tables: list[list[int]]) -> None:
-        for pool, table in zip(self.pools, tables, strict=True):
-            pool.release(table)
+        for group, table in enumerate(self._held(tables)):
+            self.pool.release(table, group)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Of two into one block the last counts: whoever wanted the first has lost the block meanwhile.
+        """What the next plan must copy, every block at most once; the worker reads all sources before any target."""
+        if not self._copies:
+            return ()
+        copies = tuple(self._copies.values())
+        self._copies.clear()
+        return copies
 
-        The worker reads all sources before it writes any target, so a copy of a copy names the first one's source.
-        """
-        sources: dict[tuple[int, int], int] = {}
-        for copy in self.copies:
-            sources[copy.group, copy.target] = sources.get((copy.group, copy.source), copy.source)
-        self.copies.clear()
-        return tuple(BlockCopy(group, source, target) for (group, target), source in sources.items())
+    def covers(self, sequence: Sequence, trunk: Trunk) -> bool:
+        """Whether a trunk still has all that a sequence would see that starts behind it."""
+        start = min(trunk.num_positions, len(sequence.tokens) - 1)
+        for window, table in zip(self.windows_of(sequence), trunk.tables, strict=True):
+            first = 0 if window is None else max(0, start + 1 - window) // self.block_size
+            if first * self.block_size < start and table[first] == NULL_BLOCK:
+                return False
+        return True
+
+    def _slide(self, sequence: Sequence, position: int) -> None:
+        """Give back what nobody sees who computes from `position` on, or from one before it: see `window_blocks`."""
+        for group, (window, table) in enumerate(zip(self.windows, sequence.tables, strict=True)):
+            if window is None:
+                continue
+            end = index = max(0, position - window) // self.block_size
+            while index > 0 and table[index - 1] != NULL_BLOCK:
+                index -= 1
+            if index < end:
+                self.pool.release(table[index:end], group)
+                table[index:end] = [NULL_BLOCK] * (end - index)
+
+    def _held(self, tables: list[list[int]]) -> list[list[int]]:
+        """The tables without what was given back."""
+        if not self._slides:
+            return tables
+        return [[block for block in table if block != NULL_BLOCK] for table in tables]
+
+    def _origin(self, block: int) -> int:
+        """Where a block's content lies now: itself, or what is to be copied into it."""
+        copy = self._copies.get(block)
+        return block if copy is None else copy.source
 
     def _may_label(self, sequence: Sequence) -> bool:
         """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
@@ -198,13 +277,11 @@ class BlockTables:
             self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
         return keys
 
-    def _find_prefix(self, sequence: Sequence) -> list[list[int]]:
+    def _find_prefix(self, sequence: Sequence, windows: tuple[int | None, ...]) -> list[list[int]]:
         """Blocks per group of the longest known prefix that leaves at least the last token to compute."""
         longest = (len(sequence.tokens) - 1) // self.block_size
         keys = self._name_blocks(sequence, longest)
-        found = [pool.find_all(keys[1 : longest + 1]) for pool in self.pools]
-        shortest = min(map(len, found))
-        return [blocks[:shortest] for blocks in found]
+        return find_prefix(self.pool, keys[1 : longest + 1], windows, self.block_size)
 
     def _trunk_blocks(self, sequence: Sequence, trunk: Trunk) -> list[list[int]]:
         """Per group the full blocks of a trunk that the sequence shares."""
@@ -223,8 +300,19 @@ class BlockTables:
         if end <= begin:
             return (), 0
         wanted = sequence.tokens[begin:end].tobytes()
-        found = [pool.find_beginning(sequence.keys[num_hits], wanted) for pool in self.pools]
-        known = [beginning for beginning in found if beginning is not None]
-        if len(known) < len(found):
-            return (), 0
+        parent = sequence.keys[num_hits]
+        known = []
+        for group in range(len(self.windows)):
+            beginning = self.pool.find_beginning(parent, wanted, group)
+            if beginning is None:
+                return (), 0
+            known.append(beginning)
         return tuple(block for block, _ in known), min(count for _, count in known)
+
+
+def _unseen_left_out(found: list[int], window: int | None, start: int, block_size: int) -> list[int]:
+    """The blocks of a prefix, without those that nobody sees who computes from `start` on."""
+    if window is None:
+        return found
+    first = min(max(0, start + 1 - window) // block_size, len(found))
+    return [NULL_BLOCK] * first + found[first:]

@@ -23,6 +23,7 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
+from troupellm.protocol.cache_groups import group_name
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
     QueueTimeout,
@@ -32,7 +33,7 @@ from troupellm.protocol.errors import (
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
-from troupellm.protocol.snapshot import SchedulerSnapshot
+from troupellm.protocol.snapshot import CacheGroupSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
 _EARLY_ABORTS = 1024
@@ -57,8 +58,9 @@ class SchedulerCore:
         self._config = config
         self._ready = ready
         self._tables = BlockTables(
-            len(ready.groups), ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
+            ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
         )
+        self._group_names = tuple(group_name(index, group) for index, group in enumerate(ready.groups))
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
         shares = Shares({tenant.name: tenant.weight for tenant in config.tenants})
         self._room = WaitingRoom(shares)
@@ -81,7 +83,13 @@ class SchedulerCore:
             whole_prompts=ready.whole_prompts,
         )
         self._replay = Replay(
-            self._ledger, self._residents, self._tables, self._flights, self._planner, self._quarantine
+            self._ledger,
+            self._residents,
+            self._tables,
+            self._flights,
+            self._planner,
+            self._quarantine,
+            config.max_num_batched_tokens,
         )
         self._updates = Updates(self._ledger, self._residents, self._tables, ready)
         self._deadlines: list[tuple[float, int]] = []
@@ -284,7 +292,7 @@ class SchedulerCore:
         return [*self._updates.take_stats(), *self._ledger.take_stats()]
 
     def snapshot(self) -> SchedulerSnapshot:
-        pools = self._tables.pools
+        pool = self._tables.pool
         residents = self._residents
         running, paused = len(residents.running), len(residents.paused) + len(residents.held)
         return SchedulerSnapshot(
@@ -292,9 +300,13 @@ class SchedulerCore:
             running=running,
             paused=paused,
             waiting_tokens=self._room.num_tokens,
-            blocks_total=sum(pool.num_blocks for pool in pools),
-            blocks_free=sum(pool.num_free for pool in pools),
-            blocks_cached=sum(pool.num_cached for pool in pools),
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_cached=pool.num_cached,
+            cache_groups=tuple(
+                CacheGroupSnapshot(name=name, used=used, cached=cached)
+                for name, used, cached in zip(self._group_names, pool.used_by, pool.cached_by, strict=True)
+            ),
             steps=self._planner.step,
             preemptions=residents.num_preemptions,
             tokens_generated=self._updates.num_tokens,

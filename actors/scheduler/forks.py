@@ -26,10 +26,11 @@ class Trunks:
         shared = min(common, sequence.num_computed)
         blocks = self._tables.blocks_for(shared)
         self.drop(request)
-        tables = [table[:blocks] for table in sequence.tables]
-        for pool, table in zip(self._tables.pools, tables, strict=True):
-            pool.share(table)
-        request.trunk = Trunk(tables, shared, sequence.cache_age)
+        trunk = Trunk([table[:blocks] for table in sequence.tables], shared, sequence.cache_age)
+        if not all(self._tables.covers(other, trunk) for other in request.sequences if other is not sequence):
+            return  # it has gone on, and a window with it: the others look for what is cached
+        self._tables.share(trunk.tables)
+        request.trunk = trunk
         self._requests[request.number] = request
 
     def settle(self, request: Request) -> None:
@@ -67,16 +68,20 @@ class Trunks:
             self._tables.release(trunk.tables)
 
 
-def find_trunk(sequence: Sequence) -> Trunk | None:
+def find_trunk(sequence: Sequence, tables: BlockTables) -> Trunk | None:
     """Where a sequence that starts finds what others of its request have computed for it."""
     request = sequence.request
-    if request.trunk is not None or len(request.sequences) == 1:
-        return request.trunk
+    if len(request.sequences) == 1:
+        return None
+    if request.trunk is not None:
+        return request.trunk if tables.covers(sequence, request.trunk) else None
     prompt = request.num_prompt_tokens
     for other in request.sequences:
         # Only of one that has come back: what the others hold may be on its way, by copies of this very step.
         if other is not sequence and other.capacity and other.decoding and other.num_confirmed >= prompt:
-            return Trunk(other.tables, prompt, other.cache_age)
+            trunk = Trunk(other.tables, prompt, other.cache_age)
+            if tables.covers(sequence, trunk):
+                return trunk
     return None
 
 

@@ -291,7 +291,7 @@ class Planner:
             if sequence.request.embeddings is not None and draft.has_embeddings:
                 return  # they are long, and a plan is one message
             reserve = 0 if missed or not residents.running else -(-tables.num_blocks // _RESERVE_SHARE)
-            while not residents.start(sequence, reserve):
+            while not residents.start(sequence, reserve, None if self._whole_prompts else draft.budget):
                 if not residents.running and residents.trunks.release_youngest():
                     continue
                 if residents.blocks_leaving or not residents.paused:
@@ -357,7 +357,7 @@ class Planner:
             changes=tuple(draft.changes),
             retired=tuple(self._residents.retired),
             forks=tuple(self._residents.forks),
-            copies=self._tables.take_copies() if self._tables.copies else (),
+            copies=self._tables.take_copies(),
         )
         self._residents.retired.clear()
         self._residents.forks.clear()

@@ -1,5 +1,6 @@
 """Requests that can never run, whatever else ends. One that can run later waits instead."""
 
+from troupellm.protocol.cache_groups import capacity_tokens, count_beam_blocks
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
 from troupellm.protocol.scheduler import BeamSettings, SubmitRequest
@@ -30,7 +31,7 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
             got=num_prompt,
         )
     wanted = min(num_prompt + message.max_tokens, room) - 1  # the last token is never computed
-    capacity = ready.num_blocks * ready.block_size
+    capacity = capacity_tokens(ready, config.max_num_batched_tokens)
     if wanted > capacity:
         return ContextLengthExceeded(
             f"prompt and max_tokens need {wanted} tokens of KV cache; the whole cache has {capacity}",
@@ -42,7 +43,7 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
 
 def _pooling_refusal(num_prompt: int, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:
     """Only the prompt is computed, but for some models at once."""
-    limits = [ready.max_model_len, ready.num_blocks * ready.block_size]
+    limits = [ready.max_model_len, capacity_tokens(ready, config.max_num_batched_tokens)]
     if ready.whole_prompts or not config.enable_chunked_prefill:
         limits.append(config.max_num_batched_tokens)
     limit = min(limits)
@@ -70,19 +71,14 @@ def _beam_refusal(
         )
     if beam.num_candidates < width + len(message.stop_token_ids | message.eos_token_ids):
         return InvalidRequest("too many tokens end a sequence for use_beam_search", param="stop_token_ids")
-    size = ready.block_size
-    blocks = count_beam_blocks(len(message.prompt) // 4, wanted, width, size)
+    size, groups = ready.block_size, len(ready.groups)
+    blocks = count_beam_blocks(groups, len(message.prompt) // 4, wanted, width, size)
     if blocks > ready.num_blocks:
+        needed, whole = blocks * size // groups, ready.num_blocks * size // groups
         return ContextLengthExceeded(
-            f"{width} beams need {blocks * size} tokens of KV cache; the whole cache has {ready.num_blocks * size}",
-            limit=ready.num_blocks * size,
-            got=blocks * size,
+            f"{width} beams need {needed} tokens of KV cache; the whole cache has {whole}",
+            limit=whole,
+            got=needed,
             param="n",
         )
     return None
-
-
-def count_beam_blocks(num_prompt_tokens: int, num_positions: int, width: int, block_size: int) -> int:
-    """What a search holds at most: the prompt's full blocks once, and for each beam what comes behind them."""
-    shared = num_prompt_tokens // block_size
-    return shared + width * (-(-num_positions // block_size) - shared)

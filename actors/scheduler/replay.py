@@ -9,9 +9,9 @@ from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.refusals import count_beam_blocks
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Request, Sequence
+from troupellm.protocol.cache_groups import count_beam_blocks, count_blocks, windows_of
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.scheduler import WorkerLost
 from troupellm.protocol.worker import WorkerReady
@@ -28,13 +28,16 @@ class Replay:
         flights: Flights,
         planner: Planner,
         quarantine: Quarantine,
+        max_tokens: int,
     ) -> None:
+        """max_tokens: of a step."""
         self._ledger = ledger
         self._residents = residents
         self._tables = tables
         self._flights = flights
         self._planner = planner
         self._quarantine = quarantine
+        self._max_tokens = max_tokens
         self.reason: str | None = None
         self.num_replayed = 0
         """Sequences that lost what was computed of them."""
@@ -70,7 +73,7 @@ class Replay:
         """There is a worker again; its memory may have another size."""
         self._tables.rebuild(ready.num_blocks)
         for request in list(self._ledger.requests.values()):
-            if _most_blocks(request, ready.block_size) > ready.num_blocks:
+            if _most_blocks(request, ready, self._max_tokens) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")
                 self._ledger.end_request(request, error)
         self.reason = None
@@ -85,8 +88,11 @@ class Replay:
         return list(found)
 
 
-def _most_blocks(request: Request, block_size: int) -> int:
+def _most_blocks(request: Request, ready: WorkerReady, span: int) -> int:
     """Blocks that a request needs at once to end: those of one sequence, or of all beams."""
     longest = max((sequence.limit - 1 for sequence in request.sequences if not sequence.ended), default=0)
-    width = 1 if request.search is None else len(request.sequences)
-    return count_beam_blocks(request.num_prompt_tokens, max(longest, request.num_prompt_tokens), width, block_size)
+    longest = max(longest, request.num_prompt_tokens)
+    if request.search is None:
+        return count_blocks(windows_of(ready), longest, span, ready.block_size)
+    width = len(request.sequences)
+    return count_beam_blocks(len(ready.groups), request.num_prompt_tokens, longest, width, ready.block_size)

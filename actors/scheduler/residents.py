@@ -9,7 +9,7 @@ from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.trunk import Trunk
-from troupellm.protocol.worker import RowFork
+from troupellm.protocol.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16
 """What a beam search gets done before it makes room for another tenant."""
@@ -46,9 +46,9 @@ class Residents:
     def blocks_leaving(self) -> bool:
         return bool(self._leaving)
 
-    def start(self, sequence: Sequence, reserve: int) -> bool:
-        """From the waiting room to running, if the blocks suffice."""
-        if not self._tables.admit(sequence, reserve, self._trunk(sequence)):
+    def start(self, sequence: Sequence, reserve: int, span: int | None = None) -> bool:
+        """From the waiting room to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
+        if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
             return False
         self._room.remove(sequence)
         sequence.handle(Event.START)
@@ -61,7 +61,7 @@ class Residents:
         """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
         if sequence.num_generated and self._tables.caching and not sequence.lockstep:
             return None
-        return find_trunk(sequence)
+        return find_trunk(sequence, self._tables)
 
     def missed_beam(self) -> Sequence | None:
         """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
@@ -290,19 +290,28 @@ class Residents:
         holders += [tables for _, tables in self._leaving]
         holders += self.trunks.holders()
         self.trunks.assert_invariants()
-        for group, pool in enumerate(self._tables.pools):
-            owners: dict[int, int] = {}
-            for tables in holders:
-                for block in tables[group]:
+        owners: dict[int, int] = {}
+        pool = self._tables.pool
+        for tables in holders:
+            for group, table in enumerate(tables):
+                held = [block for block in table if block != NULL_BLOCK]
+                assert table[len(table) - len(held) :] == held, "a block is missing within a window"
+                for block in held:
+                    assert pool.group_of(block) == group, "a block is in the table of a group that did not take it"
                     owners[block] = owners.get(block, 0) + 1
-            pool.assert_invariants(owners)
+        pool.assert_invariants(owners)
         counted: dict[str, int] = {}
         for sequence in self.running.values():
             counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
         assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
         for sequence in (*self.running.values(), *self.paused.values()):
             assert sequence.num_computed <= sequence.capacity, "positions without blocks"
-            assert sequence.capacity == len(sequence.tables[0]) * self._tables.block_size, "capacity is not the tables'"
+            covered = min(map(len, sequence.tables)) * self._tables.block_size
+            assert sequence.capacity == covered, "capacity is not the tables'"
+            for window, table in zip(self._tables.windows_of(sequence), sequence.tables, strict=True):
+                behind = 0 if window is None else max(0, sequence.num_computed + 1 - window)
+                given_back = table.count(NULL_BLOCK) * self._tables.block_size
+                assert given_back <= behind, "a block that is still seen was given back"
 
 
 def _has_had_its_turn(beam: Sequence) -> bool:

@@ -39,7 +39,7 @@ def test_C5_ten_thousand_salts_and_tenants_leave_a_bounded_trace():
     snapshot = core.snapshot()
     assert (closed, snapshot.prefix_hits) == (STRANGERS, 0)
     assert snapshot.prefix_evictions >= 2 * STRANGERS - 64
-    (pool,) = core._tables.pools
+    pool = core._tables.pool
     assert len(pool._block_of) <= 64
     assert len(pool._branches._blocks) <= 64
     assert len(core._residents._shares._served) <= _MOST_REMEMBERED + 1

@@ -53,7 +53,7 @@ def crowd(seed: int, *, size: int, num_blocks: int, prompt: int, answer: int) ->
         for number in range(size)
     )
     pressure = msgspec.structs.replace(
-        scenario.pressure, num_blocks=num_blocks, block_size=4, max_model_len=4 * num_blocks, groups=1
+        scenario.pressure, num_blocks=num_blocks, block_size=4, max_model_len=4 * num_blocks, windows=(None,)
     )
     cache = msgspec.structs.replace(scenario.config.cache, block_size=4)
     stream = msgspec.structs.replace(scenario.config.stream, stall_timeout=STALL_TIMEOUT)

@@ -6,11 +6,10 @@ real one could not execute: spans that leave gaps, tables that do not cover them
 """
 
 import struct
-import zlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from plain_beams import VOCAB, candidates, next_token
 from reader import Reader
 
 from troupellm.actors.scheduler.core import SchedulerCore
@@ -30,59 +29,13 @@ from troupellm.protocol.worker import (
     WorkerReady,
 )
 
-VOCAB = 50
 EOS = 0
 SECRET = b"a secret of the tests"
-
-
-def next_token(tokens: list[int], fork: int) -> int:
-    return zlib.crc32(struct.pack(f"<{len(tokens)}i", *tokens), fork) % VOCAB
 
 
 def vector_of(tokens: list[int]) -> bytes:
     """What pooling gives: one number."""
     return struct.pack("<f", next_token(tokens, 0) / VOCAB)
-
-
-def candidates(tokens: list[int]) -> list[tuple[float, int]]:
-    """(log-probability, token) of everything that may come next, likeliest first."""
-    length = len(tokens)
-    heights = [zlib.crc32(struct.pack(f"<{length}i", *tokens), token + 1) / 2**32 for token in range(VOCAB)]
-    return sorted(((struct.unpack("<f", struct.pack("<f", height * 6 - 7))[0], token) for token, height in
-                   enumerate(heights)), reverse=True)  # fmt: skip
-
-
-def beams_of(
-    prompt: list[int],
-    width: int,
-    max_tokens: int,
-    stops: frozenset[int],
-    length_penalty: float = 1.0,
-    early_stopping: bool = False,
-    candidates: Callable[[list[int]], list[tuple[float, int]]] = candidates,
-) -> list[list[int]]:
-    """The generated tokens of each answer of a beam search, best first, written down the plain way.
-
-    With early stopping it ends once as many sequences are complete as there are beams. Those that reach the limit in
-    the same step are complete too and compete with them, as in transformers and in the vLLM that had the field.
-    """
-
-    def score(beam: tuple[float, list[int]]) -> float:
-        cumulative, tokens = beam
-        return cumulative / (len(tokens) - (tokens[-1] in stops)) ** length_penalty
-
-    beams, complete = [(0.0, prompt)], []
-    for step in range(1, max_tokens + 1):
-        following = []
-        for cumulative, tokens in beams:
-            for logprob, token in candidates(tokens)[: max(2 * width, width + len(stops))]:
-                (complete if token in stops else following).append((cumulative + logprob, [*tokens, token]))
-        beams = sorted(following, key=lambda beam: -beam[0])[:width]
-        if early_stopping and len(complete) >= width and step < max_tokens:
-            beams = []
-            break
-    best = sorted([*complete, *beams], key=score, reverse=True)[:width]
-    return [tokens[len(prompt) :] for _, tokens in best]
 
 
 def stream_of(prompt: list[int], fork: int, max_tokens: int, stops: frozenset[int], min_tokens: int = 0) -> list[int]:
@@ -95,13 +48,25 @@ def stream_of(prompt: list[int], fork: int, max_tokens: int, stops: frozenset[in
     return tokens[len(prompt) :]
 
 
-def ready(num_blocks: int = 64, block_size: int = 4, max_model_len: int = 64, groups: int = 1) -> WorkerReady:
+def ready(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 64,
+    groups: int = 1,
+    windows: tuple[int | None, ...] = (),
+) -> WorkerReady:
+    """
+    Args:
+        num_blocks: per group; they are in one pool.
+        groups: that keep everything; `windows` says instead what each group keeps.
+    """
+    windows = windows or (None,) * groups
     return WorkerReady(
         vocab_width=VOCAB,
         max_model_len=max_model_len,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * len(windows),
         block_size=block_size,
-        groups=(CacheGroup(num_layers=1),) * groups,
+        groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in windows),
         dtype="float32",
         device="cpu",
         architecture="Oracle",
@@ -173,13 +138,14 @@ class Oracle:
 
     block_size: int
     num_blocks: int
+    windows: tuple[int | None, ...] = (None, None)
     burst: int = 1
     """Tokens per sampling row, as if so many drafts had been accepted; the known ones are computed later."""
     broken_rows: set[int] = field(default_factory=set)
     """Rows that fail when they are computed next."""
     rows: dict[int, _Row] = field(default_factory=dict)
-    content: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    """(group, position in the cache) -> all tokens up to the one whose KV is there."""
+    content: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Position in the cache -> whose group's KV is there, and all tokens up to the one that it is of."""
     pending: deque[StepResult] = field(default_factory=deque)
     num_computed: int = 0
 
@@ -245,9 +211,9 @@ class Oracle:
         self.rows[new.row] = _Row(new.epoch, new.sampling, tokens, start, tables, new.pooling)
         assert start < len(tokens), "nothing is left to compute"
         for group, table in enumerate(tables):
-            for position in range(start):
-                held = self.content.get((group, self._slot(table, position)))
-                assert held == tuple(tokens[: position + 1]), "a block from the prefix cache holds something else"
+            for position in range(self._first_seen(group, start), start):
+                held = self.content.get(self._slot(table, position))
+                assert held == (group, tuple(tokens[: position + 1])), "a cached block holds something else"
 
     def _fork(self, plan: StepPlan) -> None:
         """Every parent is read before any row is changed."""
@@ -275,16 +241,18 @@ class Oracle:
     def _copy(self, plan: StepPlan) -> None:
         """Every source is read before any target is written."""
         size = self.block_size
-        targets = [(copy.group, copy.target) for copy in plan.copies]
+        targets = [copy.target for copy in plan.copies]
         assert len(set(targets)) == len(targets), "two copies go to one block"
-        held = [
-            [self.content.get((copy.group, copy.source * size + place)) for place in range(size)]
-            for copy in plan.copies
-        ]
+        held = [[self.content.get(copy.source * size + place) for place in range(size)] for copy in plan.copies]
         for copy, contents in zip(plan.copies, held, strict=True):
             for place, content in enumerate(contents):
                 if content is not None:
-                    self.content[copy.group, copy.target * size + place] = content
+                    self.content[copy.target * size + place] = content
+
+    def _first_seen(self, group: int, start: int) -> int:
+        """Of what lies before a span, the first position that its first token sees."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, start + 1 - window)
 
     def _slot(self, table: list[int], position: int) -> int:
         assert position // self.block_size < len(table), "the block table does not cover a position"
@@ -301,10 +269,11 @@ class Oracle:
         self.num_computed += count
         for group, table in enumerate(state.tables):
             for position in range(start, start + count):
-                self.content[group, self._slot(table, position)] = tuple(state.tokens[: position + 1])
-            for position in range(start):
-                held = self.content[group, self._slot(table, position)]
-                assert held == tuple(state.tokens[: position + 1]), "somebody wrote into this row's blocks"
+                self.content[self._slot(table, position)] = (group, tuple(state.tokens[: position + 1]))
+        for group, table in enumerate(state.tables):
+            for position in range(self._first_seen(group, start), start):
+                held = self.content[self._slot(table, position)]
+                assert held == (group, tuple(state.tokens[: position + 1])), "somebody wrote into this row's blocks"
         if state.num_computed < len(state.tokens) or state.pooling is not None:
             return []
         if state.sampling.logprobs >= 0:
@@ -323,7 +292,8 @@ class Harness:
     def __init__(self, core: SchedulerCore, settings: WorkerReady | None = None, **oracle: object) -> None:
         settings = self.settings = settings or ready()
         self.core = core
-        self.oracle = Oracle(settings.block_size, settings.num_blocks, **oracle)
+        windows = tuple(group.sliding_window for group in settings.groups)
+        self.oracle = Oracle(settings.block_size, settings.num_blocks, windows, **oracle)
         self.reader = Reader()
         self.now = 0.0
         self.plans: list[StepPlan] = []

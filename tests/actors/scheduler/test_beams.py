@@ -1,7 +1,8 @@
 """Beam search in the scheduler, against the same search written down the plain way."""
 
 import pytest
-from oracle import EOS, Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
+from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
+from plain_beams import beams_of
 
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
 

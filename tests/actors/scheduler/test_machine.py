@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from oracle import EOS, Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
+from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
+from plain_beams import beams_of
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
 
@@ -20,7 +21,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(5, 14),
         block_size=st.sampled_from([1, 2, 4]),
-        groups=st.sampled_from([1, 1, 2]),
+        windows=st.sampled_from([(None,), (None,), (None, None), (None, 3), (5,), (None, 2, 6), (4, None)]),
         caching=st.booleans(),
         burst=st.sampled_from([1, 1, 1, 3]),
         resets=st.sampled_from([False, False, True]),
@@ -39,7 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self,
         num_blocks: int,
         block_size: int,
-        groups: int,
+        windows: tuple[int | None, ...],
         caching: bool,
         burst: int,
         resets: bool,
@@ -48,7 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.resets = resets
         if config["max_plans_in_flight"] == 2:
             burst = 1  # drafts are verified with one plan in flight
-        made = ready(num_blocks, block_size, max_model_len=num_blocks * block_size + 2, groups=groups)
+        made = ready(num_blocks, block_size, max_model_len=num_blocks * block_size + 2, windows=windows)
         self.capacity = num_blocks * block_size
         self.most_rows = config["max_num_seqs"]
         self.too_wide: set[int] = set()

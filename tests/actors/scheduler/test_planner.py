@@ -247,7 +247,7 @@ def test_resumed_readers_beyond_the_row_limit_take_turns() -> None:
 def test_a_freeze_is_raised_not_waited_for() -> None:
     core = make_core()
     core.submit(submission(1, prompt(4)))
-    core._tables.pools[0].take(64)
+    core._tables.pool.take(64)
     with pytest.raises(SchedulerFrozen, match="1 wait"):
         core.plan(1.0)
 

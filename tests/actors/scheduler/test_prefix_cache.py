@@ -227,17 +227,12 @@ def test_all_groups_of_a_model_share_the_same_prefix() -> None:
 def test_a_copy_of_a_copy_names_the_first_source() -> None:
     """The worker reads all sources of a plan before it writes a target."""
     tables = make_core()._tables
-    tables.copies += [
-        BlockCopy(0, 4, 1),
-        BlockCopy(0, 1, 2),
-        BlockCopy(1, 1, 2),
-        BlockCopy(0, 5, 1),
-        BlockCopy(0, 1, 3),
-    ]
+    for group, source, target in ((0, 4, 1), (0, 1, 2), (1, 7, 6), (0, 5, 1), (0, 1, 3)):
+        tables._copies[target] = BlockCopy(group, tables._origin(source), target)
     assert set(tables.take_copies()) == {
         BlockCopy(0, 5, 1),
         BlockCopy(0, 4, 2),
-        BlockCopy(1, 1, 2),
+        BlockCopy(1, 7, 6),
         BlockCopy(0, 5, 3),
     }
     assert not tables.take_copies()

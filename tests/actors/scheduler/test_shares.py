@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from oracle import Harness, beam_submission, beams_of, make_core, ready, stream_of, submission
+from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
+from plain_beams import beams_of
 
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import SEARCH_STEPS

@@ -10,6 +10,7 @@ from simulator.workload import Ask, Pressure, Scenario
 from troupellm.actors.intensity import Intensity
 from troupellm.actors.stream import Stream
 from troupellm.actors.tables import SUPERVISION
+from troupellm.protocol.cache_groups import longest_sequence
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.outputs import Completion, Delta, Usage
 
@@ -156,8 +157,9 @@ def too_long(ask: Ask, scenario: Scenario) -> bool:
     pressure, params = scenario.pressure, ask.params
     prompt = prompt_length(ask)
     total = prompt + (params.max_tokens or 1)
-    limit = min(pressure.max_model_len, pressure.num_blocks * pressure.block_size)
-    scheduler = scenario.config.scheduler
+    scheduler, windows = scenario.config.scheduler, pressure.windows
+    num_blocks, span = pressure.num_blocks * len(windows), scheduler.max_num_batched_tokens
+    limit = min(pressure.max_model_len, longest_sequence(windows, num_blocks, span, pressure.block_size))
     unchunked = not scheduler.enable_chunked_prefill and prompt > scheduler.max_num_batched_tokens
     return total > limit or unchunked or (params.use_beam_search and not _beams_fit(ask, pressure))
 

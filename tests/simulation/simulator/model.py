@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from oracle import beams_of
+from plain_beams import beams_of
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
 from troupellm.actors.detokenizer import TextTables

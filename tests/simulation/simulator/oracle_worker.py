@@ -13,6 +13,7 @@ import msgspec
 from simulator.model import ToyGuide, draw_key, extend, ranking, token_after
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import (
+    NULL_BLOCK,
     CacheGroup,
     NewRow,
     ProgressSink,
@@ -65,18 +66,16 @@ class OracleWorker:
         """Of this step."""
         self._complete: list[int] = []
         """Rows whose guide is, with this step."""
-        self.content: list[list[list[int | None]]] = [
-            [[None] * ready.block_size for _ in range(ready.num_blocks)] for _ in ready.groups
-        ]
+        self.content: list[list[tuple[int, int] | None]] = [[None] * ready.block_size for _ in range(ready.num_blocks)]
+        """Per block, of which group it holds a position, and the hash up to it."""
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         return self._ready
 
     def reset(self) -> None:
         self.rows.clear()
-        for blocks in self.content:
-            for block in blocks:
-                block[:] = [None] * len(block)
+        for block in self.content:
+            block[:] = [None] * len(block)
 
     def close(self) -> None:
         self.rows.clear()
@@ -98,9 +97,9 @@ class OracleWorker:
             for group, table in enumerate(self.rows[change.row].tables):
                 del table[len(table) - change.dropped_blocks :]
                 table.extend(change.appended_blocks[group] if change.appended_blocks else ())
-        copied = [list(self.content[copy.group][copy.source]) for copy in plan.copies]
+        copied = [list(self.content[copy.source]) for copy in plan.copies]
         for copy, content in zip(plan.copies, copied, strict=True):
-            self.content[copy.group][copy.target] = content
+            self.content[copy.target] = content
         self._described.clear()
         self._complete.clear()
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
@@ -120,9 +119,9 @@ class OracleWorker:
             ),
         )
 
-    def held(self, group: int, block: int) -> tuple[int | None, ...]:
+    def held(self, block: int) -> tuple[tuple[int, int] | None, ...]:
         """What a block holds."""
-        return tuple(self.content[group][block])
+        return tuple(self.content[block])
 
     def _add(self, new: NewRow, start: int) -> None:
         known = self.rows.get(new.row)
@@ -166,27 +165,40 @@ class OracleWorker:
         return (token,)
 
     def _read(self, number: int, row: _Row, group: int, table: list[int], start: int) -> None:
-        """Attention over everything before `start`."""
+        """Attention over what the token at `start` sees of everything before it."""
         size = self._ready.block_size
-        content = self.content[group]
-        for index in range(-(-start // size)):
-            used = min(size, start - index * size)
-            begin = index * size + 1
-            if content[table[index]][:used] != row.states[begin : begin + used]:
-                self._report(f"row {number} reads block {table[index]} (group {group}), which holds something else")
+        first = self._first_seen(group, start)
+        for index in range(first // size, -(-start // size)):
+            begin, end = max(first, index * size), min(start, index * size + size)
+            right = [(group, state) for state in row.states[begin + 1 : end + 1]]
+            block = table[index]
+            if block == NULL_BLOCK or self.content[block][begin - index * size : end - index * size] != right:
+                self._report(f"row {number} reads block {block} (group {group}), which holds something else")
 
     def _write(self, number: int, row: _Row, group: int, table: list[int], start: int, end: int) -> None:
         size = self._ready.block_size
-        content = self.content[group]
         if end > len(table) * size:
             self._report(f"row {number} has blocks for {len(table) * size} positions and computes up to {end}")
             return
         for block in table[start // size : (end - 1) // size + 1]:
             for other, neighbour in self.rows.items():
-                if other != number and block in neighbour.tables[group]:
+                if other != number and self._sees(neighbour, block):
                     self._report(f"rows {number} and {other} share block {block}, and {number} writes it")
         for position in range(start, end):
-            content[table[position // size]][position % size] = row.states[position + 1]
+            self.content[table[position // size]][position % size] = (group, row.states[position + 1])
+
+    def _first_seen(self, group: int, start: int) -> int:
+        """The first position that the token at `start` sees."""
+        window = self._ready.groups[group].sliding_window
+        return 0 if window is None else max(0, start + 1 - window)
+
+    def _sees(self, row: _Row, block: int) -> bool:
+        """Whether a row that goes on will read a block, or write it. What its tables hold behind a window is old."""
+        size = self._ready.block_size
+        return any(
+            block in table[self._first_seen(group, row.num_computed) // size :]
+            for group, table in enumerate(row.tables)
+        )
 
 
 def _describe(row: int, position: int, state: int, token: int, alternatives: int) -> RowLogprobs:
@@ -204,10 +216,14 @@ def _describe(row: int, position: int, state: int, token: int, alternatives: int
     )
 
 
-def worker_ready(width: int, num_blocks: int, block_size: int, max_model_len: int, groups: int) -> WorkerReady:
-    """What a simulated worker says when it is loaded."""
+def worker_ready(
+    width: int, num_blocks: int, block_size: int, max_model_len: int, windows: Sequence[int | None], step_tokens: int
+) -> WorkerReady:
+    """What a simulated worker says when it is loaded. num_blocks: per group; they are in one pool."""
     return WorkerReady(
-        vocab_width=width, max_model_len=max_model_len, num_blocks=num_blocks, block_size=block_size,
-        groups=(CacheGroup(num_layers=1),) * groups, dtype="float32", device="cpu", architecture="Oracle",
+        vocab_width=width, max_model_len=max_model_len, num_blocks=num_blocks * len(windows),
+        block_size=block_size, step_tokens=step_tokens,
+        groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in windows),
+        dtype="float32", device="cpu", architecture="Oracle",
         num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
     )  # fmt: skip

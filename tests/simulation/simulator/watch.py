@@ -80,7 +80,7 @@ class Watch:
         """Tokens by tenant, as the scheduler told them."""
         self._tenants: dict[int, str] = {}
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
-        self._contents: dict[bytes, tuple[Any, ...]] = {}
+        self._contents: dict[tuple[int, bytes], object] = {}
         self._messages = 0
         self._losses = self._naps = 0
         self._reliable = False
@@ -270,14 +270,13 @@ class Watch:
         """8: equal keys mean equal content, and all of it is computed."""
         if self.scenario.pressure.torch:
             return
-        group = next((index for index, own in enumerate(self.core._tables.pools) if own is pool), None)
-        if group is None:
+        if self.core._tables.pool is not pool:
             return
-        held = self.worker.held(group, block)
+        held = self.worker.held(block)
         if None in held:
             self.fail(f"8: block {block} is found by its key before it is full: {held}")
-        elif self._contents.setdefault(key, held) != held:
-            self.fail(f"8: one key names {held} and {self._contents[key]}")
+        elif (known := self._contents.setdefault((pool.group_of(block), key), held)) != held:
+            self.fail(f"8: one key names {held} and {known}")
 
 
 def _brief(message: Any) -> str:

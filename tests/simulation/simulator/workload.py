@@ -18,6 +18,7 @@ STEP_TIMEOUT = 2.0
 STALL_TIMEOUT = 3.0
 WATCHDOG_TIMEOUT = 3.0
 _PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=12)) for number in range(3))
+_WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None,), (None, None), (None, 5), (3,), (6, None, 2))
 _STOPS = ("a", "the", "é", "zz", "ab", "q")
 
 
@@ -43,7 +44,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     max_model_len: int
-    groups: int
+    windows: tuple[int | None, ...]
+    """What each cache group keeps."""
     smallest_mailboxes: bool
     """Every mailbox that a sender may wait for takes one message."""
     step_seconds: float
@@ -73,7 +75,7 @@ def draw_scenario(seed: int) -> Scenario:
         num_blocks=-(-capacity // block_size),
         block_size=block_size,
         max_model_len=context,
-        groups=1 if torch else random.choice((1, 1, 1, 2)),
+        windows=(None,) if torch else random.choice(_WINDOWS),
         smallest_mailboxes=random.random() < 0.5,
         step_seconds=random.choice((0.001, 0.005, 0.03)),
         torch=torch,

@@ -42,7 +42,12 @@ class World(Watch):
         self.calm = anyio.Event()
         pressure = scenario.pressure
         self.ready = worker_ready(
-            self.language.width, pressure.num_blocks, pressure.block_size, pressure.max_model_len, pressure.groups
+            self.language.width,
+            pressure.num_blocks,
+            pressure.block_size,
+            pressure.max_model_len,
+            pressure.windows,
+            scenario.config.scheduler.max_num_batched_tokens,
         )
         self.worker: Any = self._build_worker()
         self.seat: ProcessSeat | None = None

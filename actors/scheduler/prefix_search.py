@@ -1,0 +1,66 @@
+"""The longest prefix that the cache holds for all groups together."""
+
+from collections.abc import Sequence
+
+from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.protocol.worker import NULL_BLOCK
+
+
+def find_prefix(
+    pool: BlockPool, keys: Sequence[bytes], windows: Sequence[int | None], block_size: int
+) -> list[list[int]]:
+    """Blocks per group, equally many, NULL_BLOCK where the token behind the prefix sees nothing of one.
+
+    A group that keeps everything needs every block of the prefix. A group with a window needs those that the first
+    token behind the prefix sees, so its longest prefix is looked for from the end: one missing block rules out all
+    prefixes that end less than a window behind it. Groups are asked in turns until they agree.
+
+    Args:
+        keys: of the blocks that may be found, first block first.
+        windows: per group; None keeps everything.
+    """
+    if len(windows) == 1 and windows[0] is None:
+        return [pool.find_all(keys)]
+    count = len(keys)
+    whole: dict[int, list[int]] = {}
+    for group, window in enumerate(windows):
+        if window is None:
+            whole[group] = pool.find_all(keys[:count], group)
+            count = len(whole[group])
+    parts = {group: _Part(pool, keys, group, window, block_size) for group, window in enumerate(windows) if window}
+    agreed = False
+    while not agreed:
+        before = count
+        for part in parts.values():
+            count = part.longest(count)
+        agreed = count == before
+    return [parts[group].blocks(count) if group in parts else whole[group][:count] for group in range(len(windows))]
+
+
+class _Part:
+    """What one group with a window has of a prefix; every key is looked up at most once."""
+
+    def __init__(self, pool: BlockPool, keys: Sequence[bytes], group: int, window: int, block_size: int) -> None:
+        self._pool, self._keys, self._group, self._window, self._size = pool, keys, group, window, block_size
+        self._found: dict[int, int | None] = {}
+
+    def longest(self, most: int) -> int:
+        """Blocks of the longest prefix of at most `most` that this group allows."""
+        index = most - 1
+        while index >= self._first(most):
+            if index not in self._found:
+                self._found[index] = self._pool.find(self._keys[index], self._group)
+            if self._found[index] is None:
+                most = index
+            index -= 1
+        return most
+
+    def blocks(self, count: int) -> list[int]:
+        """Those of a prefix that `longest` gave."""
+        first = self._first(count)
+        seen = [block for index in range(first, count) if (block := self._found[index]) is not None]
+        return [NULL_BLOCK] * first + seen
+
+    def _first(self, count: int) -> int:
+        """The first block that the token behind so many blocks sees."""
+        return max(0, count * self._size + 1 - self._window) // self._size
