@@ -39,6 +39,17 @@ class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Places of a page: the layers of the largest group."""
 
 
+def with_cache_groups(config: DecoderConfig, longest: int, *, hybrid: bool) -> DecoderConfig:
+    """The same model, whose layers with a window have cache groups of their own.
+
+    Args:
+        longest: positions of a sequence; a window that none outgrows is none.
+        hybrid: False keeps all layers in one group, which keeps every position.
+    """
+    windows = tuple(None if window is None or window >= longest else window for window in config.windows)
+    return msgspec.structs.replace(config, windows=windows, hybrid_cache=hybrid)
+
+
 @lru_cache(16)
 def cache_layout(config: DecoderConfig) -> CacheLayout:
     """The groups of a model's layers. One, unless layers differ in their windows and `hybrid_cache` is on."""

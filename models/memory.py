@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig, MoeConfig
+from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -27,6 +29,8 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What stays unused of the memory that was available."""
     num_blocks: int
     max_model_len: int
+    concurrency: float = 0.0
+    """How many sequences as long as the context there is room for."""
     num_parameters: int = 0
     active_parameters: int = 0
     """Of what one token goes through, where that is not all."""
@@ -34,11 +38,12 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """One line per use, for the start-up log."""
         total, active = self.num_parameters, self.active_parameters
+        context = f"{self.num_blocks} blocks, {self.concurrency:.1f} x context {self.max_model_len}"
         sparse = f"  {total / 1e9:.2f} B parameters, {active / 1e9:.2f} B of them per token" if active < total else ""
         lines = [
             ("weights", self.weight_bytes, sparse),
             ("activations", self.activation_bytes, ""),
-            ("KV cache", self.kv_cache_bytes, f"  {self.num_blocks} blocks, context {self.max_model_len}"),
+            ("KV cache", self.kv_cache_bytes, f"  {context}"),
             ("left free", self.free_bytes, ""),
         ]
         return "\n".join(f"{name:<12} {size / 2**20:>9,.0f} MiB{note}" for name, size, note in lines)
@@ -59,14 +64,16 @@ def plan_memory(
     size = dtype.itemsize
     weights = weight_count(model, with_head=True) * size
     activations = _activation_bytes(model, config, size)
-    longest = _model_limit(model, config)
+    longest = model_limit(model, config)
     block = block_bytes(model, config.cache.block_size, size)
-    num_blocks = _num_blocks(config.cache, block, available - weights - activations, longest, config)
-    held = num_blocks * config.cache.block_size
+    windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
+    most = count_blocks(windows, longest, span, config.cache.block_size)
+    num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config)
+    held = longest_sequence(windows, num_blocks, span, config.cache.block_size)
     if isinstance(config.model.max_model_len, int) and held < longest:
         raise ConfigError(
             f"max_model_len {longest} does not fit the KV cache, which holds {held} tokens; "
-            f"lower it or raise kv_cache_memory_bytes to {-(-longest // config.cache.block_size) * block}",
+            f"lower it or raise kv_cache_memory_bytes to {most * block}",
             param="max_model_len",
         )
     return MemoryBudget(
@@ -76,6 +83,7 @@ def plan_memory(
         free_bytes=max(0, available - weights - activations - num_blocks * block),
         num_blocks=num_blocks,
         max_model_len=min(longest, held),
+        concurrency=num_blocks / max(1, count_blocks(windows, min(longest, held), span, config.cache.block_size)),
         num_parameters=weight_count(model, with_head=False),
         active_parameters=weight_count(model, with_head=False, active=True),
     )
@@ -116,8 +124,8 @@ def _num_norms(model: DecoderConfig) -> int:
 
 
 def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:
-    """One block's keys and values in all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * itemsize
+    """One block's keys and values in all layers of a cache group."""
+    return 2 * cache_layout(model).num_slots * model.num_kv_heads * model.head_dim * block_size * itemsize
 
 
 def available_memory() -> int:
@@ -144,7 +152,7 @@ def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int)
     return tokens * width * itemsize + config.scheduler.max_num_seqs * model.vocab_size * 4 * 3
 
 
-def _model_limit(model: DecoderConfig, config: EngineConfig) -> int:
+def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     """The context asked for, or the model's own."""
     wanted = config.model.max_model_len
     if wanted == "auto":
@@ -156,13 +164,14 @@ def _model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     return wanted
 
 
-def _num_blocks(cache: CacheConfig, block: int, room: int, longest: int, config: EngineConfig) -> int:
+def _num_blocks(cache: CacheConfig, block: int, room: int, most: int, config: EngineConfig) -> int:
+    """most: blocks of one sequence."""
     if cache.num_gpu_blocks_override is not None:
         wanted, param = cache.num_gpu_blocks_override, "num_gpu_blocks_override"
     elif cache.kv_cache_memory_bytes is not None:
         wanted, param = cache.kv_cache_memory_bytes // block, "kv_cache_memory_bytes"
     else:
-        useful = config.scheduler.max_num_seqs * -(-longest // cache.block_size)
+        useful = config.scheduler.max_num_seqs * most
         share = min(CPU_KV_SHARE, cache.gpu_memory_utilization)
         wanted, param = min(useful, CPU_KV_LIMIT // block, int(room * share) // block), "max_num_batched_tokens"
     if wanted < 1:

@@ -24,6 +24,7 @@ class RowTable:
     """Rows by slot.
 
     Attributes:
+        num_groups: cache groups.
         tokens: int32 [slots, max_model_len + 1] on the device.
         lengths: int64 [slots], tokens known per row, sampled ones included.
         blocks: int32 [groups, slots, blocks per row]; NULL_BLOCK where a row has none any more.
@@ -35,7 +36,7 @@ class RowTable:
     """
 
     def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
-        self._max_len, self._block_size, self._num_groups = max_model_len, block_size, num_groups
+        self._max_len, self._block_size, self.num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
@@ -92,8 +93,8 @@ class RowTable:
         """Add blocks at the end of a row's tables."""
         if not groups:
             return
-        if len(groups) != self._num_groups:
-            raise PlanError(f"row {row}: blocks of {len(groups)} cache groups, this worker has {self._num_groups}")
+        if len(groups) != self.num_groups:
+            raise PlanError(f"row {row}: blocks of {len(groups)} cache groups, this worker has {self.num_groups}")
         slot = self.slot(row)
         for group, blocks in enumerate(groups):
             begin = int(self.num_blocks[group, slot])

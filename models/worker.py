@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
@@ -22,7 +23,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import describe, load_processors
-from troupellm.models.memory import MemoryBudget, plan_memory, weight_count
+from troupellm.models.memory import MemoryBudget, block_bytes, model_limit, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.formats import read_format
@@ -111,9 +112,11 @@ class ModelWorker:
             self.reset()
             self._ready = encoder.ready(perf_counter() - begin)
             return self._ready
-        model, form = describe_served(self._folder, reader, config.model, progress), read_format(reader)
+        described, form = describe_served(self._folder, reader, config.model, progress), read_format(reader)
         if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
             raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
+        hybrid = not config.cache.disable_hybrid_kv_cache_manager
+        model = with_cache_groups(described, model_limit(described, config), hybrid=hybrid)
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         budget = plan_memory(model, config, dtype)
@@ -258,7 +261,7 @@ def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
     """One step through the whole model, so that the first request does not pay for what is done once."""
     block = NewRow(
         row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
-        sampling=SamplingState(temperature=0.0), blocks=((0,),),
+        sampling=SamplingState(temperature=0.0), blocks=((0,),) * runner.rows.num_groups,
         pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
     )  # fmt: skip
     runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
@@ -273,13 +276,13 @@ def _ready(
     saturation: tuple[int, float],
     processors: tuple[ProcessorInfo, ...],
 ) -> WorkerReady:
-    windows = set(model.windows)
     return WorkerReady(
         vocab_width=model.vocab_size,
         max_model_len=budget.max_model_len,
         num_blocks=budget.num_blocks,
         block_size=config.cache.block_size,
-        groups=(CacheGroup(num_layers=model.num_layers, sliding_window=windows.pop() if len(windows) == 1 else None),),
+        groups=_cache_groups(model, config.cache.block_size, dtype),
+        step_tokens=config.scheduler.max_num_batched_tokens,
         dtype=str(dtype).removeprefix("torch."),
         device="cpu",
         architecture=model.architecture,
@@ -293,4 +296,17 @@ def _ready(
         saturation_seconds=saturation[1],
         hidden_size=model.hidden_size,
         logits_processors=processors,
+    )
+
+
+def _cache_groups(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
+    layout, whole = cache_layout(model), block_bytes(model, block_size, dtype.itemsize)
+    return tuple(
+        CacheGroup(
+            num_layers=layers,
+            sliding_window=window,
+            kind="full" if window is None else "sliding",
+            block_bytes=whole * layers // layout.num_slots,
+        )
+        for window, layers in zip(layout.windows, layout.group_layers, strict=True)
     )

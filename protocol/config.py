@@ -93,6 +93,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.9
     num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
+    ] = False
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,7 +161,8 @@ async def test_chunked_prefill(reference: Reference) -> None:
 @pytest.mark.anyio
 async def test_preempted(reference: Reference) -> None:
     prompts = reference.prompts([30, 25, 40, 33, 28, 37])
-    settings = {"num_gpu_blocks_override": 12, "max_model_len": 96, "enable_prefix_caching": False}
+    num_groups = len(set(getattr(reference.model.config, "layer_types", None) or [""]))
+    settings = {"num_gpu_blocks_override": 8 * num_groups, "max_model_len": 64, "enable_prefix_caching": False}
     async with troupellm.Engine(reference.folder, **settings) as engine:
         answers = await generate_all(engine, prompts)
         assert engine.snapshot().scheduler.preemptions > 0
