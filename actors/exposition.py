@@ -134,6 +134,15 @@ class _EngineCollector(Collector):
         for state, count in blocks.items():
             family.add_metric([*base.values(), state], count)
         yield family
+        groups = GaugeMetricFamily(
+            "troupellm_kv_group_blocks",
+            "KV blocks by cache group and state; the free ones are for all groups.",
+            labels=[*base, "group", "state"],
+        )
+        for group in scheduler.cache_groups:
+            groups.add_metric([*base.values(), group.name, "used"], group.used)
+            groups.add_metric([*base.values(), group.name, "cached"], group.cached)
+        yield groups
         yield _gauge("uptime_seconds", "Since the engine started.", base, snapshot.uptime_seconds)
         yield _gauge(
             "ready",

@@ -42,6 +42,16 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "num_full = sequence.num_confirmed // size",
         "num_full = (sequence.num_confirmed + 1) // size",
     ),
+    "a block that a window still shows is given back": Mutation(
+        "actors.scheduler.block_tables",
+        "max(0, position - window) // self.block_size",
+        "max(0, position - window + 2) // self.block_size",
+    ),
+    "a prefix is found though its window has a hole": Mutation(
+        "actors.scheduler.prefix_search",
+        "            if self._found[index] is None:\n                most = index\n",
+        "            if self._found[index] is None and index % 2:\n                most = index\n",
+    ),
     "blocks are free while a plan may write them": Mutation(
         "actors.scheduler.residents",
         "        if sequence.last_step <= self._flights.last_returned:\n            self._tables",
