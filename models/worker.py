@@ -23,7 +23,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import describe, load_processors
-from troupellm.models.memory import MemoryBudget, block_bytes, model_limit, plan_memory, weight_count
+from troupellm.models.memory import MemoryBudget, model_limit, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.formats import read_format
@@ -281,7 +281,7 @@ def _ready(
         max_model_len=budget.max_model_len,
         num_blocks=budget.num_blocks,
         block_size=config.cache.block_size,
-        groups=_cache_groups(model, config.cache.block_size, dtype),
+        groups=_cache_groups(model, budget),
         step_tokens=config.scheduler.max_num_batched_tokens,
         dtype=str(dtype).removeprefix("torch."),
         device="cpu",
@@ -299,8 +299,8 @@ def _ready(
     )
 
 
-def _cache_groups(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
-    layout, whole = cache_layout(model), block_bytes(model, block_size, dtype.itemsize)
+def _cache_groups(model: DecoderConfig, budget: MemoryBudget) -> tuple[CacheGroup, ...]:
+    layout, whole = cache_layout(model), budget.kv_cache_bytes // budget.num_blocks
     return tuple(
         CacheGroup(
             num_layers=layers,
