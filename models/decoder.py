@@ -28,6 +28,10 @@ class RunnableDecoder(Protocol):
     """Whether what a row gets is bit for bit the same whatever is beside it."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of queries, keys and values."""
+
+    @property
     def head(self) -> object | None:
         """None where the model does not write."""
 
@@ -82,6 +86,11 @@ class Decoder:
         ]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
         self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what goes through the layers."""
+        return self.embedding.dtype
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """Run the flat batch through all layers.

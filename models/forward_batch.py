@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.kernels.paged_attention import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class GroupBatch:
 
     kv_rows: Tensor
     """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
-    plan: AttentionPlan
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)

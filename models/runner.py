@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.kv_write import kv_rows
-from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.models.attention_backend import plan_attention
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.described import prompt_logprobs
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
@@ -43,6 +43,7 @@ class ModelRunner:
         processors: Processors | None = None,
         activation: Activation = "softmax",
         guides: GuidedRows | None = None,
+        attention_backend: str = "auto",
     ) -> None:
         """
         Args:
@@ -50,7 +51,15 @@ class ModelRunner:
             processors: plug-ins that rows may ask for.
             activation: what a classifier's logits go through.
             guides: for rows with a guide; without it there can be none.
+            attention_backend: who computes attention; auto is the first that can.
+
+        Raises:
+            ConfigError: that back end cannot do what the model needs.
         """
+        self.attention = plan_attention(
+            decoder.config, cache.block_size, decoder.dtype, backend=attention_backend,
+            kv_dtype=cache.storage.dtype, batch_invariant=decoder.batch_invariant,
+        )  # fmt: skip
         self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
         self.rows = RowTable(
             max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows)
@@ -190,10 +199,7 @@ class ModelRunner:
         return tuple(
             GroupBatch(
                 rows[view.group],
-                AttentionPlan(
-                    tables[view.group], spans.starts, spans.counts,
-                    block_size=size, num_kv_heads=heads, window=view.window, by_token=self.decoder.batch_invariant,
-                ),
+                self.attention(tables[view.group], spans.starts, spans.counts, view.window),
             )
             for view in layout.views
         )  # fmt: skip

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
@@ -119,6 +120,8 @@ class ModelWorker:
         model = with_cache_groups(described, model_limit(described, config), hybrid=hybrid)
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
+        backend = config.worker.attention_backend
+        plan_attention(model, config.cache.block_size, dtype, backend=backend)  # before anything large is read
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         parts = self._parts = Parts[RunnableDecoder, KVCache](
@@ -130,10 +133,10 @@ class ModelWorker:
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
         progress(LoadProgress(phase="warm_up"))
-        path = paged_attention.prepare()
+        paged_attention.prepare()
         if model.implementation == "transformers":
             _check(decoder, cache, budget)
-        spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len)
+        spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len, attention_backend=backend)
         warming = perf_counter()
         warm_up(spare, ability)
         saturation = (LEAST_TOKENS, 0.0)
@@ -147,10 +150,10 @@ class ModelWorker:
         )
         self._fresh_runner = lambda: ModelRunner(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
-            processors=processors, activation=activation, guides=guides.rows(),
+            processors=processors, activation=activation, guides=guides.rows(), attention_backend=backend,
         )  # fmt: skip
         self.reset()
-        progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {path}"))
+        progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
         generates = model.head == "lm" and config.model.runner != "pooling"
         self._ready = msgspec.structs.replace(ready, generates=generates, pooling=ability)

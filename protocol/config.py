@@ -191,6 +191,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     poison_memory: Annotated[
         Literal["off", "nan", "0x7f"], _help("debugging: what unwritten KV memory holds, so that reading it shows")
     ] = "off"
+    attention_backend: Annotated[
+        str, _help("who computes attention: triton, native, torch, sdpa, flex or reference; auto: the first that can")
+    ] = "auto"
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
     logits_processors: Annotated[
         tuple[str, ...],

@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.paged_attention import by_token, dense, native
+from troupellm.kernels.paged_attention.backends import Planned
+from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
+
+Plan = AttentionPlan | DevicePlan | Planned
+"""What the rows of a step attend to; its kind says who computes it, see `backends`."""
 
 
 def prepare() -> str:
@@ -17,7 +22,7 @@ def prepare() -> str:
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float, *, softcap: float = 0.0,
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Plan, scale: float, *, softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attend to the keys that the plan names. The step's own keys and values have been written before.
@@ -34,9 +39,16 @@ def paged_attention(
     Returns:
         [tokens, heads, head_dim], contiguous, the type of `query`; 0 for tokens that the plan does not have.
     """
+    if isinstance(plan, Planned):
+        return plan.backend.attend(query, (key_cache, value_cache), plan.rows, scale, softcap, sinks)
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)
-    function = native.load() if native.supports(query, key_cache) else None
+    if isinstance(plan, DevicePlan):
+        from troupellm.kernels.paged_attention import triton_launch
+
+        triton_launch.run(query, (key_cache, value_cache), plan, scale, out, softcap=softcap, sinks=sinks)
+        return out
+    function = native.load() if plan.compiled and native.supports(query, key_cache) else None
     if function is not None:
         heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
         layer = native.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)

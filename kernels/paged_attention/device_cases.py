@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.kv_codes import encode
 from troupellm.kernels.paged_attention.cases import Case, make_inputs
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 from troupellm.kernels.triton_support import Launch
@@ -43,7 +45,6 @@ class Inputs:
     values: Tensor
     plan: DevicePlan
     sinks: Tensor | None
-    scales: tuple[Tensor, Tensor] | None
 
 
 def shape_of(case: Case, kv_bytes: int = 2) -> AttentionShape:
@@ -59,35 +60,40 @@ def make_device_inputs(
     Args:
         small: smallest tiles instead of those of the tables.
         programs: of the decode kernel.
-        quantized: store keys and values as this type, with a scale for each token and head.
+        quantized: store keys and values as this type of `kernels.kv_codes`.
     """
     query, keys, values, plan = make_inputs(case, "cpu", seed)
+    tables = plan.block_tables.numpy().copy()
+    if case.window is not None:
+        give_back(case, tables, keys, values)
     generator = torch.Generator().manual_seed(seed + 1)
     sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
-    scales = None
     if quantized is not None:
-        (keys, key_scales), (values, value_scales) = quantize(keys, quantized), quantize(values, quantized)
-        scales = (key_scales.to(device), value_scales.to(device))
+        keys, values = poisoned_codes(keys, quantized), poisoned_codes(values, quantized)
     device_plan = DevicePlan.from_host(
-        plan.block_tables.numpy(), np.asarray(case.starts), np.asarray(case.counts), device=device,
+        tables, np.asarray(case.starts), np.asarray(case.counts), device=device,
         shape=shape_of(case, keys.element_size()), decode=SMALL_DECODE if small else None,
         extend=SMALL_EXTEND if small else None, programs=programs,
     )  # fmt: skip
     return Inputs(
-        query.to(device), keys.to(device), values.to(device), device_plan, None if sinks is None else sinks.to(device),
-        scales,
-    )  # fmt: skip
+        query.to(device), keys.to(device), values.to(device), device_plan, None if sinks is None else sinks.to(device)
+    )
 
 
-def quantize(cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A cache in 8 bits and its scales float32 [blocks, kv_heads, block_size]; NaN stays NaN, as scale if need be."""
-    most = 127.0 if dtype == torch.int8 else float(torch.finfo(dtype).max)
-    scales = cache.float().abs().amax(dim=-1) / most
-    scaled = cache.float() / scales[..., None]
-    stored = scaled.round().nan_to_num(77.0).to(dtype) if dtype == torch.int8 else scaled.to(dtype)
-    return stored, scales
+def poisoned_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cache in a type of `kernels.kv_codes`; where a row is NaN, its scale is, or its values are."""
+    codes = encode(cache.nan_to_num(77.0), dtype)
+    if dtype != torch.int8:
+        return torch.where(cache.isnan(), cache, codes.float()).to(dtype)
+    codes.view(torch.float32)[..., -1].masked_fill_(cache.isnan().any(dim=-1), float("nan"))
+    return codes
 
 
-def dequantize(cache: Tensor, scales: Tensor) -> Tensor:
-    """What a quantized cache means, float32."""
-    return cache.float() * scales[..., None]
+def give_back(case: Case, tables: NDArray[np.int32], keys: Tensor, values: Tensor) -> None:
+    """Blocks that lie whole behind a row's window become -1 in its table, and what they held becomes NaN."""
+    assert case.window is not None
+    for row, start in enumerate(case.starts):
+        for column in range(max(0, start + 1 - case.window) // case.block_size):
+            for cache in (keys, values):
+                cache[tables[row, column]] = float("nan")
+            tables[row, column] = -1

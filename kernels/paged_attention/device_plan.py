@@ -60,7 +60,11 @@ def extend_launch(shape: AttentionShape) -> Launch:
     """Chosen like that of decode; ROWS are query tokens times heads of a group."""
     tile = _tile(shape)
     rows = max(2 * tile if shape.kv_bytes < 4 else 32, next_power_of_2(shape.group))
-    return Launch(warps=8 if rows >= 64 else 4, stages=3 if tile == 64 else 2, constants={"ROWS": rows, "TILE": tile})
+    return Launch(
+        warps=8 if rows >= 64 or tile == 32 else 4,
+        stages=3 if tile == 64 else 2,
+        constants={"ROWS": rows, "TILE": tile},
+    )
 
 
 def _tile(shape: AttentionShape) -> int:

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -124,6 +125,11 @@ def supports(query: Tensor, cache: Tensor) -> bool:
         query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype == torch.float32
         and size % LANES == 0 and size <= MAX_HEAD_DIM
     )  # fmt: skip
+
+
+def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
+    """Whether a plan is for this path."""
+    return isinstance(plan, AttentionPlan) and plan.compiled
 
 
 def native_attention(

@@ -54,7 +54,7 @@ class AttentionPlan:
 
     def __init__(
         self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int, num_kv_heads: int,
-        window: int | None = None, by_token: bool = False,
+        window: int | None = None, by_token: bool = False, compiled: bool = True,
     ) -> None:  # fmt: skip
         """Plan one step.
 
@@ -65,8 +65,10 @@ class AttentionPlan:
             window: how many keys a token sees, itself included; None sees all before it.
             by_token: every token is computed as if it were the only one, so that its result is the same, to the bit,
                 whatever is computed beside it.
+            compiled: whether the compiled path may be taken, where there is one.
         """
         self.block_size, self.window, self.by_token = block_size, window or 0, by_token
+        self.compiled = compiled
         self._num_kv_heads, self._starts, self._counts = num_kv_heads, starts, counts
         self._tables = np.ascontiguousarray(block_tables)
         self.told: dict[int, object] = {}

@@ -20,7 +20,7 @@ def decode_kernel(
     query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, context_lens, tasks,
     out, part_sums, part_stats, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -38,15 +38,16 @@ def decode_kernel(
         heads = head * GROUP + packed % GROUP
         at = (tl.load(query_starts + row) + token).to(tl.int64)
         q = tl.load(query + at[:, None] * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], kept, 0.0)
-        within = head * (PAGE * HEAD_DIM)
+        within = head * (PAGE * ROW)
         acc, maximum, total = attend(
             q, tl.zeros([ROWS, DIM], tl.float32), tl.full([ROWS], NEVER, tl.float32), tl.zeros([ROWS], tl.float32),
             keys + within, values + within,
-            None if key_scales is None else key_scales + head * PAGE,
-            None if value_scales is None else value_scales + head * PAGE,
-            block_tables + row.to(tl.int64) * table_stride, tile, end, context, context - QUERIES + 1 + token,
-            block_stride, pre_scale, post_scale,
-            PAGE_STRIDE=KV_HEADS * PAGE, HEAD_DIM=HEAD_DIM, DIM=DIM, PAGE=PAGE, TILE=TILE, WINDOW=WINDOW,
+            None if key_scales is None else key_scales + within // 4,
+            None if value_scales is None else value_scales + within // 4,
+            block_tables + row.to(tl.int64) * table_stride, tile, end,
+            tl.maximum(context - QUERIES + 1 - WINDOW, 0) if WINDOW > 0 else 0, context,
+            context - QUERIES + 1 + token, block_stride, pre_scale, post_scale,
+            ROW=ROW, HEAD_DIM=HEAD_DIM, DIM=DIM, PAGE=PAGE, TILE=TILE, WINDOW=WINDOW,
             SOFT_CAP=SOFT_CAP, MASKED=True,
         )  # fmt: skip
         if (tile == first) & (end == last):

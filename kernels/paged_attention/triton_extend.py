@@ -18,8 +18,8 @@ from troupellm.kernels.triton_support.language import cast
 def extend_kernel(
     query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, query_stops, context_lens,
     blocks, out, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     # The last blocks of a prompt have the most keys: they begin first, so that no long one is left for the end.
@@ -39,34 +39,35 @@ def extend_kernel(
         lowest, highest = past + index * TOKENS + 1, tl.minimum(past + (index + 1) * TOKENS, context)
         end = (highest + TILE - 1) // TILE
         whole_end = lowest // TILE
-        begin, whole_begin = 0, 0
+        oldest, begin, whole_begin = 0, 0, 0
         if WINDOW > 0:
-            begin = tl.maximum(lowest - WINDOW, 0) // TILE
+            oldest = tl.maximum(lowest - WINDOW, 0)
+            begin = oldest // TILE
             whole_begin = (tl.maximum(highest - WINDOW, 0) + TILE - 1) // TILE
             whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
         whole_end = tl.maximum(whole_end, whole_begin)
-        within = head * (PAGE * HEAD_DIM)
+        within = head * (PAGE * ROW)
         key_head, value_head = keys + within, values + within
-        key_scale = None if key_scales is None else key_scales + head * PAGE
-        value_scale = None if value_scales is None else value_scales + head * PAGE
+        key_scale = None if key_scales is None else key_scales + within // 4
+        value_scale = None if value_scales is None else value_scales + within // 4
         table = block_tables + row.to(tl.int64) * table_stride
         acc, total = tl.zeros([ROWS, DIM], tl.float32), tl.zeros([ROWS], tl.float32)
         maximum = tl.full([ROWS], NEVER, tl.float32)
         if WINDOW > 0:
             acc, maximum, total = attend(
                 q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, begin, whole_begin,
-                context, limits, block_stride, pre_scale, post_scale,
-                KV_HEADS * PAGE, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
+                oldest, context, limits, block_stride, pre_scale, post_scale,
+                ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
             )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_begin, whole_end,
-            context, limits, block_stride, pre_scale, post_scale,
-            KV_HEADS * PAGE, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, False,
+            oldest, context, limits, block_stride, pre_scale, post_scale,
+            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, False,
         )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_end, end,
-            context, limits, block_stride, pre_scale, post_scale,
-            KV_HEADS * PAGE, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
+            oldest, context, limits, block_stride, pre_scale, post_scale,
+            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
         )  # fmt: skip
         result = finish(acc, maximum, total, sinks, heads, valid)
         there = out + at[:, None] * out_stride + (heads * HEAD_DIM)[:, None] + dims[None, :]

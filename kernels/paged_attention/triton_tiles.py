@@ -28,21 +28,21 @@ def row_tiles(context, queries, window, TILE: tl.constexpr):
 
 
 @triton.jit
-def block_ids(table, tile, context, PAGE: tl.constexpr, TILE: tl.constexpr):
-    """Of the tile's keys [TILE], or of all of them where a block holds whole tiles; 0 where there is no key."""
+def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """Of the tile's keys [TILE], or of all of them where a block holds whole tiles; 0 where no key is to be read."""
+    begin = tile * TILE
     if PAGE % TILE == 0:
-        begin = tile * TILE
-        return tl.load(table + begin // PAGE, mask=begin < context, other=0)
+        return tl.load(table + begin // PAGE, mask=(begin + TILE > oldest) & (begin < context), other=0)
     else:  # the compiler would give code behind an early return another type
-        position = tile * TILE + tl.arange(0, TILE)
-        return tl.load(table + position // PAGE, mask=position < context, other=0)
+        position = begin + tl.arange(0, TILE)
+        return tl.load(table + position // PAGE, mask=(position >= oldest) & (position < context), other=0)
 
 
 @triton.jit
 def attend(
-    query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, context, limits,
+    query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, oldest, context, limits,
     block_stride, pre_scale, post_scale,
-    PAGE_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Go on with a softmax over tiles [begin, end).
@@ -50,20 +50,23 @@ def attend(
     Args:
         query: [rows, DIM], zero beyond HEAD_DIM.
         acc, maximum, total: float32 [rows, DIM], [rows], [rows]; maximum in units of log 2.
-        keys, values: pointers to the KV head within block 0; key_scales, value_scales: the same, or None.
+        keys, values: pointers to the KV head within block 0.
+        key_scales, value_scales: the same memory as float32, where each row ends with its scale (int8), else None.
+        oldest: the first position that any row sees; a block that lies before it may have been given back.
+        context: the first position behind the row's keys.
         limits: int32 [rows], the first position that a row does not see.
-        PAGE_STRIDE: scales of one block, all KV heads together.
+        ROW: elements from one key to the next: HEAD_DIM, or more where a scale lies behind it.
         MASKED: False where every row sees all keys of all tiles.
     """
     offsets, dims = tl.arange(0, TILE), tl.arange(0, DIM)
-    block = block_ids(table, begin, context, PAGE, TILE)
+    block = block_ids(table, begin, oldest, context, PAGE, TILE)
     for tile in range(begin, end):
         position = tile * TILE + offsets
         place = position % PAGE
-        there = block.to(tl.int64) * block_stride + place * HEAD_DIM + tl.zeros([TILE], tl.int64)
+        there = block.to(tl.int64) * block_stride + place * ROW + tl.zeros([TILE], tl.int64)
         key_at, value_at = keys + there[None, :] + dims[:, None], values + there[:, None] + dims[None, :]
         if MASKED:
-            inside = position < context
+            inside = (position >= oldest) & (position < context)
             key = tl.load(key_at, mask=inside[None, :] & (dims[:, None] < HEAD_DIM), other=0.0)
             value = tl.load(value_at, mask=inside[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
         elif HEAD_DIM != DIM:
@@ -72,10 +75,11 @@ def attend(
         else:
             key, value = tl.load(key_at), tl.load(value_at)
         if key_scales is not None:
-            scale_at = block.to(tl.int64) * PAGE_STRIDE + place + tl.zeros([TILE], tl.int64)
-            key_scale = tl.load(key_scales + scale_at, mask=position < context, other=0.0)
-            value_scale = tl.load(value_scales + scale_at, mask=position < context, other=0.0)
-        block = block_ids(table, tile + 1, context, PAGE, TILE)
+            scale_at = there // 4 + HEAD_DIM // 4
+            inside = (position >= oldest) & (position < context)
+            key_scale = tl.load(key_scales + scale_at, mask=inside, other=0.0)
+            value_scale = tl.load(value_scales + scale_at, mask=inside, other=0.0)
+        block = block_ids(table, tile + 1, oldest, context, PAGE, TILE)
 
         scores = dot(query, key.to(query.dtype), tl.zeros([query.shape[0], TILE], tl.float32)) * pre_scale
         if key_scales is not None:

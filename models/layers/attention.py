@@ -9,7 +9,7 @@ from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.linear import linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
-from troupellm.kernels.paged_attention.native import NativeAttention, Turn, native_attention
+from troupellm.kernels.paged_attention.native import NativeAttention, Turn, native_attention, takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
 from troupellm.models.cache_layout import cache_layout
@@ -113,8 +113,9 @@ class Attention:
         """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
         rows, tokens = qkv.shape[0], batch.token_ids.shape[0]
         group = batch.groups[self.view]
-        if self.native is not None and qkv.dtype == cache[0].dtype == torch.float32:
-            attended = self.native.write_and_attend(qkv, cache, group.plan, group.kv_rows, angles)
+        plan = group.plan
+        if self.native is not None and qkv.dtype == cache[0].dtype == torch.float32 and takes_compiled(plan):
+            attended = self.native.write_and_attend(qkv, cache, plan, group.kv_rows, angles)
             return attended if keep is None else attended[keep]
         heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
         qkv = qkv.view(rows, -1, self.head_dim)
@@ -125,9 +126,7 @@ class Attention:
         if angles is not None:
             qk = rope(qk, *angles, interleaved=self.rope_interleaved)
         kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, group.kv_rows)
-        attended = paged_attention(
-            qk[:, :heads], *cache, group.plan, self.scale, softcap=self.softcap, sinks=self.sinks
-        )
+        attended = paged_attention(qk[:, :heads], *cache, plan, self.scale, softcap=self.softcap, sinks=self.sinks)
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
 

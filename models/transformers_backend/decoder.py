@@ -65,6 +65,7 @@ class TransformersDecoder:
         if batch_invariance():
             raise ConfigError("batch_invariant does not go with model_impl transformers", param="batch_invariant")
         self.config, self.model = config, model
+        self.dtype: torch.dtype = model.dtype
         self.body = body_of(model)
         self.head: Given | None = None
         """In the place of the body, for what comes behind it."""

@@ -256,3 +256,15 @@ def test_a_device_that_is_not_there(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(folder, device="cuda")
     assert caught.value.param == "device"
+
+
+@pytest.mark.parametrize("backend", ["torch", "sdpa", "reference"])
+def test_attention_by_another_back_end_gives_the_same_tokens(folder: Path, worker: ModelWorker, backend: str) -> None:
+    forced, _, progress = load(folder, attention_backend=backend)
+    assert progress[-1].detail == f"attention: {backend}"
+    assert answer(forced, 0, 3) == answer(worker, 0, 3)
+
+
+def test_attention_that_cannot_is_refused_at_load(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="attention_backend flex is compiled for GPUs only"):
+        load(folder, attention_backend="flex")

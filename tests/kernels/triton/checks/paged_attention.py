@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.paged_attention import triton_launch, triton_plan
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items
-from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, Inputs, dequantize, make_device_inputs
+from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, Inputs, make_device_inputs
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.triton_support import check_device
@@ -24,8 +25,8 @@ QUICK = (
 def expected_of(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
     tables, _ = host_tables(case)
     keys, values = inputs.keys.cpu(), inputs.values.cpu()
-    if inputs.scales is not None:
-        keys, values = (dequantize(part, by.cpu()) for part, by in zip((keys, values), inputs.scales, strict=True))
+    if keys.dtype != inputs.query.dtype:
+        keys, values = decode(keys, torch.float32), decode(values, torch.float32)
     sinks = None if inputs.sinks is None else inputs.sinks.cpu()
     return paged_attention_reference(
         inputs.query.cpu(), keys, values, tables, all_items(case), scale=scale, softcap=case.softcap, sinks=sinks
@@ -43,7 +44,6 @@ def run(case: Case, inputs: Inputs, scale: float) -> torch.Tensor:
     out = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device=DEVICE)
     triton_launch.run(
         inputs.query, (inputs.keys, inputs.values), inputs.plan, scale, out, softcap=case.softcap, sinks=inputs.sinks,
-        scales=inputs.scales,
     )  # fmt: skip
     return out.cpu()
 

@@ -24,11 +24,12 @@ def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, kv: str = "b
         "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
     }  # fmt: skip
     fixed: dict[str, Any] = {
+        "ROW": shape.head_dim + (4 if kv == "i8" else 0),
         "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "DIM": shape.padded_dim,
         "WINDOW": shape.window or 0, "PAGE": shape.block_size, "SOFT_CAP": softcap, **constants,
     }  # fmt: skip
     fixed |= {} if sinks else {"sinks": None}
-    fixed |= {} if kv in ("fp8e4nv", "i8") else {"key_scales": None, "value_scales": None}
+    fixed |= {} if kv == "i8" else {"key_scales": None, "value_scales": None}
     fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     report = compile_for(kernel, arguments, launch, fixed)
     assert report.spilled_bytes == 0

@@ -1,0 +1,253 @@
+"""Who computes attention: an ordered list, of which the first that can is taken, or the one that is asked for.
+
+What a back end cannot do is known before the first step, from the shapes and features of the model's layers, and said
+by name: a model is never served by an attention that leaves out its soft cap.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.paged_attention import native, row_by_row
+from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.kernels.paged_attention.reference import paged_attention_reference
+from troupellm.kernels.paged_attention.row_plan import RowPlan, RowSpan
+from troupellm.kernels.triton_support import installed, usable
+from troupellm.protocol.errors import ConfigError
+
+Ints = NDArray[np.int64]
+
+WIDEST_HEAD = 256
+"""What the Triton kernels' tiles are made for."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the attention layers of a model ask for, all of them together."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    kv_dtype: torch.dtype | None = None
+    """Of the cache, where it is not that of the queries."""
+    softcap: bool = False
+    sinks: bool = False
+    batch_invariant: bool = False
+
+
+class Backend(ABC):
+    """One way to compute `paged_attention`."""
+
+    name: ClassVar[str]
+    also: ClassVar[tuple[str, ...]] = ()
+    """Other names, as vLLM spells them."""
+
+    @abstractmethod
+    def refuses(self, needs: Needs) -> str | None:
+        """Why it cannot, in words that go on from "the back end"; None where it can."""
+
+    @abstractmethod
+    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+        """What `paged_attention` is to be given, for a step as of `plan.AttentionPlan`."""
+
+
+class Triton(Backend):
+    """Our kernels for a GPU."""
+
+    name, also = "triton", ("triton_attn",)
+
+    def refuses(self, needs: Needs) -> str | None:
+        if not installed():
+            return "needs the package triton, which is not installed"
+        if not usable(needs.device):
+            return f"runs on a GPU, and the device is {needs.device.type}"
+        if needs.dtype not in FLOATS:
+            return f"computes in float32, bfloat16 and float16, not in {needs.dtype}"
+        if needs.head_dim > WIDEST_HEAD:
+            return f"takes heads of up to {WIDEST_HEAD}, not of {needs.head_dim}"
+        if needs.kv_dtype == torch.int8 and needs.head_dim % 4:
+            return f"reads the scales of int8 caches as whole words: heads of a multiple of 4, not of {needs.head_dim}"
+        if needs.num_heads // needs.num_kv_heads > MOST_PACKED:
+            return f"takes up to {MOST_PACKED} heads for each KV head"
+        if needs.batch_invariant:
+            return "shares the tiles of long rows by what else is in the batch, so it is not batch-invariant"
+        return None
+
+    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+        kv_bytes = (needs.kv_dtype or needs.dtype).itemsize
+        shape = AttentionShape(
+            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_bytes
+        )  # fmt: skip
+        return DevicePlan.from_host(tables, starts, counts, shape=shape, device=needs.device)
+
+
+class Torch(Backend):
+    """Blocks gathered for rows of like lengths, then torch's dense attention."""
+
+    name = "torch"
+    also: ClassVar[tuple[str, ...]] = ("cpu_attn",)
+    native: ClassVar[bool] = False
+
+    def refuses(self, needs: Needs) -> str | None:
+        return None if needs.device.type == "cpu" else f"runs on a CPU, and the device is {needs.device.type}"
+
+    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+        return AttentionPlan(
+            tables, starts, counts, block_size=needs.block_size, num_kv_heads=needs.num_kv_heads, window=window,
+            compiled=self.native, by_token=needs.batch_invariant,
+        )  # fmt: skip
+
+
+class Native(Torch):
+    """Our C++, built by the machine's compiler."""
+
+    name = "native"
+    also = ()
+    native = True
+
+    def refuses(self, needs: Needs) -> str | None:
+        if (reason := super().refuses(needs)) is not None:
+            return reason
+        if needs.kv_dtype not in (None, needs.dtype):
+            return f"reads caches of the type of the model, not of {needs.kv_dtype}"
+        if needs.dtype != torch.float32:
+            return f"computes in float32, not in {needs.dtype}"
+        if not native.supports(*(torch.empty(1, 1, needs.head_dim) for _ in range(2))):
+            return f"takes heads of a multiple of 16 up to {native.MAX_HEAD_DIM}, not of {needs.head_dim}"
+        if native.load() is None:
+            return "needs a C++ compiler whose code agrees with the reference"
+        return None
+
+
+class RowByRow(Backend):
+    """Each row's keys gathered, then one operator per row."""
+
+    def refuses(self, needs: Needs) -> str | None:
+        return None
+
+    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+        rows = RowPlan(
+            tables, starts, counts, block_size=needs.block_size, window=window, device=needs.device
+        )  # fmt: skip
+        return Planned(self, rows)
+
+    def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
+               sinks: Tensor | None) -> Tensor:  # fmt: skip
+        """Of tokens [tokens, heads, head_dim], the same; tokens of no row are zeros."""
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        for span in plan.rows:
+            keys, values = (span.gather(cache, query.dtype) for cache in caches)
+            attended = self.row(query[span.tokens].transpose(0, 1), keys, values, span, scale, softcap, sinks)
+            out[span.tokens] = attended.transpose(0, 1)
+        return out
+
+    @abstractmethod
+    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
+            sinks: Tensor | None) -> Tensor:  # fmt: skip
+        """As `row_by_row.sdpa`."""
+
+
+class Sdpa(RowByRow):
+    """torch's scaled_dot_product_attention."""
+
+    name, also = "sdpa", ("torch_sdpa",)
+
+    def refuses(self, needs: Needs) -> str | None:
+        if needs.softcap:
+            return "has no soft cap of scores, which this model needs"
+        return super().refuses(needs)
+
+    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
+            sinks: Tensor | None) -> Tensor:  # fmt: skip
+        return row_by_row.sdpa(query, keys, values, span, scale, softcap, sinks)
+
+
+class Flex(RowByRow):
+    """torch's flex attention."""
+
+    name, also = "flex", ("flex_attention",)
+
+    def refuses(self, needs: Needs) -> str | None:
+        if needs.device.type != "cuda":
+            return "is compiled for GPUs only: elsewhere torch has it as a definition, too slow to serve with"
+        return super().refuses(needs)
+
+    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
+            sinks: Tensor | None) -> Tensor:  # fmt: skip
+        return row_by_row.flex(query, keys, values, span, scale, softcap, sinks)
+
+
+class Reference(RowByRow):
+    """The definition, token by token in float32: to find out who is wrong."""
+
+    name, also = "reference", ()
+
+    def refuses(self, needs: Needs) -> str | None:
+        if needs.kv_dtype not in (None, needs.dtype):
+            return f"reads caches of the type of the model, not of {needs.kv_dtype}"
+        return None
+
+    def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
+               sinks: Tensor | None) -> Tensor:  # fmt: skip
+        out = paged_attention_reference(
+            query, *caches, plan.tables, plan.items, scale=scale, softcap=softcap, sinks=sinks
+        )  # fmt: skip
+        out[plan.num_tokens :] = 0
+        return out
+
+    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
+            sinks: Tensor | None) -> Tensor:  # fmt: skip
+        raise NotImplementedError("computed for all rows together")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step's rows and who computes them."""
+
+    backend: RowByRow
+    rows: RowPlan
+
+
+BACKENDS: tuple[Backend, ...] = (Triton(), Native(), Torch(), Sdpa(), Flex(), Reference())
+"""In the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the steps of one model for one back end."""
+
+    backend: Backend
+    needs: Needs
+
+    def __call__(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, window: int | None) -> Any:
+        """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
+        return self.backend.plan(tables, starts, counts, self.needs, window)
+
+
+def choose(needs: Needs, name: str = "auto") -> Backend:
+    """The back end of that name, or the first that can.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot what the model needs; `param` is attention_backend.
+    """
+    if name == "auto":
+        return next(backend for backend in BACKENDS if backend.refuses(needs) is None)
+    for backend in BACKENDS:
+        if name.lower() in (backend.name, *backend.also):
+            if (reason := backend.refuses(needs)) is not None:
+                able = ", ".join(other.name for other in BACKENDS if other.refuses(needs) is None)
+                said = f"attention_backend {backend.name} {reason}; here one of auto, {able} can"
+                raise ConfigError(said, param="attention_backend")
+            return backend
+    names = ", ".join(("auto", *(backend.name for backend in BACKENDS)))
+    raise ConfigError(f"attention_backend {name} is not known; one of {names}", param="attention_backend")

@@ -1,0 +1,29 @@
+"""Which attention a model is served with."""
+
+import torch
+
+from troupellm.kernels.paged_attention.backends import Needs, Planner, choose
+from troupellm.models.decoder_config import DecoderConfig
+
+CPU = torch.device("cpu")
+
+
+def plan_attention(
+    config: DecoderConfig, block_size: int, dtype: torch.dtype, *, backend: str = "auto", device: torch.device = CPU,
+    kv_dtype: torch.dtype | None = None, batch_invariant: bool = False,
+) -> Planner:  # fmt: skip
+    """What plans every step of this model.
+
+    Args:
+        dtype: of the model, and of the cache unless `kv_dtype` says otherwise.
+        backend: a name, or auto for the first one that can do what the model needs.
+
+    Raises:
+        ConfigError: that back end cannot, or is not known; `param` is attention_backend.
+    """
+    needs = Needs(
+        device=device, dtype=dtype, kv_dtype=kv_dtype, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim, block_size=block_size, softcap=config.attention_softcap > 0,
+        sinks=config.attention_sinks, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    return Planner(choose(needs, backend), needs)
