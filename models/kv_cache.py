@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.kv_codes import as_bytes, row_width
+from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 
@@ -23,6 +24,7 @@ class KVCache:
         shape = (self.layout.num_slots, 2, num_blocks, config.num_kv_heads, block_size, width)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
         self.storage = torch.empty(shape, dtype=dtype)
+        prefer_huge_pages(self.storage.data_ptr(), self.storage.nbytes, written=False)
         self.layers: list[tuple[Tensor, Tensor]] = [
             (self.storage[slot, 0], self.storage[slot, 1]) for slot in self.layout.slot_of
         ]

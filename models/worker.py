@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import RunnableDecoder
@@ -106,6 +107,8 @@ class ModelWorker:
         self._set_threads(config.worker.num_threads)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
         if is_encoder(reader):
+            if config.worker.batch_invariant:
+                raise ConfigError("batch_invariant is for decoders; this model is an encoder", param="batch_invariant")
             if config.model.quantization is not None:
                 raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
             encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
@@ -121,11 +124,18 @@ class ModelWorker:
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         backend = config.worker.attention_backend
-        plan_attention(model, config.cache.block_size, dtype, backend=backend)  # before anything large is read
+        invariant = config.worker.batch_invariant
+        # Before anything large is read.
+        plan_attention(model, config.cache.block_size, dtype, backend=backend, batch_invariant=invariant)
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
+
+        def read(sink: ProgressSink) -> RunnableDecoder:
+            with batch_invariant(invariant):
+                return read_decoder(self._folder, model, form, config.model, dtype, budget, sink)
+
         parts = self._parts = Parts[RunnableDecoder, KVCache](
-            lambda sink: read_decoder(self._folder, model, form, config.model, dtype, budget, sink),
+            read,
             lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
         )
         decoder = parts.read(progress)

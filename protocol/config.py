@@ -194,6 +194,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: Annotated[
         str, _help("who computes attention: triton, native, torch, sdpa, flex or reference; auto: the first that can")
     ] = "auto"
+    batch_invariant: Annotated[
+        bool, _help("compute the same logits for a sequence, to the bit, whatever else is in the batch; slower")
+    ] = False
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
     logits_processors: Annotated[
         tuple[str, ...],

@@ -9,14 +9,19 @@ HUGE_PAGE = 2 * 2**20
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 
 
-def prefer_huge_pages(address: int, size: int) -> None:
-    """Ask the system to gather a written range into large pages. Only advice: whether it is taken does not matter."""
+def prefer_huge_pages(address: int, size: int, *, written: bool = True) -> None:
+    """Ask the system for large pages under a range. Only advice: whether it is taken does not matter.
+
+    Args:
+        written: gather at once what is there; else what will be written gets them then.
+    """
     begin = -(-address // HUGE_PAGE) * HUGE_PAGE
     length = (address + size) // HUGE_PAGE * HUGE_PAGE - begin
     advise = _madvise()
     if length > 0 and advise is not None:
         advise(begin, length, MADV_HUGEPAGE)
-        advise(begin, length, MADV_COLLAPSE)
+        if written:
+            advise(begin, length, MADV_COLLAPSE)
 
 
 @functools.cache

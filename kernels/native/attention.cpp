@@ -36,14 +36,35 @@ struct Cache {
     int64_t kv_heads, block_size, head_dim;
 
     int64_t at(const int32_t* table, int64_t kv_head, int64_t position) const {
-        return ((table[position / block_size] * kv_heads + kv_head) * block_size + position % block_size) * head_dim;
+        const uint32_t block = static_cast<uint32_t>(position) / static_cast<uint32_t>(block_size);
+        return ((table[block] * kv_heads + kv_head) * block_size + position - block * block_size) * head_dim;
     }
 };
+
+// total [heads, 16 * columns] of vectors += scores [heads, kLanes] times `count` values, for `columns` vectors at once, so
+// that there are enough sums under way to hide how long an addition takes.
+template <int heads, int columns>
+inline void add_values(const float (*scores)[kLanes], const float* value, int64_t size, int count,
+                       Floats (*total)[kMaxChunks], int first) {
+    Floats part[heads][columns];
+    for (int g = 0; g < heads; ++g)
+        for (int c = 0; c < columns; ++c) part[g][c] = total[g][first + c];
+    for (int t = 0; t < count; ++t) {
+        const float* from = value + t * size + first * kLanes;
+        for (int c = 0; c < columns; ++c) {
+            const Floats v = load(from + c * kLanes);
+            for (int g = 0; g < heads; ++g) part[g][c] += scores[g][t] * v;
+        }
+    }
+    for (int g = 0; g < heads; ++g)
+        for (int c = 0; c < columns; ++c) total[g][first + c] = part[g][c];
+}
 
 // `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers.
 template <int heads>
 void attend(const float* query, const Cache& cache, int64_t kv_head, const int32_t* table, int64_t begin, int64_t end,
             const Scores& rule, int64_t head, float* out) {
+    constexpr int columns = heads <= 2 ? 4 : heads <= 4 ? 2 : 1;
     const int64_t size = cache.head_dim;
     const int chunks = static_cast<int>(size / kLanes);
     Floats q[kMaxChunks][heads], total[heads][kMaxChunks];
@@ -56,25 +77,21 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
             total[g][c] = Floats{};
         }
     }
+    const Ints lane = lanes();
     alignas(64) float scores[heads][kLanes];
     Floats parts[heads][kLanes] = {};
     for (int64_t position = begin; position < end;) {
         const int64_t place = position % cache.block_size;
-        const int64_t left = end - position < cache.block_size - place ? end - position : cache.block_size - place;
-        const int count = static_cast<int>(left < kLanes ? left : kLanes);
-        const int64_t block = table[position / cache.block_size];
-        const int64_t offset = ((block * cache.kv_heads + kv_head) * cache.block_size + place) * size;
-        const float* key = cache.key + offset;
-        const float* value = cache.value + offset;
+        const int64_t left = std::min(end - position, cache.block_size - place);
+        const int count = static_cast<int>(std::min<int64_t>(left, kLanes));
+        const float* key = cache.key + cache.at(table, kv_head, position);
+        const float* value = cache.value + (key - cache.key);
         // The next keys lie in some other block, where the processor does not look by itself.
-        const int64_t next = position + count < end ? position + count : position;
-        const int64_t next_block = table[next / cache.block_size];
-        const int64_t ahead =
-            ((next_block * cache.kv_heads + kv_head) * cache.block_size + next % cache.block_size) * size;
+        const int64_t ahead = cache.at(table, kv_head, position + count < end ? position + count : position);
         for (int t = 0; t < count; ++t) {
             for (int64_t at = ahead + t * size; at < ahead + (t + 1) * size; at += kLanes) {
-                __builtin_prefetch(cache.key + at, 0, 2);
-                __builtin_prefetch(cache.value + at, 0, 2);
+                __builtin_prefetch(cache.key + at, 0, 3);
+                __builtin_prefetch(cache.value + at, 0, 3);
             }
             Floats part[heads] = {};
             for (int c = 0; c < chunks; ++c) {
@@ -84,31 +101,28 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
             for (int g = 0; g < heads; ++g) parts[g][t] = part[g];
         }
         for (int g = 0; g < heads; ++g) {
-            const Floats sum_of = sums(parts[g]);
-            store(scores[g], rule.softcap > 0.0f ? cap(sum_of, rule.softcap) : sum_of);
-        }
-        for (int g = 0; g < heads; ++g) {
-            for (int t = count; t < kLanes; ++t) scores[g][t] = kNone;
-            float top = best[g];
-            for (int t = 0; t < count; ++t) top = scores[g][t] > top ? scores[g][t] : top;
+            Floats s = sums(parts[g]);
+            if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
+            s = lane < count ? s : Floats{} + kNone;
+            const float top = largest(s, best[g]);
             if (top > best[g]) {
-                const float shrink = std::exp(best[g] - top);
+                const float shrink = exp_negative(Floats{} + (best[g] - top))[0];
                 weight[g] *= shrink;
                 for (int c = 0; c < chunks; ++c) total[g][c] *= shrink;
                 best[g] = top;
             }
-            store(scores[g], exp_negative(load(scores[g]) - best[g]));
-            for (int t = count; t < kLanes; ++t) scores[g][t] = 0.0f;
-            weight[g] += sum(load(scores[g]));
+            const Floats e = s == kNone ? Floats{} : exp_negative(s - best[g]);
+            store(scores[g], e);
+            weight[g] += sum(e);
         }
-        for (int c = 0; c < chunks; ++c) {
-            Floats part[heads];
-            for (int g = 0; g < heads; ++g) part[g] = total[g][c];
-            for (int t = 0; t < count; ++t) {
-                const Floats v = load(value + t * size + c * kLanes);
-                for (int g = 0; g < heads; ++g) part[g] += scores[g][t] * v;
-            }
-            for (int g = 0; g < heads; ++g) total[g][c] = part[g];
+        int c = 0;
+        for (; c + columns <= chunks; c += columns)
+            add_values<heads, columns>(scores, value, size, count, total, c);
+        switch (chunks - c) {
+            case 3: add_values<heads, columns < 4 ? columns : 3>(scores, value, size, count, total, c); break;
+            case 2: add_values<heads, columns < 3 ? columns : 2>(scores, value, size, count, total, c); break;
+            case 1: add_values<heads, 1>(scores, value, size, count, total, c); break;
+            default: break;
         }
         position += count;
     }
@@ -177,8 +191,7 @@ void weigh(float* scores, int64_t first, int64_t end, int64_t row, int64_t rows,
            const Scores& rule) {
     Floats all[kKeys / kLanes];
     Floats top = Floats{} + kNone;
-    Ints lane;
-    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    const Ints lane = lanes();
     for (int c = 0; c < kKeys / kLanes; ++c) {
         Floats s = load(scores + c * kLanes);
         if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
@@ -187,10 +200,9 @@ void weigh(float* scores, int64_t first, int64_t end, int64_t row, int64_t rows,
         all[c] = s;
         top = s > top ? s : top;
     }
-    float best = work.best[row];
-    for (int i = 0; i < kLanes; ++i) best = top[i] > best ? top[i] : best;
+    const float best = largest(top, work.best[row]);
     if (best > work.best[row]) {
-        const float shrink = std::exp(work.best[row] - best);
+        const float shrink = exp_negative(Floats{} + (work.best[row] - best))[0];
         work.weight[row] *= shrink;
         for (int64_t s = 0; s < strips; ++s) {
             float* total = work.total + (s * rows + row) * 64;
@@ -327,7 +339,9 @@ extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* que
 #pragma omp for schedule(static)
             for (int64_t index = 0; index < tokens * kv_heads; ++index) write(index / kv_heads, index % kv_heads);
         }
-#pragma omp for schedule(dynamic, 1) nowait
+        // The heads of a row lie beside each other: one thread takes them all, unless there would be too few parts.
+        const int64_t part = plan->num_jobs >= 4 * threads ? kv_heads : 1;
+#pragma omp for schedule(dynamic, part) nowait
         for (int64_t index = 0; index < num_work; ++index) {
             const Job& job = plan->jobs[index / kv_heads];
             const int64_t kv_head = index % kv_heads, end = job.position + 1;

@@ -19,6 +19,8 @@ constexpr int64_t kDepth = 1 << 30;
 constexpr int64_t kDepth = 64;  // inputs at a time: the columns of a panel are several tiles, which share what is read
 #endif
 
+constexpr int64_t kFar = 2048;  // floats ahead of what is read: beyond the page, at whose end the processor stops
+
 struct Weight {
     const float* data;
     int64_t panel, padded, depth, outs;
@@ -55,7 +57,7 @@ void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, c
             const int tile_columns = columns - c < most ? columns - c : most;
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t first = x.count * g / groups, count = x.count * (g + 1) / groups - first;
-                Ahead ahead{data, 0, 0};
+                Ahead ahead{data + kFar, weight.panel, 2 * kLanes};
                 if (fetches) {
                     const int64_t line = width * g / groups, lines = width * (g + 1) / groups - line;
                     ahead = {next + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};

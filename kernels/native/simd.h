@@ -27,18 +27,17 @@ inline Floats load(const float* from) {
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
 
 // Halves the lanes that each sum is spread over: lane i of the result adds two lanes of `a` or of `b`.
-inline Floats fold(Floats a, Floats b, Ints first, Ints second) {
-    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
+inline Floats fold(Floats a, Floats b) {
+    return __builtin_shuffle(a, b, Ints{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}) +
+           __builtin_shuffle(a, b, Ints{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
 }
 
 // The sums of 16 vectors, in order.
 inline Floats sums(const Floats* v) {
-    const Ints even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const Ints odd = even + 1;
     Floats eight[8], four[4];
-    for (int i = 0; i < 8; ++i) eight[i] = fold(v[2 * i], v[2 * i + 1], even, odd);
-    for (int i = 0; i < 4; ++i) four[i] = fold(eight[2 * i], eight[2 * i + 1], even, odd);
-    return fold(fold(four[0], four[1], even, odd), fold(four[2], four[3], even, odd), even, odd);
+    for (int i = 0; i < 8; ++i) eight[i] = fold(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) four[i] = fold(eight[2 * i], eight[2 * i + 1]);
+    return fold(fold(four[0], four[1]), fold(four[2], four[3]));
 }
 
 inline float sum(Floats value) {
@@ -54,6 +53,23 @@ inline float sum(Floats value) {
 }
 
 inline Floats absolute(Floats x) { return x < 0.0f ? -x : x; }
+
+// The largest of `start` and all lanes that are numbers.
+inline float largest(Floats value, float start) {
+    Half low, high;
+    std::memcpy(&low, &value, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    low = high > low ? high : low;
+    Quarter a, b;
+    std::memcpy(&a, &low, sizeof a);
+    std::memcpy(&b, reinterpret_cast<const char*>(&low) + sizeof a, sizeof b);
+    a = b > a ? b : a;
+    for (int i = 0; i < 4; ++i) start = a[i] > start ? a[i] : start;
+    return start;
+}
+
+// The numbers of the lanes.
+inline Ints lanes() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 // e^x for x <= 0 with a relative error near 1e-7; NaN stays NaN.
 inline Floats exp_negative(Floats x) {
