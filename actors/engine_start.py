@@ -258,7 +258,7 @@ def _cache_config(config: EngineConfig, ready: WorkerReady) -> dict[str, str]:
         "num_gpu_blocks": str(ready.num_blocks),
         "enable_prefix_caching": str(config.cache.enable_prefix_caching),
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
-        "cache_dtype": ready.dtype,
+        "cache_dtype": ready.dtype if ready.cache_dtype == "auto" else ready.cache_dtype,
         "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
     }
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from troupellm.kernels.kv_codes import cache_dtype, row_width
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig, MoeConfig
+from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -31,6 +33,8 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     concurrency: float = 0.0
     """How many sequences as long as the context there is room for."""
+    quantization: str = ""
+    """Of weights, on load."""
     num_parameters: int = 0
     active_parameters: int = 0
     """Of what one token goes through, where that is not all."""
@@ -41,7 +45,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
         context = f"{self.num_blocks} blocks, {self.concurrency:.1f} x context {self.max_model_len}"
         sparse = f"  {total / 1e9:.2f} B parameters, {active / 1e9:.2f} B of them per token" if active < total else ""
         lines = [
-            ("weights", self.weight_bytes, sparse),
+            ("weights", self.weight_bytes, f"  {self.quantization}" * bool(self.quantization) + sparse),
             ("activations", self.activation_bytes, ""),
             ("KV cache", self.kv_cache_bytes, f"  {context}"),
             ("left free", self.free_bytes, ""),
@@ -62,10 +66,11 @@ def plan_memory(
     """
     available = available_memory() if available is None else available
     size = dtype.itemsize
-    weights = weight_count(model, with_head=True) * size
+    mode = config.model.quantization
+    weights = weight_bytes(model, weight_count(model, with_head=True), dtype, mode)
     activations = _activation_bytes(model, config, size)
     longest = model_limit(model, config)
-    block = block_bytes(model, config.cache.block_size, size)
+    block = block_bytes(model, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
     most = count_blocks(windows, longest, span, config.cache.block_size)
     num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config)
@@ -78,6 +83,7 @@ def plan_memory(
         )
     return MemoryBudget(
         weight_bytes=weights,
+        quantization=mode or "",
         activation_bytes=activations,
         kv_cache_bytes=num_blocks * block,
         free_bytes=max(0, available - weights - activations - num_blocks * block),
@@ -123,9 +129,10 @@ def _num_norms(model: DecoderConfig) -> int:
     return sum(name is not None for name in msgspec.structs.astuple(model.norms))
 
 
-def block_bytes(model: DecoderConfig, block_size: int, itemsize: int) -> int:
-    """One block's keys and values in all layers of a cache group."""
-    return 2 * cache_layout(model).num_slots * model.num_kv_heads * model.head_dim * block_size * itemsize
+def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
+    """One block's keys and values in all layers of a cache group, in a cache of `dtype`."""
+    row = row_width(model.head_dim, dtype) * dtype.itemsize
+    return 2 * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
 
 
 def available_memory() -> int:

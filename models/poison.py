@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from troupellm.kernels.kv_codes import FP8, as_bytes
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import RowTable
 from troupellm.protocol.worker import StepPlan
@@ -24,7 +25,7 @@ class Poison:
     """
 
     def __init__(self, cache: KVCache, pattern: Pattern, *, when_freed: bool) -> None:
-        self._storage = cache.storage
+        self._storage = as_bytes(cache.storage)
         self._block_size = cache.block_size
         self._when_freed = when_freed
         self._held: set[int] = set()
@@ -54,6 +55,10 @@ class Poison:
 
 
 def _value(pattern: Pattern, dtype: torch.dtype) -> float:
+    if dtype == torch.int8:  # where bytes of 0xff make a scale that is not a number
+        return -1 if pattern == "nan" else 0x7F
+    if dtype == FP8:  # where 0x7f is not a number
+        return 0x7F
     if pattern == "nan":
         return float("nan")
     return float(torch.full((dtype.itemsize,), 0x7F, dtype=torch.uint8).view(dtype))

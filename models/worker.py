@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
@@ -29,6 +30,7 @@ from troupellm.models.memory import MemoryBudget, model_limit, plan_memory, weig
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.formats import read_format
+from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import is_encoder
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
@@ -119,14 +121,18 @@ class ModelWorker:
         described, form = describe_served(self._folder, reader, config.model, progress), read_format(reader)
         if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
             raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
+        if config.model.load_format == "safetensors" and is_gguf(self._folder):
+            raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
         hybrid = not config.cache.disable_hybrid_kv_cache_manager
         model = with_cache_groups(described, model_limit(described, config), hybrid=hybrid)
         ability = decoder_ability(self._folder, reader, config.model, model)
         activation = classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax"
         backend = config.worker.attention_backend
-        invariant = config.worker.batch_invariant
+        invariant, cached = config.worker.batch_invariant, cache_dtype(config.cache.kv_cache_dtype, dtype)
         # Before anything large is read.
-        plan_attention(model, config.cache.block_size, dtype, backend=backend, batch_invariant=invariant)
+        plan_attention(
+            model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant
+        )
         budget = plan_memory(model, config, dtype)
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
 
@@ -136,10 +142,10 @@ class ModelWorker:
 
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             read,
-            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, dtype),
+            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, cached),
         )
         decoder = parts.read(progress)
-        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes))
+        progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
         progress(LoadProgress(phase="warm_up"))
@@ -297,6 +303,8 @@ def _ready(
         groups=_cache_groups(model, budget),
         step_tokens=config.scheduler.max_num_batched_tokens,
         dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=config.cache.kv_cache_dtype,
+        quantization=budget.quantization,
         device="cpu",
         architecture=model.architecture,
         num_parameters=weight_count(model, with_head=False),

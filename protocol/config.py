@@ -27,8 +27,8 @@ def _help(text: str) -> Meta:
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which model, and how it is read."""
 
-    model: Annotated[str | None, _help("folder, hub id, or nothing for the built-in model")] = None
-    tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
+    model: Annotated[str | None, _help("folder, GGUF file, hub id, or nothing for the built-in model")] = None
+    tokenizer: Annotated[str | None, _help("folder, GGUF file or hub id of the tokenizer, if not the model's")] = None
     served_model_name: Annotated[tuple[str, ...], _help("name or names clients may use; the first is reported")] = ()
     revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
     download_dir: Annotated[str | None, _help("where hub models are cached (default: HF_HOME)")] = None
@@ -91,6 +91,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Fraction, _help("share of the device's memory to use, when kv_cache_memory_bytes is not given")
     ] = 0.9
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8", "fp8", "fp8_e4m3"],
+        _help("what keys and values are kept in; int8: with a scale per token and head; auto: the model's dtype"),
+    ] = "auto"
     num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
     disable_hybrid_kv_cache_manager: Annotated[

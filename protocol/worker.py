@@ -282,6 +282,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     groups: tuple[CacheGroup, ...]
     dtype: str
+    """Of activations, and of what is not quantized."""
     device: str
     architecture: str
     num_parameters: int
@@ -306,6 +307,10 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     """Width of an input embedding."""
     logits_processors: tuple[ProcessorInfo, ...] = ()
+    quantization: str = ""
+    """Of weights; empty is none."""
+    cache_dtype: str = "auto"
+    """Of keys and values; auto is `dtype`."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -221,7 +221,9 @@ class EngineHost:
             import troupellm
 
             engine = self.require()
-            parts = (troupellm.__version__, *engine.model_names, engine.ready.dtype, engine.ready.architecture)
+            ready = engine.ready
+            formats = (ready.dtype, ready.quantization, ready.cache_dtype)
+            parts = (troupellm.__version__, *engine.model_names, *formats, ready.architecture)
             self._fingerprint = "troupe-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
         return self._fingerprint
 

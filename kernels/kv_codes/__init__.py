@@ -15,6 +15,15 @@ FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 
 
+def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """A cache's type by its name in the configuration.
+
+    Args:
+        dtype: the model's own, which "auto" stands for.
+    """
+    return {"int8": torch.int8, "fp8": FP8, "fp8_e4m3": FP8}.get(name, dtype)
+
+
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
     """The last dimension of a cache of that type."""
     return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim

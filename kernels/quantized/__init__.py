@@ -5,7 +5,7 @@ fast path; where there is none, the weight is dequantized once.
 """
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable
-from troupellm.kernels.quantized.fast import FastProduct, FewRows, fast_product
+from troupellm.kernels.quantized.fast import FastProduct, FewRows, fast_product, stays
 from troupellm.kernels.quantized.fp8 import Fp8
 from troupellm.kernels.quantized.gguf import GgufBlocks
 from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
@@ -15,5 +15,5 @@ from troupellm.kernels.quantized.mx import Mx
 
 __all__ = [
     "FastProduct", "FewRows", "Fp8", "GgufBlocks", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx",
-    "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "merge",
+    "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "merge", "stays",
 ]  # fmt: skip

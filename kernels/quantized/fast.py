@@ -41,6 +41,11 @@ class FastProduct(Protocol):
         """As `kernels.linear.best_rows`."""
 
 
+def stays(mode: str) -> bool:
+    """Whether weights that are quantized on load in this way are computed with as they are, on a CPU."""
+    return mode == "int8"
+
+
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
     if isinstance(weight, Int8Channel) and weight.values.device.type == "cpu":

@@ -110,6 +110,8 @@ class Int8Product:
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features], the type of `x`."""
         rows = x.shape[0]
+        if rows == 0:
+            return x.new_empty(0, self._scale.shape[0])
         if self._packed is None:
             values, row_scale = quantize_rows(x)
             product = torch._int_mm(values, self._values.t()).float() * self._scale

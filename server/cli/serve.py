@@ -21,7 +21,9 @@ _PATH = {True: "chat/completions", False: "completions"}
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("serve", help="start the server", epilog=HELP)
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="folder or hub id; default: built-in")
+    parser.add_argument(
+        "model_argument", nargs="?", metavar="MODEL", help="folder, GGUF file or hub id; default: built-in"
+    )
     add_config_flags(parser)
     parser.set_defaults(func=run)
 

@@ -34,7 +34,7 @@ def test_the_default_is_no_more_than_all_sequences_can_use(folder: Path) -> None
     budget = plan(folder, max_num_seqs=8)
     assert budget.num_blocks == 8 * 2048 // 16
     assert budget.max_model_len == 2048
-    assert budget.kv_cache_bytes == budget.num_blocks * block_bytes(describe_model(folder), 16, 4)
+    assert budget.kv_cache_bytes == budget.num_blocks * block_bytes(describe_model(folder), 16, torch.float32)
 
 
 def test_the_default_leaves_a_laptop_its_memory(folder: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_default_leaves_a_laptop_its_memory(folder: Path) -> None:
 
 def test_auto_context_shrinks_to_the_cache(folder: Path) -> None:
     assert plan(folder, num_gpu_blocks_override=5, block_size=8).max_model_len == 40
-    size = block_bytes(describe_model(folder), 16, 4)
+    size = block_bytes(describe_model(folder), 16, torch.float32)
     assert plan(folder, kv_cache_memory_bytes=3 * size + 1).num_blocks == 3
 
 

@@ -118,6 +118,13 @@ async def test_the_whole_engine_serves_a_file(tiny: Written) -> None:
     assert list(chat.prompt_token_ids) == tiny.tokenizer.encode(asked).ids
 
 
+def test_another_format_than_the_files_is_refused(tiny: Written) -> None:
+    with pytest.raises(ValueError, match="load_format safetensors does not fit a GGUF file"):
+        load(tiny.path, load_format="safetensors")
+    with pytest.raises(ValueError, match="quantization is for plain checkpoints"):
+        load(tiny.path, quantization="int8")
+
+
 def test_a_folder_with_one_file_is_that_file(tiny: Written, tmp_path: Path) -> None:
     assert resolve_model(ModelConfig(model=str(tiny.path.parent)), lambda _: None) == tiny.path
     for name in ("a.gguf", "b.gguf"):

@@ -1,12 +1,15 @@
 """GPTQ and AWQ: files packed number by number, as the formats are documented; the same weights and tokens."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import check_tokens, linears, load, tiny_llama, tokens_of, write_model
+from quantized_llama import check_tokens, linears, load, save_sharded, tiny_llama, tokens_of, write_model
+from safetensors.torch import load_file, save_file
 
 from troupellm.kernels.quantized import QuantizedWeight
 from troupellm.models.hf_config import ConfigReader
@@ -43,4 +46,33 @@ def test_weights_and_tokens_are_those_that_were_packed(tmp_path: Path, name: str
         torch.testing.assert_close(values, module.weight.detach(), rtol=1e-6, atol=1e-7)
     worker, _ = load(folder)
     check_tokens(model, tokens_of(worker))
+    worker.close()
+
+
+def test_experts_in_four_bits(tmp_path: Path) -> None:
+    """Each expert's layers are stored by themselves, as those of a dense model are; the router is plain."""
+    torch.manual_seed(8)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=288, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=128, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    plain, quantized, writer = tmp_path / "plain", tmp_path / "quantized", GptqWriter(GPTQ)
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(plain)
+    tensors, stored = load_file(plain / "model.safetensors"), {}
+    for name, tensor in list(tensors.items()):
+        layer = name.removesuffix(".weight")
+        if not layer.endswith("_proj"):
+            stored[name] = tensor
+            continue
+        parts, tensors[name] = writer(layer, tensor)
+        stored |= {f"{layer}.{key}": part for key, part in parts.items() if key != "bias"}
+    assert any(".experts.3.down_proj.qweight" in name for name in stored)
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    quantized.mkdir()
+    save_sharded(quantized, {name: tensor.contiguous() for name, tensor in stored.items()})
+    described = json.loads((plain / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(described | {"quantization_config": GPTQ}))
+    worker, _ = load(quantized)
+    check_tokens(transformers.Qwen3MoeForCausalLM.from_pretrained(plain).eval(), tokens_of(worker))
     worker.close()

@@ -1,0 +1,27 @@
+"""What became of a model's quantized weights, for the load log."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from troupellm.kernels.linear import PackedLinear
+
+
+def packed_weights(part: object) -> Iterator[PackedLinear]:
+    """All weights of matrix products in the parts of a model."""
+    if isinstance(part, PackedLinear):
+        yield part
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from packed_weights(item)
+    elif type(part).__module__.startswith(__name__.partition(".")[0]):
+        names = (*getattr(part, "__slots__", ()), *getattr(part, "__dict__", ()))
+        for name in names:
+            yield from packed_weights(getattr(part, name, None))
+
+
+def quantization_report(model: object) -> str:
+    """One line that counts products by kind; empty where none is quantized."""
+    kinds = Counter(weight.kind or "plain" for weight in packed_weights(model))
+    if set(kinds) <= {"plain"}:
+        return ""
+    return "products: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

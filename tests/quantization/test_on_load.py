@@ -1,0 +1,106 @@
+"""Quantization on load and a KV cache in eight bits, through the whole engine: the built-in model's greedy tokens.
+
+Its margins are wide, so that most of what it says in full it says with fewer bits. Whatever the engine does to a
+sequence (a crowd, chunks, preemption, prefix hits, forks, sleep, another process) must not change what it says.
+"""
+
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+import troupellm
+
+PROMPTS = (
+    "What is the capital of France?", "Tell me a story about a fox.", "What is 3 + 4?", "What colour is the sky?",
+    "Count to ten.", "How many legs does a spider have?", "Who are you?", "What is 12 + 30?",
+    "Tell me a story about a dog.",
+)  # fmt: skip
+NEW_TOKENS = 32
+AGREEMENT = {
+    ("int8", "int8"): 1.0,
+    ("fp8", "fp8"): 0.9,
+    ("int4", "auto"): 0.9,
+    ("int8-weight-only", "auto"): 1.0,
+}
+"""Of the tokens up to the first that differs, over all prompts."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+async def answers(engine: troupellm.Engine, prompts: Sequence[str] = PROMPTS) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()] * len(prompts)
+
+    async def one(index: int) -> None:
+        asked = [{"role": "user", "content": prompts[index]}]
+        found[index] = (await engine.chat(asked, temperature=0.0, max_tokens=NEW_TOKENS).collect()).token_ids
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(prompts)):
+            group.start_soon(one, index)
+    return found
+
+
+def agreement(got: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
+    same = 0
+    for ours, theirs in zip(got, expected, strict=True):
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        same += next((place for place, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
+    return same / sum(len(answer) for answer in expected)
+
+
+@pytest.fixture(scope="module")
+async def plain() -> list[tuple[int, ...]]:
+    async with troupellm.Engine(max_model_len=512) as engine:
+        return await answers(engine)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("mode", "cache"), AGREEMENT, ids=str)
+async def test_the_same_tokens_with_fewer_bits(plain, mode: str | None, cache: str) -> None:
+    async with troupellm.Engine(max_model_len=512, quantization=mode, kv_cache_dtype=cache) as engine:
+        got = await answers(engine)
+        assert engine.ready.quantization == (mode or "")
+        assert engine.ready.cache_dtype == cache
+    assert agreement(got, plain) >= AGREEMENT[mode, cache]
+
+
+@pytest.mark.anyio
+async def test_what_happens_to_a_sequence_changes_nothing() -> None:
+    """In int8 throughout: chunks, preemption, replayed prefixes, forks and sleep against one sequence at a time."""
+    eight = {"quantization": "int8", "kv_cache_dtype": "int8"}
+    async with troupellm.Engine(max_model_len=128, **eight) as engine:
+        alone = [(await answers(engine, [prompt]))[0] for prompt in PROMPTS]
+        again = await engine.generate(PROMPTS[2] * 4, temperature=0.0, max_tokens=8)
+        hit = await engine.generate(PROMPTS[2] * 4, temperature=0.0, max_tokens=8)
+        assert hit.usage.cached_tokens >= 16
+        assert hit.token_ids == again.token_ids
+        forks = await engine.generate(PROMPTS[2] * 4, temperature=0.0, max_tokens=8, n=3)
+        assert {choice.token_ids for choice in forks.choices} == {again.token_ids}
+        await engine.sleep(2, "keep")
+        await engine.wake()
+        assert agreement(await answers(engine), alone) == 1.0
+    small = {"num_gpu_blocks_override": 8, "max_num_batched_tokens": 20, "enable_prefix_caching": False}
+    async with troupellm.Engine(max_model_len=128, **eight, **small) as engine:
+        assert agreement(await answers(engine), alone) >= 0.95
+        assert engine.snapshot().scheduler.preemptions > 0
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_in_a_process_of_its_own(plain) -> None:
+    eight = {"quantization": "int8", "kv_cache_dtype": "int8", "worker_process": True}
+    async with troupellm.Engine(max_model_len=512, **eight) as engine:
+        assert agreement(await answers(engine), plain) >= AGREEMENT["int8", "int8"]
+
+
+@pytest.mark.anyio
+async def test_quantized_weights_take_less() -> None:
+    sizes = {}
+    for mode in (None, "int8"):
+        async with troupellm.Engine(max_model_len=512, num_gpu_blocks_override=64, quantization=mode) as engine:
+            sizes[mode] = engine.ready.weight_bytes
+    assert sizes["int8"] < 0.4 * sizes[None]
