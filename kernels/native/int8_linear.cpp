@@ -6,9 +6,7 @@
 // Sums of whole numbers are exact, and what follows is done number by number in one order: a row's result does not
 // depend on its neighbours, the tile or the instruction set, to the bit.
 
-#include "simd.h"
-
-#include <vector>
+#include "rows.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -135,15 +133,6 @@ float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int of
     return scale;
 }
 
-// The root-mean-square norm of a row.
-void normed(const float* x, const float* weight, double eps, int64_t size, float* out) {
-    float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < size; ++i) total += x[i] * x[i];
-    const float scale = 1.0f / std::sqrt(total / static_cast<float>(size) + static_cast<float>(eps));
-    for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
-}
-
 // `sums` (of each output's weights), `scale` and `bias` (or null) have whole panels.
 struct Int8Weight {
     const int8_t* values;
@@ -156,34 +145,19 @@ struct Int8Weight {
     int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
 };
 
-struct Inputs {
-    const float* data;
-    int64_t stride, rows;
-    const float* norm;
-    double eps;
-};
-
 // Rows in eight bits with their scales.
 struct Quantized {
     std::vector<uint8_t> values;
     std::vector<float> scales, normed;
 
     void fit(int64_t rows, const Int8Weight& weight) {
-        const auto grow = [](auto& memory, int64_t size) {
-            if (memory.size() < static_cast<size_t>(size)) memory.resize(static_cast<size_t>(size));
-        };
         grow(values, rows * weight.padded);
         grow(scales, rows);
         grow(normed, rows * weight.depth);
     }
 
     void take(const Inputs& x, const Int8Weight& weight, int64_t row) {
-        const float* from = x.data + row * x.stride;
-        if (x.norm != nullptr) {
-            float* const to = normed.data() + row * weight.depth;
-            ::normed(from, x.norm, x.eps, weight.depth, to);
-            from = to;
-        }
+        const float* from = ready_row(x, row, weight.depth, normed.data() + row * weight.depth);
         scales[row] = quantize(from, weight.depth, values.data() + row * weight.padded, weight.padded, kOffset);
     }
 };

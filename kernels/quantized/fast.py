@@ -43,13 +43,17 @@ class FastProduct(Protocol):
 
 def stays(mode: str) -> bool:
     """Whether weights that are quantized on load in this way are computed with as they are, on a CPU."""
-    return mode == "int8"
+    from troupellm.kernels.quantized import coded_cpu
+
+    return mode == "int8" or coded_cpu.load() is not None
 
 
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
-    if isinstance(weight, Int8Channel) and weight.values.device.type == "cpu":
-        from troupellm.kernels.quantized.int8_cpu import Int8Product  # which stands on kernels.linear
+    if weight.tensors()[0].device.type != "cpu":
+        return None
+    from troupellm.kernels.quantized import coded_cpu, int8_cpu  # which stand on kernels.linear
 
-        return Int8Product(weight, bias)
-    return None
+    if isinstance(weight, Int8Channel):
+        return int8_cpu.Int8Product(weight, bias)
+    return coded_cpu.coded_product(weight, bias)

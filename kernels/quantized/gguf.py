@@ -1,7 +1,7 @@
 """The blocks of GGUF files, kept as they are; layouts and arithmetic after the format's reference (ggml)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -34,7 +34,7 @@ class GgufBlocks(QuantizedWeight):
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         block = LAYOUTS[self.layout]
-        return block.read(self.data.view(-1, block.size)).view(self.shape).to(dtype or self.dtype)
+        return block.read(self.data.view(-1, block.size)).weights().view(self.shape).to(dtype or self.dtype)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -53,36 +53,67 @@ def halves(blocks: Tensor, begin: int) -> Tensor:
     return blocks[:, begin : begin + 2].contiguous().view(torch.float16).float()
 
 
-def q8_0(blocks: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What blocks say: w = scale * (numbers - middle) + offset.
+
+    Attributes:
+        numbers: whole, [blocks, weights].
+        scale: float32 [blocks, groups], of equal runs of weights.
+        offset: like `scale`, or None.
+        bits: that the numbers take: four without a sign, or eight with one (where `middle` is 0).
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    offset: Tensor | None = None
+    bits: int = 8
+    middle: int = 0
+
+    def weights(self) -> Tensor:
+        """float32 [blocks, weights]."""
+        grouped = (self.numbers.float() - self.middle).view(*self.scale.shape, -1) * self.scale[..., None]
+        return (grouped if self.offset is None else grouped + self.offset[..., None]).flatten(1)
+
+
+def q8_0(blocks: Tensor) -> Fields:
     """32 weights: scale d, then signed bytes; w = d * q."""
-    return halves(blocks, 0) * blocks[:, 2:].view(torch.int8)
+    return Fields(blocks[:, 2:].view(torch.int8), halves(blocks, 0))
 
 
-def q4_0(blocks: Tensor) -> Tensor:
+def q4_0(blocks: Tensor) -> Fields:
     """32 weights: scale d, then 16 bytes whose low halves come first; w = d * (q - 8)."""
     nibbles = torch.cat((blocks[:, 2:] & 15, blocks[:, 2:] >> 4), dim=1)
-    return halves(blocks, 0) * (nibbles.float() - 8)
+    return Fields(nibbles, halves(blocks, 0), bits=4, middle=8)
 
 
-def q4_k(blocks: Tensor) -> Tensor:
+def q4_k(blocks: Tensor) -> Fields:
     """256 weights in 8 groups: d, dmin, 8 scales and minima of six bits in 12 bytes; w = d * scale * q - dmin * min."""
     packed, nibbles = blocks[:, 4:16].int(), blocks[:, 16:].view(-1, 4, 1, 32)
     low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
     minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1)
-    values = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(-1, 8, 32)
-    scale, least = halves(blocks, 0) * scales, halves(blocks, 2) * minima
-    return (scale[..., None] * values - least[..., None]).flatten(1)
+    numbers = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(-1, 256)
+    return Fields(numbers, halves(blocks, 0) * scales, -halves(blocks, 2) * minima, bits=4)
 
 
-def q6_k(blocks: Tensor) -> Tensor:
+def q6_k(blocks: Tensor) -> Fields:
     """256 weights in 16 groups: four low bits, two high bits, signed scales, d; w = d * scale * (q - 32)."""
     low, high = blocks[:, :128].view(-1, 2, 1, 64), blocks[:, 128:192].view(-1, 2, 1, 32)
     low = torch.cat((low & 15, low >> 4), dim=2).view(-1, 2, 4, 32)
     high = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
-    values = ((low | (high << 4)).float() - 32).view(-1, 16, 16)
-    scale = halves(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    return (scale[..., None] * values).flatten(1)
+    numbers = (low | (high << 4)).view(-1, 256).to(torch.int8) - 32
+    return Fields(numbers, halves(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+
+
+def fields_of(weight: GgufBlocks) -> Fields:
+    """What all blocks of a weight say, with numbers [out_features, in_features] and scales [out_features, groups]."""
+    block, rows = LAYOUTS[weight.layout], weight.shape[0]
+    fields = block.read(weight.data.view(-1, block.size))
+    offset = None if fields.offset is None else fields.offset.reshape(rows, -1)
+    return replace(
+        fields, numbers=fields.numbers.reshape(rows, -1), scale=fields.scale.reshape(rows, -1), offset=offset
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +121,8 @@ class Layout:
     weights: int
     size: int
     """Bytes of a block."""
-    read: Callable[[Tensor], Tensor]
-    """Blocks uint8 [blocks, size] to float32 [blocks, weights]."""
+    read: Callable[[Tensor], Fields]
+    """Of blocks uint8 [blocks, size]."""
 
 
 LAYOUTS = {

@@ -1,9 +1,12 @@
 """The kinds of quantized weights: what they stand for, how they are joined and cut, and how close they come."""
 
+import shutil
+
 import pytest
 import torch
+from torch.nn import functional
 
-from troupellm.kernels.linear import linear, pack
+from troupellm.kernels.linear import gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import (
     Fp8,
     GgufBlocks,
@@ -12,11 +15,13 @@ from troupellm.kernels.quantized import (
     Int8WeightOnly,
     Mx,
     QuantizedWeight,
+    coded_cpu,
     merge,
 )
 from troupellm.kernels.quantized.mx import element_values
 
-ROWS, COLUMNS = 48, 256
+ROWS, COLUMNS = 96, 256
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
 
 def weight(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
@@ -61,10 +66,10 @@ NAMES = tuple(kinds())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_of_a_kind_join_and_rows_are_cut_out(name: str) -> None:
-    first, second = kinds(1, 32)[name], kinds(2, 16)[name]
+    first, second = kinds(1, 64)[name], kinds(2, 32)[name]
     joined = merge([first, second])
     assert isinstance(joined, type(first))
-    assert joined.shape == (48, COLUMNS)
+    assert joined.shape == (96, COLUMNS)
     assert torch.equal(joined.dequantize(), torch.cat((first.dequantize(), second.dequantize())))
     index = torch.tensor([40, 3, 3, 0])
     assert torch.equal(joined.rows(index).dequantize(), joined.dequantize()[index])
@@ -73,13 +78,55 @@ def test_parts_of_a_kind_join_and_rows_are_cut_out(name: str) -> None:
     assert joined.nbytes < 1.1 * joined.shape[0] * COLUMNS
 
 
+@pytest.fixture(params=[pytest.param("compiled", marks=needs_compiler), "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(coded_cpu, "load", lambda: None)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_packed_product_is_the_definition(name: str) -> None:
-    kind = kinds()[name]
-    x, bias = torch.randn(5, COLUMNS), torch.randn(ROWS)
-    expected = kind.product(x, bias)
-    tolerance = 1e-4 * float(expected.abs().max())
-    torch.testing.assert_close(linear(x, pack(kind, bias)), expected, atol=tolerance, rtol=1e-4)
+def test_a_packed_product_is_the_definition(name: str, path: str) -> None:
+    kind, bias = kinds()[name], torch.randn(ROWS)
+    packed = pack(kind, bias)
+    assert (packed.fast is None) == (path == "torch" and not isinstance(kind, Int8Channel))
+    assert packed.kind == (kind.kind if packed.fast is not None else f"{kind.kind}, dequantized at load")
+    norm = torch.rand(COLUMNS)
+    for rows in (0, 1, 3, 5, 16, 17, 70):
+        x = torch.randn(rows, COLUMNS)
+        expected = kind.product(x, bias)
+        tolerance = 2e-4 * float(expected.abs().amax()) if rows else 0.0
+        torch.testing.assert_close(linear(x, packed), expected, atol=tolerance, rtol=1e-4)
+        total = torch.ones(rows, ROWS)
+        linear_add(x, packed, total, 0.5)
+        torch.testing.assert_close(total, 1 + 0.5 * expected, atol=tolerance, rtol=1e-4)
+        if not isinstance(kind, Int8Channel):  # of which tests/kernels/test_int8_product.py knows more
+            normed = kind.product(functional.rms_norm(x, (COLUMNS,), norm, 1e-5), bias)
+            torch.testing.assert_close(norm_linear(x, norm, 1e-5, packed), normed, atol=tolerance, rtol=1e-4)
+            gated = functional.silu(normed[:, : ROWS // 2]) * normed[:, ROWS // 2 :]
+            tolerance = 4e-4 * float(gated.abs().amax()) if rows else 0.0
+            got = gated_linear(x, packed, "silu", norm, 1e-5)
+            torch.testing.assert_close(got, gated, atol=tolerance, rtol=1e-3)
+
+
+@needs_compiler
+def test_rows_do_not_depend_on_their_number() -> None:
+    for kind in kinds().values():
+        packed, x = pack(kind), torch.randn(16, COLUMNS)
+        together = linear(x, packed)
+        assert all(torch.equal(linear(x[row : row + 1], packed)[0], together[row]) for row in range(16))
+
+
+def test_groups_in_any_order_are_computed_with_as_they_are(path: str) -> None:
+    values, group = torch.randint(0, 16, (ROWS, COLUMNS)), torch.randperm(COLUMNS) % 4
+    kind = Int4Group.from_values(values, torch.rand(ROWS, 4), zero=torch.randint(0, 16, (ROWS, 4)), group=group)
+    packed, norm = pack(kind), torch.rand(COLUMNS)
+    assert (packed.fast is None) == (path == "torch")
+    for rows in (1, 5, 20):
+        x = torch.randn(rows, COLUMNS)
+        torch.testing.assert_close(linear(x, packed), kind.product(x), atol=1e-2, rtol=1e-4)
+        normed = kind.product(functional.rms_norm(x, (COLUMNS,), norm, 1e-5))
+        torch.testing.assert_close(norm_linear(x, norm, 1e-5, packed), normed, atol=1e-2, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

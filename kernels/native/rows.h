@@ -1,0 +1,36 @@
+// The rows that products of quantized weights begin with.
+
+#pragma once
+
+#include <vector>
+
+#include "simd.h"
+
+namespace {
+
+// `rows` rows of `depth` numbers; with `norm` [depth] they go through a root-mean-square norm before.
+struct Inputs {
+    const float* data;
+    int64_t stride, rows;
+    const float* norm;
+    double eps;
+};
+
+template <typename Number>
+void grow(std::vector<Number>& memory, int64_t size) {
+    if (memory.size() < static_cast<size_t>(size)) memory.resize(static_cast<size_t>(size));
+}
+
+// One row, normed into `to` where there is a norm.
+const float* ready_row(const Inputs& x, int64_t row, int64_t depth, float* to) {
+    const float* from = x.data + row * x.stride;
+    if (x.norm == nullptr) return from;
+    float total = 0.0f;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < depth; ++i) total += from[i] * from[i];
+    const float scale = 1.0f / std::sqrt(total / static_cast<float>(depth) + static_cast<float>(x.eps));
+    for (int64_t i = 0; i < depth; ++i) to[i] = from[i] * scale * x.norm[i];
+    return to;
+}
+
+}  // namespace

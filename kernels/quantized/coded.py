@@ -1,0 +1,113 @@
+"""All kinds of weights whose inputs keep their type, as codes that compiled products decode on the way.
+
+A weight is decoded(code) * scale + offset, where a code is eight or four bits and scale and offset belong to an output
+and a group of inputs. That is exact: every code stands for the very number that the kind's own definition gives it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized.base import QuantizedWeight
+from troupellm.kernels.quantized.fp8 import Fp8
+from troupellm.kernels.quantized.gguf import GgufBlocks, fields_of
+from troupellm.kernels.quantized.grouped import GroupedWeight, Int4Group
+from troupellm.kernels.quantized.mx import BLOCK, Mx, element_values, powers_of_two
+
+UNIT = 16
+"""Outputs that lie side by side."""
+Kind = Literal["int8", "table", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """One weight.
+
+    Attributes:
+        codes: uint8 [out_features, in_features], or [out_features, in_features / 2] of four bits with the even input
+            in the low half.
+        kind: what a code is: a signed byte, a place in `table`, or e4m3.
+        scale: float32 [out_features, groups].
+        offset: like `scale`, or None.
+        table: int8 [16], of four bits.
+        order: int64 [in_features], in which inputs are given; None is as they come.
+    """
+
+    codes: Tensor
+    kind: Kind
+    scale: Tensor
+    offset: Tensor | None = None
+    table: Tensor | None = None
+    order: Tensor | None = None
+
+
+def coded(weight: QuantizedWeight) -> Coded | None:
+    """The weight as codes; None where it cannot be."""
+    found: Coded | None = None
+    if isinstance(weight, GroupedWeight):
+        found = _grouped(weight)
+    elif isinstance(weight, Fp8):
+        found = _fp8(weight)
+    elif isinstance(weight, Mx):
+        found = _mx(weight)
+    elif isinstance(weight, GgufBlocks):
+        found = _gguf(weight)
+    if found is None or weight.shape[1] % (2 * found.scale.shape[1]):  # groups must be of an even size
+        return None
+    if found.kind == "fp8" and bool(((found.codes & 0x7F) == 0x7F).any()):  # not a number, which is not decoded
+        return None
+    return found
+
+
+def _grouped(weight: GroupedWeight) -> Coded | None:
+    scale = weight.scale.float()
+    zero = None if weight.zero is None else weight.zero.float()
+    four = isinstance(weight, Int4Group)
+    numbers = torch.arange(UNIT, dtype=torch.int8) - (int(weight.middle) if zero is None else 0)
+    offset = None if zero is None else -zero * scale
+    result = Coded(
+        weight.codes.view(torch.uint8), "table" if four else "int8", scale, offset, table=numbers if four else None
+    )
+    if weight.group is None:
+        return result
+    order = torch.argsort(weight.group, stable=True)
+    sizes = torch.bincount(weight.group.long(), minlength=scale.shape[1])
+    if len(set(sizes.tolist())) > 1:
+        return None
+    codes = weight.whole_numbers().to(torch.int16).to(torch.uint8)[:, order]
+    return replace(result, codes=_halves(codes) if four else codes, order=order)
+
+
+def _fp8(weight: Fp8) -> Coded | None:
+    scale, width = weight.row_scale(), weight.block[1]
+    if weight.values.dtype != torch.float8_e4m3fn or (scale.shape[1] > 1 and weight.shape[1] % width):
+        return None
+    return Coded(weight.values.view(torch.uint8), "fp8", scale.contiguous())
+
+
+def _mx(weight: Mx) -> Coded | None:
+    scale = powers_of_two(weight.exponents)
+    if weight.shape[1] % BLOCK or weight.element == "fp8_e5m2":
+        return None
+    if weight.element == "fp4_e2m1":  # multiples of a half
+        return Coded(weight.codes, "table", scale / 2, table=(element_values("fp4_e2m1") * 2).to(torch.int8))
+    if weight.element == "fp8_e4m3":
+        return Coded(weight.codes, "fp8", scale)
+    # Six bits are less than the eight of e4m3 in range and precision.
+    values = element_values(weight.element).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Coded(values[weight.codes.long()], "fp8", scale)
+
+
+def _gguf(weight: GgufBlocks) -> Coded:
+    fields = fields_of(weight)
+    if fields.bits == 8:
+        return Coded(fields.numbers.to(torch.int8).view(torch.uint8), "int8", fields.scale, fields.offset)
+    table = torch.arange(UNIT, dtype=torch.int8) - fields.middle
+    return Coded(_halves(fields.numbers.to(torch.uint8)), "table", fields.scale, fields.offset, table=table)
+
+
+def _halves(numbers: Tensor) -> Tensor:
+    """uint8 [out, in] of 0 to 15, two to a byte."""
+    return numbers[:, ::2] | (numbers[:, 1::2] << 4)

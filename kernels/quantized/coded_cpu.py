@@ -1,0 +1,155 @@
+"""Products with weights in codes on a CPU, float32: compiled ones for few rows, decoded pieces of the weight for many.
+
+The codes stay in memory, and nothing else of the weight. Few rows take one walk through them; for many, some hundreds
+of outputs at a time are decoded into a buffer, which torch then multiplies with.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels import native
+from troupellm.kernels.linear.huge_pages import prefer_huge_pages
+from troupellm.kernels.quantized.base import QuantizedWeight
+from troupellm.kernels.quantized.coded import UNIT, Coded, coded
+from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
+
+MOST_ROWS = 16
+PIECE_UNITS = 32
+"""Of 16 outputs each, decoded together for many rows."""
+KINDS = {"int8": 0, "table": 1, "fp8": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    linear: native.Function
+    gated: native.Function
+    decode: native.Function
+
+
+class CodedProduct:
+    """A weight in codes, ready for many products: few rows by itself, as `FewRows` has it, many as `FastProduct`."""
+
+    most_rows = MOST_ROWS
+
+    def __init__(self, functions: Functions, weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
+        self.out_features, self._depth = shape
+        self._functions, self._order = functions, weight.order
+        self.gates = self.out_features % (2 * UNIT) == 0
+        self._bias = None if bias is None else bias.float()
+        self._units = -(-self.out_features // UNIT)
+        codes, scale = in_units(weight.codes), in_units(weight.scale)
+        offset = None if weight.offset is None else in_units(weight.offset)
+        table = torch.zeros(UNIT, dtype=torch.int8) if weight.table is None else weight.table
+        padded = None if bias is None else functional.pad(bias.float(), (0, self._units * UNIT - self.out_features))
+        prefer_huge_pages(codes.data_ptr(), codes.nbytes)
+        self._held = (codes, scale, offset, table, padded)
+        self._told = np.array(
+            [codes.data_ptr(), KINDS[weight.kind], self._depth, scale.shape[1], self.out_features, table.data_ptr(),
+             scale.data_ptr(), 0 if offset is None else offset.data_ptr(), 0 if padded is None else padded.data_ptr()],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._pointer = self._told.ctypes.data
+
+    @property
+    def native(self) -> "CodedProduct | None":
+        """Itself, unless inputs must be put in another order first, which nothing can be fused with."""
+        return self if self._order is None else None
+
+    def best_rows(self, rows: int) -> int:
+        """As `kernels.linear.best_rows`."""
+        return rows
+
+    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
+        """As `FewRows.linear`."""
+        adds = out is not None
+        if out is None:
+            out = torch.empty(x.shape[0], self.out_features)
+        self._functions.linear(
+            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
+            factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
+        """As `FewRows.gated`."""
+        out = torch.empty(x.shape[0], self.out_features // 2)
+        self._functions.gated(
+            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
+            ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in_features] to [rows, out_features]."""
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        if x.shape[0] <= MOST_ROWS:
+            return self.linear(x if x.stride(-1) == 1 else x.contiguous(), None, 0.0, None, 1.0)
+        out, threads = x.new_empty(x.shape[0], self.out_features), torch.get_num_threads()
+        piece = torch.empty(self._depth, UNIT * min(PIECE_UNITS, self._units))
+        for unit in range(0, self._units, PIECE_UNITS):
+            count = min(PIECE_UNITS, self._units - unit)
+            begin, end = unit * UNIT, min(self.out_features, (unit + count) * UNIT)
+            decoded = piece.view(-1)[: self._depth * count * UNIT].view(self._depth, count * UNIT)
+            self._functions.decode(self._pointer, unit, count, decoded.data_ptr(), threads)
+            product = x @ decoded[:, : end - begin]
+            out[:, begin:end] = product if self._bias is None else product + self._bias[begin:end]
+        return out
+
+
+def in_units(rows: Tensor) -> Tensor:
+    """[out_features, n] as compiled products read it: [units, n, 16], padded with zeros."""
+    missing = -rows.shape[0] % UNIT
+    return functional.pad(rows, (0, 0, 0, missing)).view(-1, UNIT, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def coded_product(weight: QuantizedWeight, bias: Tensor | None) -> CodedProduct | None:
+    """The product with a weight in codes; None where there is no compiled code, or the weight cannot be coded."""
+    functions = load() if weight.dtype == torch.float32 else None
+    codes = None if functions is None else coded(weight)
+    if functions is None or codes is None:
+        return None
+    return CodedProduct(functions, codes, weight.shape, bias)
+
+
+@functools.cache
+def load() -> Functions | None:
+    """The compiled functions, or None where they are not there or wrong."""
+    library = native.load()
+    if library is None:
+        return None
+    functions = Functions(
+        library.function("coded_linear", "ppiipdidpii"),
+        library.function("coded_linear_gated", "ppiipdipii"),
+        library.function("coded_decode", "piipi"),
+    )
+    return functions if _agrees(functions) else None
+
+
+def _agrees(functions: Functions) -> bool:
+    generator = torch.Generator().manual_seed(2)
+    plain, bias = torch.randn(96, 64, generator=generator), torch.randn(96, generator=generator)
+    norm = torch.rand(64, generator=generator)
+    for weight in (Int4Group.quantize(plain, 32), Int8WeightOnly.quantize(plain)):
+        codes = coded(weight)
+        if codes is None:
+            return False
+        product = CodedProduct(functions, codes, weight.shape, bias)
+        for rows in (1, 7, MOST_ROWS + 1):
+            x = torch.randn(rows, 64, generator=generator)
+            normed = weight.product(functional.rms_norm(x, (64,), norm, 1e-5), bias)
+            gate, up = normed.chunk(2, dim=-1)
+            found = (
+                (product(x), weight.product(x, bias)),
+                (product.linear(x, norm, 1e-5, torch.ones(rows, 96), 0.5), 1 + 0.5 * normed),
+                (product.gated(x, norm, 1e-5, "silu"), functional.silu(gate) * up),
+            )
+            if not all(torch.allclose(got, expected, atol=1e-3) for got, expected in found):
+                return False
+    return True
