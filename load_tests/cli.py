@@ -7,6 +7,7 @@ from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.embed import flags as embed
 from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.heartbeat import flags as heartbeat
+from troupellm.load_tests.kernels import flags as kernels
 from troupellm.load_tests.offline import flags as offline
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
@@ -20,6 +21,11 @@ _BENCHMARKS = {
     "serve": (serve.add_flags, "troupellm.load_tests.serve.command", "open-loop load on a running server"),
     "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
     "offline": (offline.add_flags, "troupellm.load_tests.offline.command", "tokens/s beside OpenVINO, vLLM, llama.cpp"),
+    "kernels": (
+        kernels.add_flags,
+        "troupellm.load_tests.kernels.command",
+        "every operation beside the device's limits",
+    ),
     "embed": (embed.add_flags, "troupellm.load_tests.embed.command", "vectors, beside sentence-transformers' batching"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),

@@ -35,6 +35,7 @@ class OpenVino:
 
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = output_len, True, False
+        config.set_eos_token_id(0)  # it wants to have one that it can ignore
         inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = self._pipeline.generate(inputs, [config] * len(prompts))
         return [list(result.generation_ids[0]) for result in results]

@@ -1,0 +1,141 @@
+"""What this device does at best, measured in the run whose other numbers are divided by it."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+from torch import Tensor
+
+from troupellm.load_tests.kernels.timing import measure
+from troupellm.load_tests.roofline import Ceilings
+
+CPU_BYTES, CUDA_BYTES = 512 * 2**20, 8 * 2**30
+CPU_SIDE, CUDA_SIDE = 1536, 8192
+EMPTY_KERNELS = 364
+"""Launches in a decoding step of an 8B model: 36 layers of ten, and four."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes and operations per second; 0 is not measured."""
+
+    device: str
+    read: float
+    copy: float
+    gemm_float32: float = 0.0
+    gemm_bfloat16: float = 0.0
+    gemm_int8: float = 0.0
+    gemm_fp8: float = 0.0
+    empty_kernel: float = 0.0
+    """Seconds per launch of a kernel that does nothing, in a graph."""
+    to_device: float = 0.0
+    to_host: float = 0.0
+
+    def flops(self, dtype: str) -> float:
+        """The ceiling of products in a type; an unmeasured one counts as the widest that was."""
+        known = {"float32": self.gemm_float32, "bfloat16": self.gemm_bfloat16, "int8": self.gemm_int8}
+        found = {**known, "fp8": self.gemm_fp8}.get(dtype, 0.0)
+        return found or self.gemm_bfloat16 or self.gemm_float32
+
+    def roof(self, dtype: str, block: str | None = None) -> Ceilings:
+        """For a model whose head is computed in `dtype` and whose layers in `block`."""
+        return Ceilings(bandwidth=self.read, head_flops=self.flops(dtype), block_flops=self.flops(block or dtype))
+
+
+def measure_ceilings(device: torch.device, seconds: float = 0.3) -> Measured:
+    """Random data everywhere: zeros take less power and are computed faster."""
+    if device.type == "cuda":
+        return _measure_cuda(device, seconds)
+    source = torch.randn(CPU_BYTES // 4)
+    target = torch.empty_like(source)
+    side = CPU_SIDE
+    left, right = torch.randn(side, side), torch.randn(side, side)
+    return Measured(
+        device=f"cpu, {torch.get_num_threads()} threads",
+        read=CPU_BYTES / measure(lambda _: source.sum(), device, seconds).least,
+        copy=2 * CPU_BYTES / measure(lambda _: target.copy_(source), device, seconds).least,
+        gemm_float32=2 * side**3 / measure(lambda _: torch.mm(left, right), device, seconds).least,
+        gemm_int8=_int8_rate(device, seconds),
+    )
+
+
+def _int8_rate(device: torch.device, seconds: float) -> float:
+    """Of products with weights in eight bits, inputs quantized on the way."""
+    from troupellm.kernels.linear import linear, pack
+    from troupellm.kernels.quantized import Int8Channel
+
+    packed = pack(Int8Channel.quantize(torch.randn(CPU_SIDE, CPU_SIDE)))
+    x = torch.randn(CPU_SIDE, CPU_SIDE)
+    return 2 * CPU_SIDE**3 / measure(lambda _: linear(x, packed), device, seconds).least
+
+
+def _measure_cuda(device: torch.device, seconds: float) -> Measured:
+    free = torch.cuda.mem_get_info(device)[0]
+    size = min(CUDA_BYTES, free // 4) // 8 * 8
+    source = torch.randn(size // 4, device=device)
+    target = torch.empty_like(source)
+    reductions: list[Callable[[int], Tensor]] = [
+        lambda _: source.sum(),
+        lambda _: source.amax(),
+        lambda _: torch.linalg.vector_norm(source),
+    ]
+    read = max(size / measure(reduction, device, seconds).least for reduction in reductions)
+    copy = 2 * size / measure(lambda _: target.copy_(source), device, seconds).least
+    del source, target
+    left, right = (torch.randn(CUDA_SIDE, CUDA_SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(left)
+    operations = 2 * CUDA_SIDE**3
+    return Measured(
+        device=torch.cuda.get_device_name(device),
+        read=read,
+        copy=copy,
+        gemm_bfloat16=operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least,
+        gemm_fp8=_fp8_rate(left, right, operations, device, seconds),
+        empty_kernel=empty_kernel_seconds(device, seconds),
+        to_device=_transfer(device, seconds, up=True),
+        to_host=_transfer(device, seconds, up=False),
+    )
+
+
+def _fp8_rate(left: Tensor, right: Tensor, operations: float, device: torch.device, seconds: float) -> float:
+    """0 where the device has no such products."""
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        return 0.0
+    a, b = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t().contiguous().t()
+    one = torch.ones((), device=device)
+
+    def product(_: int) -> Tensor:
+        return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+
+    return operations / measure(product, device, seconds).least
+
+
+def empty_kernel_seconds(device: torch.device, seconds: float) -> float:
+    """The floor of the tax: what a launch costs in a graph when it has nothing to do."""
+    from troupellm.load_tests.kernels.empty import empty
+
+    launch = empty(device)
+
+    def step(_: int) -> None:
+        for _ in range(EMPTY_KERNELS):
+            launch()
+
+    return measure(step, device, seconds).median / EMPTY_KERNELS
+
+
+def _transfer(device: torch.device, seconds: float, *, up: bool) -> float:
+    """Bytes per second between pinned memory and the device."""
+    host = torch.empty(256 * 2**20, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(host.shape, dtype=torch.uint8, device=device)
+    spent, moved = 0.0, 0
+    while spent < min(seconds, 0.5):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        if up:
+            there.copy_(host, non_blocking=True)
+        else:
+            host.copy_(there, non_blocking=True)
+        torch.cuda.synchronize(device)
+        spent += time.perf_counter() - begin
+        moved += host.numel()
+    return moved / spent
