@@ -24,7 +24,7 @@ _BENCHMARKS = {
     "kernels": (
         kernels.add_flags,
         "troupellm.load_tests.kernels.command",
-        "every operation beside the device's limits",
+        "every operation beside its limits",
     ),
     "embed": (embed.add_flags, "troupellm.load_tests.embed.command", "vectors, beside sentence-transformers' batching"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
