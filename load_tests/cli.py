@@ -15,6 +15,7 @@ from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.soak import flags as soak
 from troupellm.load_tests.sse import flags as sse
+from troupellm.load_tests.step import flags as step
 from troupellm.load_tests.throughput import flags as throughput
 
 _BENCHMARKS = {
@@ -26,6 +27,7 @@ _BENCHMARKS = {
         "troupellm.load_tests.kernels.command",
         "every operation beside its limits",
     ),
+    "step": (step.add_flags, "troupellm.load_tests.step.command", "one decoding step beside its roofline"),
     "embed": (embed.add_flags, "troupellm.load_tests.embed.command", "vectors, beside sentence-transformers' batching"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),

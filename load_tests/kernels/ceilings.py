@@ -69,9 +69,9 @@ def _int8_rate(device: torch.device, seconds: float) -> float:
     return 2 * CPU_SIDE**3 / measure(lambda _: linear(x, packed), device, seconds).least
 
 
-def _measure_cuda(device: torch.device, seconds: float) -> Measured:
-    free = torch.cuda.mem_get_info(device)[0]
-    size = min(CUDA_BYTES, free // 4) // 8 * 8
+def _bandwidths(device: torch.device, seconds: float) -> tuple[float, float]:
+    """Of reading alone, by the best of torch's reductions, and of copying; bytes per second."""
+    size = min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] // 4) // 8 * 8
     source = torch.randn(size // 4, device=device)
     target = torch.empty_like(source)
     reductions: list[Callable[[int], Tensor]] = [
@@ -80,8 +80,11 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
         lambda _: torch.linalg.vector_norm(source),
     ]
     read = max(size / measure(reduction, device, seconds).least for reduction in reductions)
-    copy = 2 * size / measure(lambda _: target.copy_(source), device, seconds).least
-    del source, target
+    return read, 2 * size / measure(lambda _: target.copy_(source), device, seconds).least
+
+
+def _measure_cuda(device: torch.device, seconds: float) -> Measured:
+    read, copy = _bandwidths(device, seconds)
     left, right = (torch.randn(CUDA_SIDE, CUDA_SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
     operations = 2 * CUDA_SIDE**3

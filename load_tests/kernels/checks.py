@@ -1,7 +1,6 @@
 """Correctness first: every operation's own cases against its reference, on the device that is measured."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -142,7 +141,8 @@ def _attention(device: str) -> Iterator[Outcome]:
 
 
 def _on_device(
-    case: attention_cases.Case, tables: Tensor, inputs: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, scale: float
+    case: attention_cases.Case, tables: Tensor, inputs: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None,
+    scale: float,
 ) -> Tensor:  # fmt: skip
     from troupellm.kernels.paged_attention import triton_launch
     from troupellm.kernels.paged_attention.device_cases import shape_of

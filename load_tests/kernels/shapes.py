@@ -204,8 +204,8 @@ class Shapes:
         keys = position_keys(torch.full((batch,), stream_key(1, 0)), torch.arange(batch)).to(self.device)
         codes = token_codes(self.size.vocab, self.device)
         yield Work(
-            f"draw {batch}x{self.size.vocab}", lambda number: draw(logits[number % len(logits)], keys, codes), size=size,
-            flops=0.0, kind="float32",
+            f"draw {batch}x{self.size.vocab}", lambda number: draw(logits[number % len(logits)], keys, codes),
+            size=size, flops=0.0, kind="float32",
         )  # fmt: skip
 
     def _fused_moe(self, batch: int) -> Iterator[Work]:

@@ -38,7 +38,7 @@ class OpenVino:
         config.set_eos_token_id(0)  # it wants to have one that it can ignore
         inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         results = self._pipeline.generate(inputs, [config] * len(prompts))
-        return [list(result.generation_ids[0]) for result in results]
+        return [list(result.m_generation_ids[0]) for result in results]
 
 
 make = OpenVino

@@ -1,0 +1,85 @@
+"""The worker alone: plans as the scheduler would write them, two under way, nothing else around it."""
+
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
+
+BLOCK_SIZE = 16
+PREFILL_TOKENS = 2048
+IN_FLIGHT = 2
+
+
+class BareWorker:
+    """A loaded worker whose rows all decode. Rows of a former batch are retired by the next."""
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        self._worker = ModelWorker(folder)
+        self.ready: WorkerReady = self._worker.load(config, lambda progress: None)
+        self._block_size = config.cache.block_size
+        self._step = 0
+        self._rows: tuple[int, ...] = ()
+        self._length = 0
+        self._random = np.random.default_rng(0)
+
+    def fill(self, batch: int, context: int, steps: int) -> None:
+        """Compute `batch` prompts of `context` random tokens, with room for `steps` more each."""
+        retired, self._rows, self._length = self._rows, tuple(range(batch)), context
+        width = -(-(context + steps + 1) // self._block_size)
+        at_once = max(1, PREFILL_TOKENS // context)
+        for first in range(0, batch, at_once):
+            rows = self._rows[first : first + at_once]
+            new = tuple(self._new_row(row, context, width) for row in rows)
+            self._run(rows, 0, context, new, retired)
+            retired = ()
+
+    def _new_row(self, row: int, context: int, width: int) -> NewRow:
+        tokens = self._random.integers(0, self.ready.vocab_width, context).astype("<i4")
+        return NewRow(
+            row=row, epoch=self._step, request_id=str(row), token_ids=tokens.tobytes(), num_prompt_tokens=context,
+            sampling=SamplingState(temperature=0.0), blocks=(tuple(range(row * width, (row + 1) * width)),),
+        )  # fmt: skip
+
+    def _run(
+        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...], retired: tuple[int, ...]
+    ) -> StepResult:  # fmt: skip
+        plan = self._plan(rows, start, count, new, retired)
+        return self._worker.collect(self._worker.launch(plan))
+
+    def _plan(
+        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...] = (), retired: tuple[int, ...] = ()
+    ) -> StepPlan:  # fmt: skip
+        self._step += 1
+        epochs = tuple(row.epoch for row in new) or tuple(self._epochs[row] for row in rows)
+        if new:
+            self._epochs = {**getattr(self, "_epochs", {}), **dict(zip(rows, epochs, strict=True))}
+        return StepPlan(
+            step=self._step, engine_epoch=0, rows=rows, epochs=epochs, starts=(start,) * len(rows),
+            counts=(count,) * len(rows), new_rows=new, retired=retired,
+        )  # fmt: skip
+
+    def decode(self, steps: int) -> list[float]:
+        """Seconds from one step's result to the next one's, two steps under way at any time."""
+        tickets, times = [], []
+        for number in range(steps):
+            tickets.append(self._worker.launch(self._plan(self._rows, self._length, 1)))
+            self._length += 1
+            if len(tickets) == IN_FLIGHT or number == steps - 1:
+                self._worker.collect(tickets.pop(0))
+                times.append(time.perf_counter())
+        for ticket in tickets:
+            self._worker.collect(ticket)
+            times.append(time.perf_counter())
+        return [after - before for before, after in zip(times, times[1:], strict=False)]
+
+    def step_seconds(self, steps: int) -> float:
+        """The median, after two steps that warm up."""
+        return median(self.decode(steps + 2)[2:])
+
+    def close(self) -> None:
+        self._worker.close()

@@ -1,0 +1,163 @@
+"""`bench step`: one decoding step by the worker alone, through the engine and through HTTP, beside its roofline."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
+from troupellm.load_tests.kernels.command import ceiling_text
+from troupellm.load_tests.peers.environments import link_package
+from troupellm.load_tests.peers.servers import ServerPlan, plan_server
+from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
+from troupellm.load_tests.step.above import prompts_of, through_engine, through_http
+from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
+from troupellm.load_tests.step.profile import Parts, parts_of, trace_native
+from troupellm.protocol.config import EngineConfig
+
+WARM_UP_STEPS = 4
+WEIGHT_BYTES = {"int8": 1.0, "int8-weight-only": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One batch size. Seconds per step, by level; `roofline` is the least that the ceilings of this run allow."""
+
+    batch: int
+    roofline: float
+    seconds: dict[str, float]
+    parts: Parts | None
+
+    def report(self) -> dict[str, Any]:
+        """What is derived from it."""
+        first = next(iter(self.seconds.values()))
+        tax = kernel_tax_us(self.roofline, first, self.parts.kernels) if self.parts and self.parts.kernels else None
+        return {
+            **msgspec.to_builtins(self),
+            "roof_frac": {level: roof_frac(self.roofline, seconds) for level, seconds in self.seconds.items()},
+            "kernel_tax_us": tax,
+            "tokens_per_s": {level: self.batch / seconds for level, seconds in self.seconds.items()},
+        }
+
+
+def run(args: argparse.Namespace) -> int:
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("bench step: there is no CUDA device; --device cpu", file=sys.stderr)
+        return 2
+    trace_native()
+    threads = args.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-step-")))
+        bench = StepBench(args, device, threads, work)
+        print(ceiling_text(bench.ceilings), flush=True)
+        print(f"\n{heading(args.levels)}")
+        for batch in args.batches:
+            bench.rows.append(bench.measure(batch))
+            print(line(bench.rows[-1], args.levels), flush=True)
+            if args.result_json:
+                content = {"ceilings": msgspec.to_builtins(bench.ceilings), "rows": [row.report() for row in bench.rows]}
+                Path(args.result_json).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return 0
+
+
+class StepBench:
+    def __init__(self, args: argparse.Namespace, device: torch.device, threads: int, work: Path) -> None:
+        self._args, self._device, self._threads, self._work = args, device, threads, work
+        self.dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+        named = args.model in SHAPES
+        self._model = write_random_model(work / "model", SHAPES[args.model]) if named else Path(args.model).absolute()
+        config = json.loads((self._model / "config.json").read_text(encoding="utf-8"))
+        self._size = ModelSize.of(config)
+        self._vocab = self._size.vocab
+        self.ceilings: Measured = measure_ceilings(device, args.seconds)
+        self.rows: list[Row] = []
+
+    def measure(self, batch: int) -> Row:
+        seconds, parts = dict[str, float](), None
+        if "worker" in self._args.levels:
+            seconds["worker"], parts = self._bare(batch)
+        prompts = prompts_of(batch, self._args.context, self._vocab)
+        steps = self._args.steps + WARM_UP_STEPS + batch * self._args.context // 2048
+        if "engine" in self._args.levels:
+            seconds["engine"] = through_engine(self._model, self._settings(batch, steps), prompts, steps)
+        if "http" in self._args.levels:
+            seconds["http"] = through_http(self._server(batch, steps), self._work / "server.log", prompts, steps)
+        return Row(batch, self.roofline(batch), seconds, parts)
+
+    def roofline(self, batch: int) -> float:
+        width = 4.0 if self.dtype == "float32" else 2.0
+        block = WEIGHT_BYTES.get(self._args.quantization or "", width)
+        quantized = self._args.quantization in ("int8", "fp8")
+        precision = Precision(block=block, head=block if self._device.type == "cpu" else width, kv=width)
+        roof = self.ceilings.roof(self.dtype, self._args.quantization if quantized else None)
+        context = self._args.context + self._args.steps / 2
+        return decode_seconds(self._size, precision, roof, batch=batch, context=context)
+
+    def _settings(self, batch: int, steps: int) -> dict[str, Any]:
+        length = self._args.context + steps + 8
+        settings: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": self._device.type,
+            "enable_prefix_caching": False,
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": batch,
+            "max_num_batched_tokens": max(2048, batch),
+            "max_model_len": length,
+            "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
+            "load_format": self._args.load_format,
+        }
+        if self._device.type == "cpu":
+            settings["num_threads"] = self._threads
+        if self._args.quantization:
+            settings["quantization"] = self._args.quantization
+        return settings
+
+    def _bare(self, batch: int) -> tuple[float, Parts]:
+        steps = self._args.steps + 16
+        settings = self._settings(batch, steps)
+        worker = BareWorker(self._model, EngineConfig.from_flat({"model": str(self._model), **settings}))
+        try:
+            worker.fill(batch, self._args.context, steps)
+            return worker.step_seconds(self._args.steps), parts_of(worker.decode, self._device)
+        finally:
+            worker.close()
+
+    def _server(self, batch: int, steps: int) -> ServerPlan:
+        """The server with the engine's settings."""
+        plan = plan_server(
+            "troupellm", model=self._model, peers=self._work, link=link_package(self._work / "import"),
+            threads=self._threads, sequences=batch, length=self._args.context + steps + 8,
+        )  # fmt: skip
+        extra = ["--device", self._device.type, "--load-format", self._args.load_format]
+        extra += ["--dtype", self.dtype, "--max-num-queued-reqs", str(batch)]
+        if self._args.quantization:
+            extra += ["--quantization", self._args.quantization]
+        return msgspec.structs.replace(plan, command=[*plan.command, *extra])
+
+
+def heading(levels: list[str]) -> str:
+    columns = "".join(f"{level + ' ms':>12}{'of roof':>9}{'tokens/s':>10}" for level in levels)
+    return f"{'batch':<7}{'roof ms':>9}{columns}{'kernels':>9}{'tax us':>8}{'outside':>9}"
+
+
+def line(row: Row, levels: list[str]) -> str:
+    columns = "".join(
+        f"{row.seconds[level] * 1e3:>12.3f}{row.roofline / row.seconds[level]:>9.2f}"
+        f"{row.batch / row.seconds[level]:>10.0f}"
+        for level in levels
+    )
+    end = ""
+    if row.parts is not None:
+        tax = row.report()["kernel_tax_us"]
+        spelt = "-" if tax is None else f"{tax:.2f}"
+        end = f"{row.parts.kernels:>9}{spelt:>8}{row.parts.outside:>9.1%}"
+    return f"{row.batch:<7}{row.roofline * 1e3:>9.3f}{columns}{end}"
