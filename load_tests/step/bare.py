@@ -1,6 +1,7 @@
 """The worker alone: plans as the scheduler would write them, two under way, nothing else around it."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ class BareWorker:
         self._block_size = config.cache.block_size
         self._step = 0
         self._rows: tuple[int, ...] = ()
+        self._epochs: dict[int, int] = {}
         self._length = 0
         self._random = np.random.default_rng(0)
 
@@ -55,9 +57,8 @@ class BareWorker:
         self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...] = (), retired: tuple[int, ...] = ()
     ) -> StepPlan:  # fmt: skip
         self._step += 1
-        epochs = tuple(row.epoch for row in new) or tuple(self._epochs[row] for row in rows)
-        if new:
-            self._epochs = {**getattr(self, "_epochs", {}), **dict(zip(rows, epochs, strict=True))}
+        self._epochs |= {row.row: row.epoch for row in new}
+        epochs = tuple(self._epochs[row] for row in rows)
         return StepPlan(
             step=self._step, engine_epoch=0, rows=rows, epochs=epochs, starts=(start,) * len(rows),
             counts=(count,) * len(rows), new_rows=new, retired=retired,
@@ -75,7 +76,7 @@ class BareWorker:
         for ticket in tickets:
             self._worker.collect(ticket)
             times.append(time.perf_counter())
-        return [after - before for before, after in zip(times, times[1:], strict=False)]
+        return [after - before for before, after in pairwise(times)]
 
     def step_seconds(self, steps: int) -> float:
         """The median, after two steps that warm up."""

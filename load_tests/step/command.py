@@ -64,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
             bench.rows.append(bench.measure(batch))
             print(line(bench.rows[-1], args.levels), flush=True)
             if args.result_json:
-                content = {"ceilings": msgspec.to_builtins(bench.ceilings), "rows": [row.report() for row in bench.rows]}
+                content = {
+                    "ceilings": msgspec.to_builtins(bench.ceilings),
+                    "rows": [row.report() for row in bench.rows],
+                }
                 Path(args.result_json).write_text(json.dumps(content, indent=1), encoding="utf-8")
     return 0
 

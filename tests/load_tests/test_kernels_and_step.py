@@ -1,0 +1,141 @@
+"""`bench kernels` and `bench step` in small: correctness comes first, and the numbers are what they say."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from troupellm.load_tests import cli
+from troupellm.load_tests.kernels import checks
+from troupellm.load_tests.kernels.ceilings import Measured
+from troupellm.load_tests.kernels.checks import Outcome, check
+from troupellm.load_tests.kernels.command import measured, size_of
+from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
+from troupellm.load_tests.kernels.shapes import Shapes, Work
+from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.step.above import steady_step_seconds
+from troupellm.load_tests.step.bare import BareWorker
+from troupellm.load_tests.step.command import Row
+from troupellm.load_tests.step.profile import Parts
+from troupellm.protocol.config import EngineConfig
+
+CPU = torch.device("cpu")
+
+
+def bench(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    cli.command(parser.add_subparsers())
+    args = parser.parse_args(["bench", *argv])
+    return int(args.func(args))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_is_checked_before_it_is_measured(operation: str) -> None:
+    found = check(operation, CPU)
+    assert found
+    assert all(one.right for one in found), [one for one in found if not one.right]
+
+
+def test_what_is_wrong_is_seen() -> None:
+    one = torch.ones(3)
+    assert Outcome("same", one, one.clone()).error() == 0.0
+    assert Outcome("exact", one, one + 1e-6).error() == float("inf")
+    assert Outcome("near", one, one + 1e-3, 1e-2).error() < 1 < Outcome("far", one, one + 1.0, 1e-2).error()
+    assert Outcome("nan", one / 0 * 0, one, 1e-2).error() == float("inf")
+    assert Outcome("shape", one, torch.ones(4), 1e-2).error() == float("inf")
+
+
+def test_a_wrong_operation_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "silu_mul", lambda gate_up: gate_up[..., ::2] * 0)
+    result = tmp_path / "result.json"
+    argv = ("--operations", "silu_mul", "rms_norm", "--model", "24m", "--batches", "2", "--seconds", "0.001")
+    monkeypatch.setattr("troupellm.load_tests.kernels.command.measure_ceilings", lambda *_: CEILINGS)
+    assert bench("kernels", *argv, "--result-json", str(result)) == 1
+    report = json.loads(result.read_text())
+    assert {one["operation"] for one in report["found"]} == {"rms_norm"}
+    assert "is WRONG" in capsys.readouterr().out
+
+
+CEILINGS = Measured(device="made up", read=1e9, copy=1e9, gemm_float32=1e12, gemm_int8=2e12)
+
+
+def test_the_fraction_is_of_the_tighter_limit() -> None:
+    """A work that takes at least so long cannot be faster than its limits by more than its bytes say."""
+    work = Work("w", lambda number: torch.empty(0), size=1e9, flops=1e12, kind="float32")
+    found = measured("w", 1, work, CPU, 1e-3, CEILINGS)
+    assert found.fraction * found.timing.median == pytest.approx(1.0)
+    int8 = Work("w", lambda number: torch.empty(0), size=1e6, flops=1e12, kind="int8")
+    found = measured("w", 1, int8, CPU, 1e-3, CEILINGS)
+    assert (found.fraction * found.timing.median, found.bound) == (pytest.approx(0.5), "arithmetic")
+
+
+def test_products_count_their_weights() -> None:
+    size = size_of("24m")
+    works = list(Shapes(size, CPU, torch.float32, 16).works("linear", 2))
+    assert sum(work.flops for work in works) == 4 * (size.dense_params / size.layers + size.head_params)
+    assert works[0].bytes == 4 * (288 * 864 + 2 * (288 + 864))
+    assert works[0].run(0).shape == (2, 864)
+    assert all(size_of(model).layers for model in MODELS)
+
+
+def test_attention_counts_the_cache() -> None:
+    work = next(Shapes(size_of("24m"), CPU, torch.float32, 20).attention("a", [19, 0], [1, 20]))
+    assert work.bytes == 4 * (2 * 40 * 288 + 2 * 21 * 288)
+    assert work.flops == 4 * 288 * (20 + 210)
+    assert not work.run(0).isnan().any()
+
+
+def test_a_steady_step() -> None:
+    """Two sequences, a token each per step of 10 ms, while both run."""
+    one = [(0.0, 1), (0.01, 1), (0.02, 1), (0.03, 1), (0.04, 1)]
+    two = [(0.02, 1), (0.03, 1), (0.05, 2)]
+    assert steady_step_seconds([one, two]) == pytest.approx(0.02 * 2 / 3)
+    with pytest.raises(ValueError, match="more --steps"):
+        steady_step_seconds([one, [(0.5, 1), (0.6, 1)]])
+
+
+def test_what_a_row_reports() -> None:
+    report: dict[str, Any] = Row(4, 1e-3, {"worker": 2e-3, "engine": 4e-3}, Parts(100, 0.05)).report()
+    assert report["roof_frac"] == {"worker": 0.5, "engine": 0.25}
+    assert report["kernel_tax_us"] == pytest.approx(10.0)
+    assert report["tokens_per_s"] == {"worker": 2000.0, "engine": 1000.0}
+
+
+def test_the_bare_worker_decodes_again_and_again(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path / "model", SHAPES["tiny"])
+    settings = {"model": str(folder), "num_gpu_blocks_override": 12, "max_num_seqs": 3, "dtype": "float32"}
+    worker = BareWorker(folder, EngineConfig.from_flat({**settings, "block_size": 16, "num_threads": 1}))
+    try:
+        for _ in range(2):
+            worker.fill(3, 20, 30)
+            assert len(worker.decode(12)) == 11
+            assert worker.step_seconds(8) > 0
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_bench_kernels_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    argv = ("--model", "24m", "--batches", "1", "--context", "16", "--seconds", "0.001", "--num-threads", "1")
+    assert bench("kernels", *argv, "--result-json", str(result)) == 0
+    report = json.loads(result.read_text())
+    assert {one["operation"] for one in report["found"]} == {*OPERATIONS} - {"fused_moe"}
+    assert report["ceilings"]["read"] > 1e8
+    assert "cases are right" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bench_step_in_small(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    argv = ("--model", "tiny", "--batches", "2", "--context", "8", "--steps", "8", "--seconds", "0.001")
+    assert bench("step", *argv, "--num-threads", "1", "--result-json", str(result)) == 0
+    row = json.loads(result.read_text())["rows"][0]
+    assert set(row["seconds"]) == {"worker", "engine", "http"}
+    assert row["parts"]["kernels"] > 10
+    assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"] < 1
