@@ -88,7 +88,7 @@ def write_random_model(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_weights(shape, np.random.default_rng(seed)), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config(shape)))
-    _write_tokenizer(folder, shape.vocab_size)
+    write_tokenizer(folder, shape.vocab_size)
     return folder
 
 
@@ -146,7 +146,7 @@ def _weights(shape: Shape, random: "np.random.Generator") -> "dict[str, np.ndarr
     return weights
 
 
-def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
     """256 byte tokens, then three-letter and four-letter words, so that any id reads as text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -1,0 +1,122 @@
+"""The goals by number: what is measured, what is wanted, and what there is not yet to measure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One number of a goal."""
+
+    name: str
+    wanted: float
+    at_most: bool = False
+
+    def kept(self, found: float) -> bool:
+        return found <= self.wanted if self.at_most else found >= self.wanted
+
+
+class Goal(msgspec.Struct, frozen=True):
+    what: str
+    seconds: float
+    """That it takes, roughly; it is not begun with less time left."""
+    targets: tuple[Target, ...]
+
+
+FIRST = ("G8", "G5", "G3", "G1", "G13", "G16")
+"""By default, in the order in which they are worth the time."""
+
+GOALS = {
+    "G1": Goal(
+        "engine decode, fraction of the roofline, Qwen3-8B bf16, 1k", 90.0,
+        tuple(Target(f"batch {batch}", 0.85) for batch in (1, 32, 256)),
+    ),
+    "G2": Goal(
+        "the same with fp8 weights", 90.0, tuple(Target(f"batch {batch}", 0.75) for batch in (1, 32, 256))
+    ),
+    "G3": Goal("engine decode, fraction of the roofline, Qwen3-0.6B bf16, batch 1", 40.0, (Target("batch 1", 0.45),)),
+    "G4": Goal(
+        "engine decode, fraction of the roofline, Qwen3-30B-A3B bf16", 150.0,
+        (Target("batch 1", 0.50), Target("batch 32", 0.70)),
+    ),
+    "G5": Goal(
+        "kernel tax of the worker's step, batch 1, us", 60.0,
+        (Target("8b", 1.7, True), Target("0.6b", 1.3, True)),
+    ),
+    "G8": Goal(
+        "paged decode attention, fraction of the read ceiling", 30.0,
+        (Target("16 x 4k", 0.85), Target("64 x 4k", 0.85), Target("1 x 32k", 0.80)),
+    ),
+    "G9": Goal("attention, 1 x 128k and 31 x 4k over the same bytes evenly", 20.0, (Target("ratio", 1.15, True),)),
+    "G10": Goal(
+        "prefill attention over torch's best SDPA backend, 8k", 30.0, (Target("fresh", 0.70), Target("paged", 0.60))
+    ),
+    "G11": Goal(
+        "8B prefill through the engine over the GEMM ceiling", 60.0, (Target("2k", 0.78), Target("8k", 0.78))
+    ),
+    "G13": Goal(
+        "worker tokens/s over engine tokens/s", 60.0, (Target("8b batch 1", 1.03, True), Target("0.6b batch 1", 1.10, True))
+    ),
+    "G14": Goal(
+        "HTTP tokens/s over engine tokens/s", 150.0, (Target("8b batch 64", 0.97), Target("0.6b batch 256", 0.85))
+    ),
+    "G15": Goal(
+        "draw over the head's product", 20.0,
+        (Target("plain, batch 1", 0.10, True), Target("plain, batch 256", 0.10, True)),
+    ),
+    "G16": Goal(
+        "engine tokens/s over transformers'", 150.0,
+        (Target("0.6b generate", 15.0), Target("8b generate", 4.0), Target("8b generate_batch 32", 2.0)),
+    ),
+    "G22": Goal("batch-invariant step over the normal one, 8B, batch 32", 60.0, (Target("ratio", 1.20, True),)),
+    "G23": Goal("fp8 cache step over the bf16 one, 8B, batch 32, 8k", 90.0, (Target("ratio", 0.72, True),)),
+    "G25": Goal("cache tokens over what the free memory holds, 8B", 60.0, (Target("share", 0.97),)),
+}  # fmt: skip
+
+OWED = {
+    "G6": "the public 256-request workload: run `bench offline` with it on a device",
+    "G7": "256 requests of 1k/1k and 4k/4k offline",
+    "G12": "idle share of a steady run, from a profile of the engine's process",
+    "G17": "seconds and memory of capturing graphs: the worker does not report them yet",
+    "G18": "time to first token of a cached 8k prompt",
+    "G19": "restoring the cache from host memory: there is no outer tier yet",
+    "G20": "verifying drafts: there is no speculation yet",
+    "G21": "structured output beside none on a device",
+    "G24": "64 requests that share an 8k prefix",
+    "G26": "time to first token of an idle server",
+    "G27": "gaps between tokens while long prompts arrive",
+}
+"""Named where they are asked for, and never claimed."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a goal."""
+
+    goal: str
+    what: str
+    found: dict[str, float]
+    details: dict[str, Any]
+    kept: dict[str, bool]
+    skipped: str = ""
+    """Why there is nothing, or not all of it."""
+
+
+Measure = Callable[[], tuple[dict[str, float], dict[str, Any]]]
+
+
+def judged(name: str, found: dict[str, float], details: dict[str, Any], skipped: str = "") -> Result:
+    goal = GOALS[name]
+    kept = {target.name: target.kept(found[target.name]) for target in goal.targets if target.name in found}
+    return Result(goal=name, what=goal.what, found=found, details=details, kept=kept, skipped=skipped)
+
+
+def text(result: Result) -> str:
+    lines = [f"{result.goal:<4} {result.what}" + (f": SKIPPED, {result.skipped}" if result.skipped else "")]
+    goal = GOALS.get(result.goal)
+    for target in goal.targets if goal is not None else ():
+        if target.name in result.found:
+            verdict = "kept" if result.kept[target.name] else "MISSED"
+            wanted = f"{'at most' if target.at_most else 'at least'} {target.wanted:g}"
+            lines.append(f"     {target.name:<24}{result.found[target.name]:>10.3f}   wanted {wanted:<14}{verdict}")
+    return "\n".join(lines)

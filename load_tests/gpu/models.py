@@ -1,0 +1,58 @@
+"""The public models' shapes as folders with a configuration alone; their weights are made up on the device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from troupellm.load_tests.random_model import SHAPES, write_tokenizer
+from troupellm.load_tests.roofline import SIZES, ModelSize
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Of `qwen3-0.6b`, `qwen3-8b` or `qwen3-30b-a3b`."""
+    size = SIZES[name]
+    mixed = size.experts > 0
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3MoeForCausalLM" if mixed else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if mixed else "qwen3",
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": size.vocab,
+        "max_position_embeddings": 40960,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": name == "qwen3-0.6b",
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if mixed:
+        config |= {
+            "num_experts": size.experts,
+            "num_experts_per_tok": size.active_experts,
+            "moe_intermediate_size": size.expert_intermediate,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    return config
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """Configuration and a tokenizer of made-up words."""
+    place = folder / name
+    if not place.exists():
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
+        write_tokenizer(place, SHAPES["qwen3-0.6b"].vocab_size)
+    return place
+
+
+def size_of(name: str) -> ModelSize:
+    return SIZES[name]

@@ -1,0 +1,28 @@
+"""The GPU's goals on a bare machine without a network, from the repository's root:
+
+    python3 -m pip install --no-index --no-deps --target /tmp/site .whl/*.whl    # what the machine lacks; see wheels.py
+    PYTHONPATH=/tmp/site python3 load_tests/gpu/run.py --result-json gpu.json
+
+Correctness at real shapes first, then the device's ceilings, then goal by goal. What was found is printed and written
+after each of them, so that a time-out loses nothing; what there is no time for, or nothing to measure, is named.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as name:
+        try:
+            import troupellm  # noqa: F401 (installed, or not)
+        except ImportError:
+            (Path(name) / "troupellm").symlink_to(Path(__file__).resolve().parents[2])
+            sys.path.insert(0, name)
+        from troupellm.load_tests.gpu.session import run
+
+        return run(sys.argv[1:], Path(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
