@@ -82,7 +82,11 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def drawing(device: torch.device, ceilings: Measured) -> Found:
     """G15, of plain draws; top-k and top-p have no kernel of their own in this table yet."""
-    shapes, found, details = Shapes(SIZES["qwen3-8b"], device, torch.bfloat16, KILO), dict[str, float](), dict[str, Any]()
+    shapes, found, details = (
+        Shapes(SIZES["qwen3-8b"], device, torch.bfloat16, KILO),
+        dict[str, float](),
+        dict[str, Any](),
+    )
     for batch in (1, 256):
         draw = measure(next(shapes.works("sampling", batch)).run, device, SECONDS).median
         head = measure(list(shapes.works("linear", batch))[-1].run, device, SECONDS).median

@@ -20,7 +20,17 @@ def command(folder: str, python: str, package: str) -> list[str]:
     platforms = [part for name in (*PLATFORMS, "manylinux2014_x86_64", "any") for part in ("--platform", name)]
     return [
         *(sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"),
-        *("--only-binary=:all:", "--python-version", python, "--implementation", "cp", *platforms, "-d", folder, package),
+        *(
+            "--only-binary=:all:",
+            "--python-version",
+            python,
+            "--implementation",
+            "cp",
+            *platforms,
+            "-d",
+            folder,
+            package,
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from troupellm.load_tests.peers.servers import ServerPlan
 from troupellm.load_tests.serve.client import Target
 from troupellm.load_tests.serve.driver import drive
 from troupellm.load_tests.serve.records import SampleRequest
+from troupellm.protocol.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0
 Arrivals = list[tuple[float, int]]
@@ -47,8 +48,8 @@ def through_engine(model: Path, settings: dict[str, Any], prompts: list[list[int
     answers: list[Arrivals] = [[] for _ in prompts]
 
     async def read(engine: Engine, index: int) -> None:
-        options = {"max_tokens": steps, "temperature": 0.0, "ignore_eos": True}
-        async with engine.stream(prompts[index], **options) as stream:
+        params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
+        async with engine.stream(prompts[index], params) as stream:
             async for delta in stream:
                 answers[index].append((time.perf_counter(), len(delta.token_ids)))
 

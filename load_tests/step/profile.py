@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 from troupellm.kernels.native import Library
 

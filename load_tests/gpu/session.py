@@ -1,0 +1,162 @@
+"""One session on a GPU: correctness, ceilings, then goals while there is time."""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from troupellm.load_tests.gpu import attention, goals
+from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
+from troupellm.load_tests.gpu.goals import FIRST, GOALS, OWED, Result
+from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
+from troupellm.load_tests.kernels.checks import check
+from troupellm.load_tests.kernels.command import ceiling_text
+from troupellm.load_tests.kernels.flags import OPERATIONS
+from troupellm.protocol.errors import TroupeError
+
+CEILING_SECONDS = 0.3
+
+
+def run(argv: Sequence[str], folder: Path) -> int:
+    """0 when what was asked for was measured and right, whether goals are kept or not; 1 otherwise, 2 without a GPU."""
+    parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine")
+    parser.add_argument("--goals", nargs="+", choices=[*GOALS, *OWED], default=list(FIRST), metavar="GOAL")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which no goal is begun")
+    parser.add_argument("--skip-checks", action="store_true", help="correctness was seen in an earlier command")
+    parser.add_argument("--result-json", metavar="FILE", help="written after every block")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("there is no CUDA device here", file=sys.stderr)
+        return 2
+    session = Session(torch.device("cuda"), folder, args.result_json, time.monotonic() + 60.0 * args.minutes)
+    torch.manual_seed(0)
+    session.describe()
+    if not args.skip_checks and not session.check():
+        print("what is wrong is not timed", file=sys.stderr)
+        return 1
+    session.pursue(args.goals)
+    return 1 if session.failed else 0
+
+
+class Session:
+    """What was found so far; written after every block."""
+
+    def __init__(self, device: torch.device, folder: Path, result: str | None, deadline: float) -> None:
+        self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
+        self._report: dict[str, Any] = {"random weights": True, "routing": "uniform", "goals": []}
+        self.failed = False
+
+    def _write(self) -> None:
+        if self._result:
+            Path(self._result).write_text(json.dumps(self._report, indent=1), encoding="utf-8")
+
+    def describe(self) -> None:
+        from importlib.metadata import version
+
+        names = ("torch", "triton", "transformers")
+        self._report["device"] = torch.cuda.get_device_name(self._device)
+        self._report["clocks"] = clocks()
+        self._report["versions"] = {"python": platform.python_version(), **{name: version(name) for name in names}}
+        print(f"{self._report['device']} ({self._report['clocks']}), {self._report['versions']}", flush=True)
+        self._write()
+
+    def check(self) -> bool:
+        """Every operation's cases on the device, and attention at real shapes."""
+        wrong = []
+        for operation in OPERATIONS:
+            try:
+                found = check(operation, self._device)
+            except Exception as error:  # one operation that crashes must not hide the others
+                wrong.append(f"{operation}: {type(error).__name__}: {error}"[:300])
+                traceback.print_exc()
+                continue
+            wrong += [f"{one.operation} {one.case}: {one.error:.2g} times" for one in found if not one.right]
+        with torch.inference_mode():
+            errors = attention.largest_error(self._device)
+        wrong += [
+            f"attention, {name}: {error:.2g}" for name, error in errors.items() if error > attention.LARGEST_ERROR
+        ]
+        self._report["correctness"] = {"wrong": wrong, "attention": errors}
+        self._write()
+        print(f"correctness: {wrong or 'all right'}; attention at real shapes {errors}", flush=True)
+        return not wrong
+
+    def _ceilings(self, when: str) -> Measured:
+        with torch.inference_mode():
+            found = measure_ceilings(self._device, CEILING_SECONDS)
+        self._report[f"ceilings {when}"] = msgspec.to_builtins(found)
+        self._write()
+        print(f"ceilings {when}: {ceiling_text(found)}", flush=True)
+        return found
+
+    def pursue(self, names: Sequence[str]) -> None:
+        ceilings = self._ceilings("before")
+        measures = self._measures(ceilings)
+        for name in names:
+            result = self._pursued(name, measures.get(name))
+            self._report["goals"].append(msgspec.to_builtins(result))
+            self._write()
+            print(goals.text(result), flush=True)
+        self._ceilings("after")
+
+    def _pursued(self, name: str, measure: Callable[[], attention.Found] | None) -> Result:
+        if measure is None:
+            return Result(goal=name, what=OWED[name], found={}, details={}, kept={}, skipped="not measured here")
+        left = self._deadline - time.monotonic()
+        if left < GOALS[name].seconds:
+            return goals.judged(name, {}, {}, f"it takes {GOALS[name].seconds:.0f} s and {max(0.0, left):.0f} are left")
+        try:
+            with torch.inference_mode():
+                found, details = measure()
+        except TroupeError as error:  # what is not built refuses by name
+            return goals.judged(name, {}, {}, error.message)
+        except Exception as error:
+            self.failed = True
+            traceback.print_exc()
+            return goals.judged(name, {}, {}, f"{type(error).__name__}: {error}"[:300])
+        finally:
+            torch.cuda.empty_cache()
+        return goals.judged(name, found, details)
+
+    def _measures(self, ceilings: Measured) -> dict[str, Callable[[], attention.Found]]:
+        models, device = Models(self._device, ceilings, self._folder), self._device
+        return {
+            "G1": partial(models.decode, LARGE, (1, 32, 256)),
+            "G2": partial(models.decode, LARGE, (1, 32, 256), "fp8"),
+            "G3": partial(models.decode, SMALL, (1,)),
+            "G4": partial(models.decode, SPARSE, (1, 32)),
+            "G5": models.tax,
+            "G8": partial(attention.decode_bandwidth, device, ceilings),
+            "G9": partial(attention.skewed, device, ceilings),
+            "G10": partial(attention.prefill, device, ceilings),
+            "G11": models.prompts,
+            "G13": models.above_the_worker,
+            "G14": models.http,
+            "G15": partial(attention.drawing, device, ceilings),
+            "G16": models.beside_transformers,
+            "G22": models.invariant,
+            "G23": models.small_cache,
+            "G25": models.cache_share,
+        }
+
+
+def clocks() -> str:
+    """As `nvidia-smi` tells them, or that it does not."""
+    query = "--query-gpu=clocks.sm,clocks.mem,driver_version,power.limit"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown: {type(error).__name__}"
+    return done.stdout.strip().splitlines()[0]
