@@ -56,7 +56,8 @@ GOALS = {
         "8B prefill through the engine over the GEMM ceiling", 60.0, (Target("2k", 0.78), Target("8k", 0.78))
     ),
     "G13": Goal(
-        "worker tokens/s over engine tokens/s", 60.0, (Target("8b batch 1", 1.03, True), Target("0.6b batch 1", 1.10, True))
+        "worker tokens/s over engine tokens/s", 60.0,
+        (Target("8b batch 1", 1.03, True), Target("0.6b batch 1", 1.10, True)),
     ),
     "G14": Goal(
         "HTTP tokens/s over engine tokens/s", 150.0, (Target("8b batch 64", 0.97), Target("0.6b batch 256", 0.85))

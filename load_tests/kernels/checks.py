@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.fused_moe import PackedExperts, cases as fused_moe_cases, fused_moe, route
+from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
 from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
 from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
@@ -178,14 +178,10 @@ def _fused_moe(device: str) -> Iterator[Outcome]:
         inputs = fused_moe_cases.make_inputs(case, device, 1)
         weights, ids = route(inputs.logits, case.routing)
         biases = [None if bias is None else tuple(bias) for bias in (inputs.gate_up_bias, inputs.down_bias)]
-        parts = [
-            [pack(weight, None if bias is None else bias[place]) for place, weight in enumerate(stack)]
-            for stack, bias in ((inputs.gate_up, biases[0]), (inputs.down, biases[1]))
-        ]
-        expected = fused_moe_reference(
-            inputs.x, weights, ids, tuple(inputs.gate_up), tuple(inputs.down), case.swiglu, *biases
-        )
-        got = fused_moe(inputs.x, weights, ids, PackedExperts(parts[0], parts[1], case.swiglu))
+        stacks = tuple(inputs.gate_up), tuple(inputs.down)
+        expected = fused_moe_reference(inputs.x, weights, ids, *stacks, case.swiglu, *biases)
+        experts = pack_experts(*stacks, case.swiglu, inputs.gate_up_bias, inputs.down_bias)
+        got = fused_moe(inputs.x, weights, ids, experts)
         yield Outcome(case.name, got, expected, case.tolerance)
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, route
+from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
 from troupellm.kernels.gelu_mul import gelu_mul
 from troupellm.kernels.kv_write import kv_rows, kv_write
 from troupellm.kernels.linear import PackedLinear, linear, pack
@@ -214,9 +214,8 @@ class Shapes:
         if not size.experts:
             return
         inner = size.expert_intermediate
-        gate_up = [pack(self._random(2 * inner, size.hidden)) for _ in range(size.experts)]
-        down = [pack(self._random(size.hidden, inner)) for _ in range(size.experts)]
-        experts = PackedExperts(gate_up, down)
+        gate_up = [self._random(2 * inner, size.hidden) for _ in range(size.experts)]
+        experts = pack_experts(gate_up, [self._random(size.hidden, inner) for _ in range(size.experts)])
         x, logits = self._random(batch, size.hidden), self._random(batch, size.experts)
         weights, ids = route(logits, Routing(top_k=size.active_experts, renormalize=True))
         used, one = len(set(ids.flatten().tolist())), 3 * inner * size.hidden

@@ -1,0 +1,110 @@
+"""The GPU's script, as far as a machine without one goes: its goals, its models, and its measures on small shapes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from troupellm.load_tests.gpu import attention, engine, goals, session
+from troupellm.load_tests.gpu.models import config_of, write_model
+from troupellm.load_tests.gpu.wheels import command
+from troupellm.load_tests.kernels.ceilings import Measured
+from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.roofline import SIZES, ModelSize
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.registry import describe_decoder
+
+CPU = torch.device("cpu")
+CEILINGS = Measured(device="made up", read=1e12, copy=1e12, gemm_float32=1e14, gemm_bfloat16=1e14)
+TINY = ModelSize(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=512)
+
+
+def test_every_goal_is_measured_or_named() -> None:
+    numbers = [f"G{number}" for number in range(1, 28)]
+    assert sorted({*goals.GOALS, *goals.OWED}) == sorted(numbers)
+    assert not set(goals.GOALS) & set(goals.OWED)
+    assert set(goals.FIRST) == {"G1", "G3", "G5", "G8", "G13", "G16"}
+    measures = session.Session(CPU, Path(), None, 0.0)._measures(CEILINGS)
+    assert set(measures) == set(goals.GOALS)
+
+
+def test_targets_are_judged_one_by_one() -> None:
+    result = goals.judged("G1", {"batch 1": 0.9, "batch 32": 0.8}, {})
+    assert result.kept == {"batch 1": True, "batch 32": False}
+    assert goals.judged("G5", {"8b": 1.5}, {}).kept == {"8b": True}
+    text = goals.text(result)
+    assert "MISSED" in text
+    assert "batch 256" not in text
+    assert "SKIPPED, no time" in goals.text(goals.judged("G1", {}, {}, "no time"))
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"])
+def test_models_are_read_by_our_families(name: str, tmp_path: Path) -> None:
+    folder = write_model(name, tmp_path)
+    described = describe_decoder(ConfigReader.load(folder))
+    assert (described.num_layers, described.vocab_size) == (SIZES[name].layers, SIZES[name].vocab)
+    assert ModelSize.of(config_of(name)) == SIZES[name]
+
+
+def test_kernels_are_measured_against_the_read_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "KILO", 8)
+    monkeypatch.setattr(attention, "SECONDS", 1e-3)
+    monkeypatch.setitem(attention.SIZES, "qwen3-8b", TINY)
+    found, details = attention.decode_bandwidth(CPU, CEILINGS)
+    assert set(found) == {target.name for target in goals.GOALS["G8"].targets}
+    assert found["1 x 32k"] == pytest.approx(details["1 x 32k"]["GB/s"] / 1e3)
+    assert attention.skewed(CPU, CEILINGS)[0]["ratio"] > 0
+    assert set(attention.drawing(CPU, CEILINGS)[0]) == {target.name for target in goals.GOALS["G15"].targets}
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> engine.Models:
+    """The same measures on tiny models and a CPU."""
+    folder = write_random_model(tmp_path / "model", SHAPES["tiny"])
+    monkeypatch.setattr(engine, "write_model", lambda name, place: folder)
+    monkeypatch.setattr(engine, "CONTEXT", 16)
+    monkeypatch.setattr(engine, "STEPS", 12)
+    for name in SIZES:
+        monkeypatch.setitem(engine.SIZES, name, TINY)
+    return engine.Models(CPU, CEILINGS, tmp_path)
+
+
+def test_whole_models_are_measured(models: engine.Models) -> None:
+    found, details = models.decode(engine.LARGE, (1, 2))
+    assert set(found) == {"batch 1", "batch 2"}
+    assert all(0 < fraction < 1 for fraction in found.values())
+    assert details["batch 2"]["tokens/s"] == pytest.approx(2e3 / details["batch 2"]["ms"])
+    taxes, parts = models.tax()
+    assert set(taxes) == {"8b", "0.6b"}
+    assert parts["8b"]["kernels"] > 10
+    assert set(models.above_the_worker()[0]) == {target.name for target in goals.GOALS["G13"].targets}
+
+
+def test_what_refuses_by_name_is_skipped_by_name(models: engine.Models, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    one = session.Session(CPU, tmp_path, str(result), float("inf"))
+    models._device = torch.device("cuda")
+    skipped = one._pursued("G3", lambda: models.decode(engine.SMALL, (1,)))
+    assert "cuda" in skipped.skipped
+    assert not one.failed
+    assert "not measured here" in one._pursued("G20", None).skipped
+    late = session.Session(CPU, tmp_path, None, 0.0)._pursued("G3", lambda: ({}, {}))
+    assert "are left" in late.skipped
+
+
+def test_the_script_starts_anywhere_and_says_that_there_is_no_device(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    script = Path(session.__file__).with_name("run.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "there is no CUDA device here\n")
+
+
+def test_wheels_are_of_the_other_machine() -> None:
+    told = command(".whl", "3.12", "msgspec")
+    assert told[-1] == "msgspec"
+    assert json.dumps(told).count("manylinux_2_28_x86_64") == 1
+    assert told[told.index("--python-version") + 1] == "3.12"
