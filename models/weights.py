@@ -10,11 +10,14 @@ from troupellm.models.decoder import EMBEDDING, Decoder, RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.weights import GgufWeights
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.memory import MemoryBudget
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
-from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.models.quantization.formats import read_format
+from troupellm.models.quantization.on_load import ANY_STORED, QuantizeOnLoad
 from troupellm.models.weight_names import StoredWeights, decoder_weights
 from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 
@@ -51,6 +54,21 @@ def read_decoder(
     decoder = Decoder(model, _quantizing(source, config), max_model_len=budget.max_model_len)
     stored.finish()
     return decoder
+
+
+def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Format | None:
+    """How a checkpoint's weights are quantized; None where they are not, or in blocks of a GGUF file.
+
+    Raises:
+        ModelLoadError: in a way that is not supported.
+        ConfigError: settings that do not fit what is stored.
+    """
+    form, file = read_format(reader), is_gguf(folder)
+    if config.load_format == "safetensors" and file:
+        raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
+    if (form is not None or file) and config.quantization not in (None, *ANY_STORED):
+        raise ConfigError("quantization must be int8: this checkpoint is quantized already", param="quantization")
+    return form
 
 
 def open_weights(

@@ -20,7 +20,6 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
-from troupellm.models.gguf.header import is_gguf
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
@@ -29,7 +28,6 @@ from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory, weight_count
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
-from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import is_encoder
 from troupellm.models.runner import ModelRunner
@@ -38,7 +36,7 @@ from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.models.weights import read_decoder
+from troupellm.models.weights import read_decoder, stored_format
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.guide import GuideProgram
@@ -118,11 +116,8 @@ class ModelWorker:
             self.reset()
             self._ready = encoder.ready(perf_counter() - begin)
             return self._ready
-        described, form = describe_served(self._folder, reader, config.model, progress), read_format(reader)
-        if config.model.quantization is not None and (form is not None or is_gguf(self._folder)):
-            raise ConfigError("quantization is for plain checkpoints; this one is quantized", param="quantization")
-        if config.model.load_format == "safetensors" and is_gguf(self._folder):
-            raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
+        described = describe_served(self._folder, reader, config.model, progress)
+        form = stored_format(self._folder, reader, config.model)
         hybrid = not config.cache.disable_hybrid_kv_cache_manager
         model = with_cache_groups(described, model_limit(described, config), hybrid=hybrid)
         ability = decoder_ability(self._folder, reader, config.model, model)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Weight
+from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight, Weight
 from troupellm.models.checkpoint import WeightSource
 from troupellm.protocol.config import OnLoad
 
@@ -29,11 +29,15 @@ WITH_HEAD: frozenset[OnLoad] = frozenset({"int8", "int8-weight-only"})
 """Eight whole bits are enough for the vocabulary's scores; the others keep the head as it came."""
 
 
+ANY_STORED: frozenset[OnLoad] = frozenset({"int8"})
+"""Modes that take weights of quantized checkpoints too: what is stored in other bits is quantized once more."""
+
+
 class QuantizeOnLoad:
-    """A source whose linear weights come quantized; norms, embeddings and what is quantized already stay."""
+    """A source whose linear weights come quantized; norms and embeddings stay."""
 
     def __init__(self, source: WeightSource, mode: OnLoad) -> None:
-        self._source, self._quantize, self._head = source, QUANTIZE[mode], mode in WITH_HEAD
+        self._source, self._mode, self._head = source, mode, mode in WITH_HEAD
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._source.take(name, shape)
@@ -41,17 +45,24 @@ class QuantizeOnLoad:
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         weight = self._source.linear(name, shape)
         whole = name == "score" or (name == HEAD and not self._head)
-        return self._quantize(weight) if isinstance(weight, Tensor) and not whole else weight
+        return weight if whole else self._quantized(weight)
 
     def tied(self, embedding: Tensor) -> Weight:
         weight = self._source.tied(embedding)
-        return self._quantize(weight) if isinstance(weight, Tensor) and self._head else weight
+        return self._quantized(weight) if self._head else weight
 
     def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
         weights = self._source.stacked(name, shape, transposed=transposed)
         if weights is None:
             return None
-        return [self._quantize(weight) if isinstance(weight, Tensor) else weight for weight in weights]
+        return [self._quantized(weight) for weight in weights]
+
+    def _quantized(self, weight: Weight) -> Weight:
+        if isinstance(weight, QuantizedWeight):
+            if self._mode not in ANY_STORED or isinstance(weight, Int8Channel):
+                return weight
+            weight = weight.dequantize()
+        return QUANTIZE[self._mode](weight)
 
     def has(self, name: str) -> bool:
         return self._source.has(name)

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 from gguf_llama import SIZES, Kind, Written, random_blocks
-from quantized_llama import check_tokens, load, tokens_of
+from quantized_llama import check_tokens, linears, load, quantize_inputs, tokens_of
 
 import troupellm
-from troupellm.kernels.quantized import GgufBlocks
+from troupellm.kernels.quantized import GgufBlocks, Int8Channel
 from troupellm.models.gguf.weights import GgufWeights
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
@@ -121,8 +121,22 @@ async def test_the_whole_engine_serves_a_file(tiny: Written) -> None:
 def test_another_format_than_the_files_is_refused(tiny: Written) -> None:
     with pytest.raises(ValueError, match="load_format safetensors does not fit a GGUF file"):
         load(tiny.path, load_format="safetensors")
-    with pytest.raises(ValueError, match="quantization is for plain checkpoints"):
-        load(tiny.path, quantization="int8")
+    with pytest.raises(ValueError, match="quantization must be int8"):
+        load(tiny.path, quantization="int4")
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_k_m"])
+def test_blocks_computed_in_eight_bits(tmp_path: Path, name: str) -> None:
+    """`--quantization int8`: what is stored in other bits is rounded once more, and inputs are rounded too."""
+    written = MODELS[name](tmp_path / "tiny.gguf")
+    worker, seen = load(written.path, quantization="int8")
+    assert "products: 5 int8" in [progress.detail for progress in seen]
+    with torch.no_grad():
+        for layer in linears(written.model).values():
+            layer.weight = torch.nn.Parameter(Int8Channel.quantize(layer.weight).dequantize())
+    quantize_inputs(written.model, plain=())
+    check_tokens(written.model, tokens_of(worker), 0.05)
+    worker.close()
 
 
 def test_a_folder_with_one_file_is_that_file(tiny: Written, tmp_path: Path) -> None:

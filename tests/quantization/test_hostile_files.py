@@ -234,8 +234,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="quantization is for plain checkpoints"):
-        load(folders["gptq"], quantization="int8")
+    with pytest.raises(ValueError, match="quantization must be int8"):
+        load(folders["gptq"], quantization="fp8")
 
 
 @pytest.mark.parametrize("pattern", [r".*lm_head", r".*self_attn.*_proj", r"model\.layers\.(?:[0-9]|1[0-9])\.mlp\..*$",
