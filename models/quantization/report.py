@@ -21,7 +21,8 @@ def packed_weights(part: object) -> Iterator[PackedLinear]:
 
 def quantization_report(model: object) -> str:
     """One line that counts products by kind; empty where none is quantized."""
-    kinds = Counter(weight.kind or "plain" for weight in packed_weights(model))
+    weights = {id(weight): weight for weight in packed_weights(model)}  # there may be several ways to one
+    kinds = Counter(weight.kind or "plain" for weight in weights.values())
     if set(kinds) <= {"plain"}:
         return ""
     return "products: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
