@@ -15,9 +15,7 @@ from torch.nn import functional
 
 from troupellm.kernels import native
 
-TILE_ROWS = 16
-"""Rows of one product; more are several products."""
-MOST_ROWS = 64
+CALL_ROWS = MOST_ROWS = 64
 """From here on oneDNN is as fast, or faster: measured over the shapes of small models."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
@@ -92,8 +90,8 @@ class NativeWeight:
 
 @functools.cache
 def tiles(rows: int) -> tuple[tuple[int, int], ...]:
-    """Rows cut into products of about equally many."""
-    count = -(-rows // TILE_ROWS)
+    """Rows cut into calls of about equally many."""
+    count = -(-rows // CALL_ROWS)
     return tuple((rows * tile // count, rows * (tile + 1) // count) for tile in range(count))
 
 

@@ -1,4 +1,6 @@
-// Products of up to 16 rows with a constant weight, float32: one walk through the weight, at the speed of the memory.
+// Products of few rows with a constant weight, float32: one walk through the weight, at the speed of the memory. They are
+// products of up to 16 rows each; where there are more rows, each piece of the weight is used for all such products
+// before the next piece is read.
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
@@ -12,7 +14,7 @@
 
 namespace {
 
-constexpr int kMostRows = 16;
+constexpr int kMostRows = 16;  // of one product
 #if defined(__AVX512F__)
 constexpr int64_t kDepth = 1 << 30;
 #else
@@ -42,7 +44,7 @@ struct Rows {
     int64_t stride, count;
 };
 
-// sums [rows, 64] = the rows times `width` units of the weight. `next` is what will be read after it, or null.
+// sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight. `next` is what will be read after it, or null.
 void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, const float* next, float* sums) {
     const int64_t groups = (x.count + kTileRows - 1) / kTileRows;
     const int columns = static_cast<int>(width * kLanes / kWideLanes);
@@ -73,7 +75,7 @@ void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, c
 // The root-mean-square norm of the rows, in memory of this thread.
 Rows normed(const Rows& x, int64_t depth, const float* norm, double eps) {
     thread_local std::vector<float> memory;
-    if (memory.size() < static_cast<size_t>(kMostRows * depth)) memory.resize(kMostRows * depth);
+    if (memory.size() < static_cast<size_t>(x.count * depth)) memory.resize(x.count * depth);
     const int64_t whole = depth / kLanes * kLanes;
     for (int64_t r = 0; r < x.count; ++r) {
         const float* from = x.data + r * x.stride;
@@ -87,6 +89,12 @@ Rows normed(const Rows& x, int64_t depth, const float* norm, double eps) {
         for (int64_t k = whole; k < depth; ++k) to[k] = from[k] * scale * norm[k];
     }
     return {memory.data(), depth, x.count};
+}
+
+// The rows cut into products of about equally many: the rows of number `tile`.
+Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
+    const int64_t first = x.count * tile / tiles;
+    return {x.data + first * x.stride, x.stride, x.count * (tile + 1) / tiles - first};
 }
 
 // Where this thread begins and, with one more, ends.
@@ -129,6 +137,7 @@ void finish(const Weight& weight, const float* sums, int64_t rows, int64_t unit,
 extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
                        double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
     const int64_t units = (weight->outs + kLanes - 1) / kLanes, per_panel = weight->panel / kLanes;
+    const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
         const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
@@ -138,8 +147,14 @@ extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, i
         alignas(64) float sums[kMostRows * 64];
         for (int64_t unit = share(units, per_panel, me, team), width; unit < end; unit += width) {
             width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
-            segment(ready, *weight, unit, width, unit + width < end ? weight->at(unit + width) : nullptr, sums);
-            finish(*weight, sums, rows, unit, width, adds != 0, static_cast<float>(factor), out, out_stride);
+            const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
+            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                const Rows some = cut(ready, tile, tiles);
+                segment(some, *weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
+                finish(*weight, sums, some.count, unit, width, adds != 0, static_cast<float>(factor),
+                       out + first * out_stride, out_stride);
+                first += some.count;
+            }
         }
     }
 }
@@ -149,6 +164,7 @@ extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, i
 extern "C" void linear_gated(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
                              double eps, int64_t activation, float* out, int64_t out_stride, int64_t threads) {
     const int64_t units = weight->outs / 2 / kLanes, per_panel = weight->panel / kLanes;
+    const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
         const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
@@ -160,15 +176,19 @@ extern "C" void linear_gated(const Weight* weight, const float* x, int64_t x_str
             width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
             if (weight->beside(units + unit) < width) width = weight->beside(units + unit);
             const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
-            segment(ready, *weight, unit, width, weight->at(units + unit), gates);
-            segment(ready, *weight, units + unit, width, next, ups);
-            for (int64_t r = 0; r < rows; ++r)
-                for (int64_t c = 0; c < width * kLanes; c += kLanes) {
-                    const int64_t at = unit * kLanes + c;
-                    const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
-                    const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
-                    store(out + r * out_stride + at, activated(gate, activation) * up);
-                }
+            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                const Rows some = cut(ready, tile, tiles);
+                const bool last = tile + 1 == tiles;
+                segment(some, *weight, unit, width, last ? weight->at(units + unit) : nullptr, gates);
+                segment(some, *weight, units + unit, width, last ? next : nullptr, ups);
+                for (int64_t r = 0; r < some.count; ++r, ++first)
+                    for (int64_t c = 0; c < width * kLanes; c += kLanes) {
+                        const int64_t at = unit * kLanes + c;
+                        const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
+                        const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
+                        store(out + first * out_stride + at, activated(gate, activation) * up);
+                    }
+            }
         }
     }
 }
