@@ -126,7 +126,7 @@ class Decoder:
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
         """Of each layer's rotation, at the batch's positions."""
-        found = [(cos[positions], sin[positions]) for cos, sin in self.tables]
+        found = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.tables]
         return [None if table is None else found[table] for table in self.layer_tables]
 
     def logits(self, hidden: Tensor) -> Tensor:

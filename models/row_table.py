@@ -171,9 +171,12 @@ class RowTable:
 
         A failed row may be in the next plan already, so what it holds must be a token id.
         """
-        valid = tokens.clamp(min=0).to(torch.int32)
-        self.tokens[torch.from_numpy(slots), torch.from_numpy(self.lengths[slots])] = valid
+        self.tokens.numpy()[slots, self.lengths[slots]] = np.maximum(tokens.numpy(), 0)
         self.lengths[slots] += 1
+
+    def tokens_at(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """The tokens [n] of some slots at some positions [n], int64."""
+        return torch.from_numpy(self.tokens.numpy()[slots, positions].astype(np.int64))
 
     def append_known(self, row: int, tokens: Sequence[int]) -> None:
         """Add tokens that nobody had to draw to one row."""

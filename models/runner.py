@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.kv_write import kv_rows
+from troupellm.kernels.kv_write import host_kv_rows
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.described import prompt_logprobs
@@ -94,7 +94,8 @@ class ModelRunner:
             last_hidden.append(hidden[:num_sampling])
             about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
             self._pool(spans, hidden)
-        logits = self.decoder.logits(torch.cat(last_hidden)) if sampling.any() else None
+        hidden = last_hidden[0] if len(last_hidden) == 1 else torch.cat(last_hidden)
+        logits = self.decoder.logits(hidden) if drawn else None
         computed = perf_counter()
         masks = None if self.guides is None or filled is None else self.guides.filled(filled)
         sampled = None if logits is None else self._sample(drawn, whole.slots[sampling], logits, masks)
@@ -159,8 +160,10 @@ class ModelRunner:
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
-        owner = np.repeat(np.arange(slots.size), counts)
-        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        owner, positions = np.arange(slots.size), starts
+        if ends[-1] > slots.size:
+            owner = np.repeat(owner, counts)
+            positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
         sampling = (starts + counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
         wanted = [
             ends[sampling] - 1,
@@ -168,7 +171,7 @@ class ModelRunner:
             *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
         ]
         batch = ForwardBatch(
-            token_ids=self.rows.tokens[torch.from_numpy(slots[owner]), torch.from_numpy(positions)].long(),
+            token_ids=self.rows.tokens_at(slots[owner], positions),
             positions=torch.from_numpy(positions),
             groups=self._groups(spans, owner, positions),
             logit_tokens=torch.from_numpy(np.concatenate(wanted)),
@@ -185,7 +188,8 @@ class ModelRunner:
         """
         cache, layout = self.cache, self.cache.layout
         size, heads = cache.block_size, cache.num_kv_heads
-        columns, places = positions // size, positions % size
+        columns = positions // size
+        places = positions - columns * size
         tables, rows = [], []
         for group in range(len(layout.windows)):
             table = self.rows.blocks[group, spans.slots, : int(columns.max()) + 1]
@@ -195,7 +199,7 @@ class ModelRunner:
             if int(blocks.min()) < 0:
                 raise PlanError("a position was planned behind the window of its row")
             tables.append(table)
-            rows.append(kv_rows(torch.from_numpy(blocks * size + places), heads, size))
+            rows.append(host_kv_rows(blocks, places, heads, size))
         return tuple(
             GroupBatch(
                 rows[view.group],

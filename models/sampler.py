@@ -18,7 +18,7 @@ from torch import Tensor
 from troupellm.kernels.sampling import draw, draw_truncated
 from troupellm.kernels.sampling.adjust import add_at, forbid, keep_only, matches, occurrence_penalty, repeat_penalty
 from troupellm.kernels.sampling.noise import position_keys, token_codes
-from troupellm.kernels.sampling.search import row_argmax
+from troupellm.kernels.sampling.search import row_argmax, row_best
 from troupellm.models.described import Described
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.logits_processors import ProcessedRow, Processors, apply_to
@@ -56,16 +56,22 @@ class Sampled:
     @cached_property
     def errors(self) -> list[RowError]:
         """One per failed row."""
-        failed = (self.tokens < 0).nonzero().squeeze(1)
-        if not failed.numel():
+        if min(self.values, default=0) >= 0:
             return []
+        failed = [i for i, token in enumerate(self.values) if token < 0]
         finite = self.peaks[failed].isfinite().tolist()
         return [
             self.failures.get(i)
             or (good and self.reasons.get(i))
             or RowError(self.rows[i], _ALL_MASKED if good else _BAD_LOGITS)
-            for i, good in zip(failed.tolist(), finite, strict=True)
+            for i, good in zip(failed, finite, strict=True)
         ]
+
+    @cached_property
+    def values(self) -> list[int]:
+        """The tokens on the host."""
+        found: list[int] = self.tokens.tolist()
+        return found
 
     @cached_property
     def logprobs(self) -> list[RowLogprobs]:
@@ -156,6 +162,10 @@ class Sampler:
         """
         batch = self._batch_of(tuple(rows))
         logits = logits.float().contiguous()
+        if batch.random is None and masks is None and not batch.adjusted and not batch.logprob_groups:
+            tokens, peaks = row_best(logits)
+            tokens = tokens.masked_fill_((peaks.abs() < torch.inf).logical_not_(), -1)
+            return Sampled(tokens, tuple(rows), tuple(positions), peaks, (), {}, {})
         peaks = raw_peaks = logits.amax(-1)
         groups = batch.logprob_groups
         # The processing below works in place.

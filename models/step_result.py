@@ -49,7 +49,7 @@ def step_result(
     counts = sampling.astype(np.int64)
     tokens: list[int] = []
     if sampled is not None:
-        values = sampled.tokens.tolist()
+        values = sampled.values
         tokens = [token for token in values if token >= 0]
         if sampled.errors:
             counts[np.flatnonzero(sampling)[[token < 0 for token in values]]] = 0

@@ -1,5 +1,8 @@
 """Storing new keys and values in the paged KV cache."""
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.kv_codes import as_bytes, encode
@@ -18,6 +21,12 @@ def kv_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
     heads = slots.new_tensor(range(num_kv_heads))
     blocks, places = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
     return ((blocks[:, None] * num_kv_heads + heads) * block_size + places[:, None]).flatten()
+
+
+def host_kv_rows(blocks: NDArray[np.int64], places: NDArray[np.int64], num_kv_heads: int, block_size: int) -> Tensor:
+    """`kv_rows` on a CPU, of blocks and places within them, [tokens] each."""
+    rows = (blocks[:, None] * num_kv_heads + np.arange(num_kv_heads)) * block_size + places[:, None]
+    return torch.from_numpy(rows.reshape(-1))
 
 
 def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: Tensor) -> None:

@@ -13,19 +13,25 @@ _TOP_BLOCK = 32
 
 def row_argmax(values: Tensor) -> Tensor:
     """Index of the first largest value per row, int64 [rows], of float32 [rows, n]. Rows with NaN give any index."""
+    return row_best(values)[0]
+
+
+def row_best(values: Tensor) -> tuple[Tensor, Tensor]:
+    """As `row_argmax`, with the largest value itself [rows]: NaN for rows with NaN. One walk through the values."""
     rows, width = values.shape
     blocks = width // _ARGMAX_BLOCK
     if blocks < 2 or values.is_cuda or not values.is_contiguous():
-        return values.argmax(-1)
+        largest, index = values.max(-1)
+        return index, largest
     main = blocks * _ARGMAX_BLOCK
     tiled = values[:, :main].view(rows, blocks, _ARGMAX_BLOCK)
     maxima, block = tiled.amax(-1).max(-1)
     inside = tiled[torch.arange(rows), block].argmax(-1)
-    index: Tensor = block * _ARGMAX_BLOCK + inside
+    index = block * _ARGMAX_BLOCK + inside
     if main == width:
-        return index
+        return index, maxima
     tail_maxima, tail = values[:, main:].max(-1)
-    return torch.where(tail_maxima > maxima, tail + main, index)
+    return torch.where(tail_maxima > maxima, tail + main, index), torch.maximum(tail_maxima, maxima)
 
 
 def top_values(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
