@@ -91,6 +91,14 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     latent: int
     """Size of the cached latent vector."""
+    rotated: int
+    """Of the part of a head's key and query that is rotated; all heads have it in common, and it is cached too."""
+    plain: int
+    """Of the other part of a head's key and query."""
+    value: int
+    """Of a head's value."""
+    query_latent: int | None
+    """Of the latent vector that queries are made from; None makes them from the hidden state."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,10 @@ class ConfigReader:
         """The same, with values for keys that are not there; one that is there and null stays null."""
         return ConfigReader({**defaults, **self.values}, self._prefix, self._file)
 
+    def with_values(self, **values: Any) -> "ConfigReader":
+        """The same, with other values for some keys."""
+        return ConfigReader({**self.values, **values}, self._prefix, self._file)
+
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 

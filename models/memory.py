@@ -8,7 +8,8 @@ import torch
 
 from troupellm.kernels.kv_codes import cache_dtype, row_width
 from troupellm.models.cache_layout import cache_layout
-from troupellm.models.decoder_config import DecoderConfig, MoeConfig
+from troupellm.models.decoder_config import DecoderConfig, MlaConfig, MoeConfig
+from troupellm.models.kv_cache import parts_of
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
@@ -103,11 +104,8 @@ def weight_count(model: DecoderConfig, *, with_head: bool, active: bool = False)
     """
     if model.num_parameters is not None:
         return model.num_parameters
-    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * heads + 2 * kv_heads + _num_norms(model))
-    layer += (heads + 2 * kv_heads) * model.qkv_bias + model.hidden_size * model.out_bias
-    layer += {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
-    layer += model.num_heads * model.attention_sinks
+    attention = _attention_count(model) if model.mla is None else _latent_count(model, model.mla)
+    layer = attention + model.hidden_size * (_num_norms(model) + model.out_bias)
     plain = (3 * model.hidden_size + 2 * model.mlp_bias) * model.intermediate_size + model.hidden_size * model.mlp_bias
     sparse = sum(model.moe.layers) if model.moe is not None else 0
     layers = model.num_layers * layer + (model.num_layers - sparse) * plain
@@ -125,6 +123,23 @@ def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:
     return router + (moe.num_experts if chosen is None else chosen) * expert + shared
 
 
+def _attention_count(model: DecoderConfig) -> int:
+    """Numbers in one layer's attention, without biases of its last product."""
+    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    count = model.hidden_size * (2 * heads + 2 * kv_heads) + (heads + 2 * kv_heads) * model.qkv_bias
+    norms = {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
+    return count + norms + model.num_heads * model.attention_sinks
+
+
+def _latent_count(model: DecoderConfig, mla: MlaConfig) -> int:
+    """Numbers in one layer's latent attention, without biases of its last product."""
+    query = model.num_heads * (mla.plain + mla.rotated)
+    first = query if mla.query_latent is None else mla.query_latent
+    count = (model.hidden_size + model.qkv_bias) * (first + mla.latent + mla.rotated) + mla.latent
+    count += model.num_heads * (mla.plain + mla.value) * mla.latent + model.num_heads * mla.value * model.hidden_size
+    return count if mla.query_latent is None else count + mla.query_latent * (query + 1)
+
+
 def _num_norms(model: DecoderConfig) -> int:
     return sum(name is not None for name in msgspec.structs.astuple(model.norms))
 
@@ -132,7 +147,7 @@ def _num_norms(model: DecoderConfig) -> int:
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
     """One block's keys and values in all layers of a cache group, in a cache of `dtype`."""
     row = row_width(model.head_dim, dtype) * dtype.itemsize
-    return 2 * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
+    return parts_of(model) * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
 
 
 def available_memory() -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from troupellm.models import (
+    deepseek,
     gemma2,
     gemma3,
     glm,
@@ -45,6 +46,7 @@ _FAMILIES = (
     qwen2_moe,
     qwen3_moe,
     gpt_oss,
+    deepseek,
 )
 _WRITES = "ForCausalLM"
 

@@ -321,7 +321,7 @@ def _cache_groups(model: DecoderConfig, budget: MemoryBudget) -> tuple[CacheGrou
         CacheGroup(
             num_layers=layers,
             sliding_window=window,
-            kind="full" if window is None else "sliding",
+            kind="latent" if model.mla is not None else "full" if window is None else "sliding",
             block_bytes=whole * layers // layout.num_slots,
         )
         for window, layers in zip(layout.windows, layout.group_layers, strict=True)

@@ -30,7 +30,7 @@ def route_reference(logits: Tensor, routing: Routing, choice_bias: Tensor | None
 
 def _best_groups(choice: Tensor, routing: Routing) -> Tensor:
     """bool [tokens, experts]: whether an expert's group is among the best."""
-    grouped = choice.view(choice.shape[0], routing.groups, -1)
+    grouped = choice.view(choice.shape[0], routing.groups, choice.shape[1] // routing.groups)
     worth = grouped.amax(dim=-1) if routing.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
     best = worth.topk(routing.top_groups, dim=-1).indices
     chosen = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)

@@ -16,9 +16,9 @@ from troupellm.models.cache_layout import cache_layout
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.layers.latent import LatentAttention
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.projection import merged_linear
-from troupellm.protocol.errors import ModelLoadError
 
 KVPair = tuple[Tensor, Tensor]
 """One layer's key and value cache, [blocks, kv_heads, block_size, head_dim]."""
@@ -47,9 +47,10 @@ class SelfAttention(Protocol):
 
 def make_attention(config: DecoderConfig, layer: int, source: WeightSource) -> SelfAttention:
     """The attention of one layer, with its weights taken from `source`."""
+    prefix = f"model.layers.{layer}.self_attn"
     if config.mla is not None:
-        raise ModelLoadError(f"{config.architecture}: latent attention is not supported")
-    return Attention(config, layer, f"model.layers.{layer}.self_attn", source)
+        return LatentAttention(config, config.mla, layer, prefix, source)
+    return Attention(config, layer, prefix, source)
 
 
 class Attention:

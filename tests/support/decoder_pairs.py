@@ -35,6 +35,19 @@ LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
 GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64, "tie_word_embeddings": False}
 """Not tied as the real ones are: random embeddings that are scaled up make such a head repeat its input."""
 EXPERTS = {**SIZES, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+LATENT = {
+    **SIZES,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
 SINKS = {
     **SIZES, "num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96,
     "head_dim": 32, "sliding_window": 20, "swiglu_alpha": 1.3, "swiglu_limit": 2.0,
@@ -117,6 +130,35 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **EXPERTS, head_dim=32, norm_topk_prob=True, decoder_sparse_step=2, tie_word_embeddings=True
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(**SINKS),
+    "deepseek_v2_lite": lambda: transformers.DeepseekV2Config(
+        **LATENT,
+        q_lora_rank=None,
+        first_k_dense_replace=1,
+        topk_method="greedy",
+        routed_scaling_factor=1.3,
+        rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9},
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=40, topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=40,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        num_mtp_layers=0,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+    ),
+    "deepseek_v3_halves": lambda: transformers.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=None,
+        first_k_dense_replace=2,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
     "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
 }
 
@@ -131,6 +173,9 @@ class Pair:
             # Fresh ones are all 1 or all 0, which hides mistakes.
             if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                torch.nn.init.uniform_(buffer, 0.0, 0.5)
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
         self.open()
