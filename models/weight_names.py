@@ -58,6 +58,8 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
     if model.tie_word_embeddings:
         for head in (HEAD, f"language_model.{HEAD}"):
             checkpoint.ignore(f"{head}.weight")
+    if model.mla is not None:  # layers behind the last one draft further tokens
+        checkpoint.ignore_all(f"model.layers.{model.num_layers}.")
     if model.text_part:
         for prefix in OTHER_PARTS:
             checkpoint.ignore_all(prefix)

@@ -17,6 +17,11 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 2048,
 }  # fmt: skip
 
+LATENT = {
+    **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
@@ -87,6 +92,8 @@ def test_weights_are_counted_exactly(tmp_path: Path) -> None:
         transformers.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=24, mlp_only_layers=[0]),
         transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32),
         transformers.GptOssConfig(**SIZES, num_local_experts=4, head_dim=16),
+        transformers.DeepseekV2Config(**LATENT, q_lora_rank=None),
+        transformers.DeepseekV2Config(**LATENT, q_lora_rank=24, attention_bias=True, first_k_dense_replace=1),
     )):  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(tmp_path / str(number))

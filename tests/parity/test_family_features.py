@@ -50,6 +50,17 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
         {"moe": {"scoring": "softmax"}}, {"moe": {"swiglu_alpha": 1.702}}, {"moe": {"swiglu_limit": 7.0}},
         {"moe": {"swiglu_limit": None}},
     ],
+    "deepseek_v2_lite": [
+        {"attention_scale": None}, {"rope": ROTATION}, {"rope_interleaved": False}, {"moe": {"scale": 1.0}},
+        {"moe": {"renormalize": True}}, {"moe": {"scoring": "softmax_of_chosen"}}, {"moe": {"shared_size": 0}},
+    ],
+    "deepseek_v2": [{"qkv_bias": False}, {"out_bias": False}, {"moe": {"groups": 1}}, {"rope_interleaved": False}],
+    "deepseek_v3": [
+        {"attention_scale": None}, {"rope_interleaved": False}, {"moe": {"groups": 1}}, {"moe": {"choice_bias": False}},
+        {"moe": {"renormalize": False}}, {"moe": {"scale": 1.0}}, {"moe": {"scoring": "softmax"}},
+        {"moe": {"group_score": "max"}},
+    ],
+    "deepseek_v3_halves": [{"rope_interleaved": True}, {"moe": {"renormalize": True}}],
 }  # fmt: skip
 
 
