@@ -20,7 +20,7 @@ def prefill(
     Returns:
         [tokens, heads, head_dim], a view.
     """
-    keys, values = (_gather(cache, span.gather, 1, query.dtype)[:, :, span.keys] for cache in (key_cache, value_cache))
+    keys, values = (gather(cache, span.gather, 1, query.dtype)[:, :, span.keys] for cache in (key_cache, value_cache))
     if softcap or sinks is not None:
         mask = span.mask
         if mask is None:
@@ -54,7 +54,7 @@ def decode(
     kv_heads = key_cache.shape[1]
     # What a block holds beyond a row's keys may be anything, NaN included, and 0 * NaN is NaN.
     keys, values = (
-        _gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0)
+        gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0)
         for cache in (key_cache, value_cache)
     )
     folded = query.reshape(items, kv_heads, heads // kv_heads, size)
@@ -89,7 +89,7 @@ def _softmax_product(
     return weights.to(values.dtype) @ values
 
 
-def _gather(cache: Tensor, rows: Tensor, items: int, dtype: torch.dtype) -> Tensor:
+def gather(cache: Tensor, rows: Tensor, items: int, dtype: torch.dtype) -> Tensor:
     """[items, kv_heads, keys, head_dim]: whole blocks of each head, copied together."""
     _, kv_heads, block_size, width = cache.shape
     flat = kv_codes.as_bytes(cache).view(-1, block_size, width)

@@ -74,6 +74,9 @@ class LatentAttention:
         turned = rope(query[..., mla.plain :], *angles, interleaved=self.rope_interleaved)
         query[..., mla.plain :] = turned
         kv_write(entry, entry, *cache, group.kv_rows)
-        mixed = mla_attention(query, cache[0], group.plan, self.key_weight, self.value_weight, self.scale)
+        mixed = mla_attention(
+            query, cache[0], group.plan, self.key_weight, self.value_weight, self.scale,
+            batch_invariant=self.down.invariant,
+        )  # fmt: skip
         flat = mixed.view(rows, -1)
         return linear(flat if keep is None else flat[keep], self.out)

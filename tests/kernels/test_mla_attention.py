@@ -1,15 +1,21 @@
 """Latent attention in every order of computing equals its definition."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from troupellm.kernels import kv_codes
 from troupellm.kernels.mla_attention import expanding_tokens, mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, Inputs, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 
 
-def computed(inputs: Inputs) -> torch.Tensor:
-    return mla_attention(inputs.query, inputs.cache, inputs.plan, inputs.key_weight, inputs.value_weight, inputs.scale)
+def computed(inputs: Inputs, *, batch_invariant: bool = False) -> torch.Tensor:
+    return mla_attention(
+        inputs.query, inputs.cache, inputs.plan, inputs.key_weight, inputs.value_weight, inputs.scale,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -39,7 +45,7 @@ def test_a_model_of_the_real_sizes_expands_long_pieces_only() -> None:
 def test_token_by_token_the_result_does_not_depend_on_the_batch() -> None:
     """The rows of a batch, each in a batch of its own, to the bit."""
     case = Case("batch", (30, 11, 3), (1, 2, 20))
-    together = computed(make_inputs(case, "cpu", 5, by_token=True))
+    together = computed(make_inputs(case, "cpu", 5, by_token=True), batch_invariant=True)
     whole = make_inputs(case, "cpu", 5, by_token=True)
     begin = 0
     for row, count in enumerate(case.counts):
@@ -48,6 +54,15 @@ def test_token_by_token_the_result_does_not_depend_on_the_batch() -> None:
             whole.plan._counts[row : row + 1], block_size=case.block_size, num_kv_heads=1, by_token=True,
         )  # fmt: skip
         query = whole.query[begin : begin + count]
-        got = mla_attention(query, whole.cache, alone, whole.key_weight, whole.value_weight, whole.scale)
+        got = computed(replace(whole, query=query, plan=alone), batch_invariant=True)
         assert torch.equal(got, together[begin : begin + count])
         begin += count
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_cache_of_small_numbers_is_read_in_every_order(dtype: torch.dtype) -> None:
+    inputs = make_inputs(CASES[4], "cpu", 3)
+    coded = kv_codes.encode(inputs.cache.nan_to_num(), dtype)
+    rounded = kv_codes.decode(coded, torch.float32)
+    expected = computed(replace(inputs, cache=rounded))
+    torch.testing.assert_close(computed(replace(inputs, cache=coded)), expected, atol=2e-5, rtol=2e-5)
