@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from troupellm.kernels.kv_codes import FP8
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
@@ -18,8 +19,8 @@ from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 LENGTH = 40
 CUTS = (1, 18)
 """Where the sequence is cut into steps."""
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-"""Root mean square of the difference, by that of the logits around their mean."""
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05, torch.int8: 0.1, FP8: 0.3}
+"""Root mean square of the difference, by that of the logits around their mean; of the model's type or the cache's."""
 
 
 class Watched(TransformersDecoder):
@@ -55,7 +56,8 @@ def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len
         expected = decoder.plain_logits(text)
         error = torch.maximum(error, (got - expected).square().mean().sqrt())
         spread = torch.maximum(spread, (expected - expected.mean()).square().mean().sqrt())
-    if not error <= TOLERANCE[cache.storage.dtype] * spread:
+    own = next(decoder.model.parameters()).dtype
+    if not error <= max(TOLERANCE[own], TOLERANCE[cache.storage.dtype]) * spread:
         raise ModelLoadError(
             f"{decoder.config.architecture} does not go with paged attention: what it computes step by step differs "
             f"from what it computes at once, by {float(error / spread):.3f} of the spread",

@@ -99,8 +99,9 @@ def test_the_model_is_described_by_itself(pair: Pair) -> None:
     assert config.windows == tuple(None if kind == "full_attention" else window for kind in kinds)
 
 
-def test_it_proves_itself(pair: Pair) -> None:
-    cache = KVCache(pair.config, 12, 8, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_it_proves_itself(pair: Pair, dtype: torch.dtype) -> None:
+    cache = KVCache(pair.config, 12, 8, dtype)
     check_decoder(pair.decoder, cache, max_model_len=MAX_LEN)
 
 
@@ -184,7 +185,7 @@ def test_a_model_that_pages_compute_otherwise_is_found_out(
 @pytest.fixture(scope="module")
 def starcoder2(tmp_path_factory: pytest.TempPathFactory) -> BackendPair:
     folder = tmp_path_factory.mktemp("starcoder2")
-    pair = BackendPair(folder, FAMILIES["starcoder2"]())
+    pair = BackendPair(folder, transformers.Starcoder2Config(**SIZES, sliding_window=None))
     write_tokenizer(folder, 300)
     return pair
 
@@ -252,7 +253,7 @@ def test_code_of_the_checkpoint_is_never_run(starcoder2: BackendPair, tmp_path: 
 async def test_through_the_engine_with_preemption_and_prefix_hits(starcoder2: BackendPair) -> None:
     prompts = [make_prompt(length) for length in (30, 25, 40, 33, 28, 37)]
     settings = {"max_num_batched_tokens": 32, "max_model_len": 96}
-    greedy = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
+    greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
     answers: dict[int, list[int]] = {}
 
     async def one(engine: troupellm.Engine, index: int) -> None:
