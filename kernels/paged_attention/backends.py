@@ -79,16 +79,16 @@ class Triton(Backend):
             return f"reads the scales of int8 caches as whole words: heads of a multiple of 4, not of {needs.head_dim}"
         if needs.num_heads // needs.num_kv_heads > MOST_PACKED:
             return f"takes up to {MOST_PACKED} heads for each KV head"
-        if needs.batch_invariant:
-            return "shares the tiles of long rows by what else is in the batch, so it is not batch-invariant"
         return None
 
     def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
-        kv_bytes = (needs.kv_dtype or needs.dtype).itemsize
+        kv_dtype = needs.kv_dtype or needs.dtype
         shape = AttentionShape(
-            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_bytes
+            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_dtype
         )  # fmt: skip
-        return DevicePlan.from_host(tables, starts, counts, shape=shape, device=needs.device)
+        return DevicePlan.from_host(
+            tables, starts, counts, shape=shape, device=needs.device, invariant=needs.batch_invariant
+        )
 
 
 class Torch(Backend):
@@ -133,6 +133,8 @@ class RowByRow(Backend):
     """Each row's keys gathered, then one operator per row."""
 
     def refuses(self, needs: Needs) -> str | None:
+        if needs.batch_invariant:
+            return "orders its sums by how many tokens a row has in a step, so it is not batch-invariant"
         return None
 
     def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:

@@ -13,7 +13,7 @@ from troupellm.kernels.paged_attention.device_plan import AttentionShape, Device
 from troupellm.kernels.triton_support import Launch
 
 DEVICE_CASES = (
-    Case("edges_of_pages", (0, 14, 15, 16, 30, 31, 32), (1,) * 7, 4, 2, 16),
+    Case("edges_of_pages", (0, 14, 15, 16, 30, 31, 32), (1,) * 7, 4, 1, 16),
     Case("skewed", (250, 0, 3, 0, 17), (1,) * 5, 4, 2, 16),
     Case("page_of_32", (31, 32, 70), (1,) * 3, 2, 2, 16, block_size=32),
     Case("page_of_64", (63, 64, 130), (1,) * 3, 4, 1, 16, block_size=64),
@@ -47,19 +47,20 @@ class Inputs:
     sinks: Tensor | None
 
 
-def shape_of(case: Case, kv_bytes: int = 2) -> AttentionShape:
-    return AttentionShape(case.heads, case.kv_heads, case.head_dim, case.block_size, case.window, kv_bytes)
+def shape_of(case: Case, kv_dtype: torch.dtype) -> AttentionShape:
+    return AttentionShape(case.heads, case.kv_heads, case.head_dim, case.block_size, case.window, kv_dtype)
 
 
 def make_device_inputs(
     case: Case, device: torch.device, seed: int, *, small: bool = True, programs: int | None = None,
-    quantized: torch.dtype | None = None,
+    quantized: torch.dtype | None = None, invariant: bool = False,
 ) -> Inputs:  # fmt: skip
     """The inputs of a case for the kernels.
 
     Args:
         small: smallest tiles instead of those of the tables.
         programs: of the decode kernel.
+        invariant: plan for `--batch-invariant`.
         quantized: store keys and values as this type of `kernels.kv_codes`.
     """
     query, keys, values, plan = make_inputs(case, "cpu", seed)
@@ -72,8 +73,8 @@ def make_device_inputs(
         keys, values = poisoned_codes(keys, quantized), poisoned_codes(values, quantized)
     device_plan = DevicePlan.from_host(
         tables, np.asarray(case.starts), np.asarray(case.counts), device=device,
-        shape=shape_of(case, keys.element_size()), decode=SMALL_DECODE if small else None,
-        extend=SMALL_EXTEND if small else None, programs=programs,
+        shape=shape_of(case, keys.dtype), decode=SMALL_DECODE if small else None,
+        extend=SMALL_EXTEND if small else None, programs=programs, invariant=invariant,
     )  # fmt: skip
     return Inputs(
         query.to(device), keys.to(device), values.to(device), device_plan, None if sinks is None else sinks.to(device)

@@ -32,8 +32,8 @@ class AttentionShape:
     block_size: int
     window: int | None = None
     """Keys that a token sees, itself included; None is all before it."""
-    kv_bytes: int = 2
-    """Of one element of the cache."""
+    kv_dtype: torch.dtype = torch.bfloat16
+    """Of the cache."""
 
     @property
     def group(self) -> int:
@@ -52,25 +52,26 @@ class AttentionShape:
 
 def decode_launch(shape: AttentionShape, queries: int) -> Launch:
     """Chosen by what compiles without spills and with two tiles on their way (see tests/kernels/triton/checks)."""
-    warps = 4 if shape.packed(queries) <= 32 else 8
-    return Launch(warps=warps, stages=3, constants={"TILE": _tile(shape)}, occupancy=2)
+    constants = {"TILE": _tile(shape)}
+    if shape.packed(queries) > 32:
+        return Launch(warps=8, stages=4, constants=constants, occupancy=1)
+    warps, stages = (8 if shape.padded_dim > 128 else 4), (5 if shape.kv_dtype == torch.int8 else 3)
+    return Launch(warps=warps, stages=stages, constants=constants, occupancy=2)
 
 
 def extend_launch(shape: AttentionShape) -> Launch:
     """Chosen like that of decode; ROWS are query tokens times heads of a group."""
-    tile = _tile(shape)
-    rows = max(2 * tile if shape.kv_bytes < 4 else 32, next_power_of_2(shape.group))
-    return Launch(
-        warps=8 if rows >= 64 or tile == 32 else 4,
-        stages=3 if tile == 64 else 2,
-        constants={"ROWS": rows, "TILE": tile},
-    )
+    narrow, single = shape.padded_dim <= 128, shape.kv_dtype == torch.float32
+    rows = max(32 if single else 128 if narrow else 64, next_power_of_2(shape.group))
+    constants = {"ROWS": rows, "TILE": _tile(shape)}
+    return Launch(warps=8, stages=3 if narrow and not single else 2, constants=constants)
 
 
 def _tile(shape: AttentionShape) -> int:
-    """Keys of a tile: 16 KiB of them in 16 bits."""
-    row_bytes = shape.padded_dim * max(shape.kv_bytes, 2)
-    return min(64, max(SMALLEST_PRODUCT, 16384 // row_bytes))
+    """Keys of a tile: 16 KiB of them in 16 bits; fewer where scales between the rows cost registers."""
+    row_bytes = shape.padded_dim * max(shape.kv_dtype.itemsize, 2)
+    tile = min(64, max(SMALLEST_PRODUCT, 16384 // row_bytes))
+    return max(tile // 2, SMALLEST_PRODUCT) if shape.kv_dtype == torch.int8 else tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class DevicePlan:
     @classmethod
     def from_host(
         cls, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, shape: AttentionShape,
-        device: torch.device, decode: Launch | None = None, extend: Launch | None = None, programs: int | None = None,
+        device: torch.device, invariant: bool = False, decode: Launch | None = None, extend: Launch | None = None,
+        programs: int | None = None,
     ) -> "DevicePlan":  # fmt: skip
         """Plan one step from what the host knows, as `AttentionPlan` does: two copies to the device, no wait.
 
@@ -168,10 +170,12 @@ class DevicePlan:
             block_tables: [rows, width].
             starts: [rows] position of each row's first query token.
             counts: [rows] query tokens of each row; they follow each other in the flat batch.
+            invariant: every token's sums are taken in an order that depends on its row alone, and not on how the
+                row's tokens are shared out to steps: one kernel for all rows, whose tiles are never cut.
         """
         uniform = counts.size > 0 and bool((counts == counts[0]).all()) and shape.packed(int(counts[0])) <= MOST_PACKED
         queries = int(counts[0]) if uniform else 1
-        few = counts == queries
+        few = (counts == queries) & (not invariant)
         order = np.argsort(~few, kind="stable")
         stops = np.cumsum(counts)
         spans = np.stack((stops - counts, stops, starts + counts))[:, order].astype(np.int32)

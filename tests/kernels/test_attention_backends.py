@@ -104,6 +104,7 @@ def triton_runs() -> bool:
         ("sdpa", {"softcap": True}, "no soft cap"),
         ("native", {"kv_dtype": torch.int8}, "not of torch.int8"),
         ("reference", {"kv_dtype": torch.float8_e4m3fn}, "not of torch.float8_e4m3fn"),
+        ("sdpa", {"batch_invariant": True}, "not batch-invariant"),
         ("flex", {}, "compiled for GPUs only"),
         ("torch", {"device": torch.device("cuda")}, "runs on a CPU, and the device is cuda"),
         ("flashinfer", {}, "not known; one of auto, triton, native, torch, sdpa, flex, reference"),

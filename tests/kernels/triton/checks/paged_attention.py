@@ -9,7 +9,8 @@ import torch
 from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.paged_attention import triton_launch, triton_plan
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items
-from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, Inputs, make_device_inputs
+from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, SMALL_EXTEND, Inputs, make_device_inputs
+from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.triton_support import check_device
@@ -109,6 +110,22 @@ def test_a_row_with_nan_keys_is_nan_alone() -> None:
     assert got[3].isnan().all()
     rest = [0, 1, 2, 4, 5, 6]
     assert torch.equal(got[rest], clean[rest])
+
+
+@pytest.mark.parametrize(("start", "count"), [(40, 1), (33, 8), pytest.param(0, 41, marks=pytest.mark.slow)])
+def test_a_token_is_the_same_to_the_bit_beside_others_and_in_any_chunk(start: int, count: int) -> None:
+    crowd = Case("crowd", (start, 7), (count, 12), 4, 2, 16, window=30)
+    inputs = make_device_inputs(crowd, DEVICE, 1, invariant=True)
+    assert inputs.plan.decode is None
+    got = run(crowd, inputs, 0.25)[count - 1]
+    alone = Case("alone", (40,), (1,), 4, 2, 16, window=30)
+    tables = host_tables(crowd)[0].numpy()[:1].copy()
+    plan = DevicePlan.from_host(
+        tables, np.array([40]), np.array([1]), shape=inputs.plan.shape, device=DEVICE, invariant=True,
+        extend=SMALL_EXTEND,
+    )  # fmt: skip
+    last = replace(inputs, query=inputs.query[count - 1 : count], plan=plan)
+    assert torch.equal(run(alone, last, 0.25)[0], got)
 
 
 @pytest.mark.slow

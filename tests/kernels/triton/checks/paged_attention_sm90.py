@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, decode_launch, extend_launch
 from troupellm.kernels.paged_attention.triton_decode import decode_kernel, merge_kernel
@@ -15,8 +16,12 @@ POINTERS = ("block_tables", "query_starts", "query_stops", "context_lens", "task
 NUMBERS = ("query_stride", "out_stride", "block_stride")
 
 
-def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, kv: str = "bf16", io: str = "bf16",
-             softcap: bool = False, sinks: bool = False, **constants: int) -> Report:  # fmt: skip
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
+
+
+def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, io: str = "bf16", softcap: bool = False,
+             sinks: bool = False, **constants: int) -> Report:  # fmt: skip
+    kv = TYPES[shape.kv_dtype]
     arguments = {
         **dict.fromkeys(("query", "out"), f"*{io}"), **dict.fromkeys(("keys", "values"), f"*{kv}"),
         **dict.fromkeys(("key_scales", "value_scales", "sinks", "part_sums", "part_stats"), "*fp32"),
@@ -41,7 +46,7 @@ def decode(shape: AttentionShape, *, queries: int = 1, **options: Any) -> Report
     launch = decode_launch(shape, queries)
     report = compiled(decode_kernel, shape, launch, QUERIES=queries, ROWS=shape.packed(queries), **options)
     assert report.registers <= 65536 // (launch.warps * 32 * launch.occupancy)
-    tile_bytes = launch.constants["TILE"] * shape.padded_dim * shape.kv_bytes
+    tile_bytes = launch.constants["TILE"] * shape.padded_dim * shape.kv_dtype.itemsize
     assert report.buffers(tile_bytes) >= 4, "keys and values are not loaded ahead"
     assert report.count("mma.sync") + report.count("wgmma.mma_async") > 0
     return report
@@ -55,7 +60,7 @@ def extend(shape: AttentionShape, **options: Any) -> Report:
 
 
 def test_decode_of_8_bit_caches() -> None:
-    assert decode(AttentionShape(64, 8, 128, 16, kv_bytes=1), kv="fp8e4nv").count("mma.sync") > 0
+    assert decode(AttentionShape(64, 8, 128, 16, kv_dtype=torch.float8_e4m3fn)).count("mma.sync") > 0
 
 
 def test_extend() -> None:
@@ -79,11 +84,11 @@ def test_other_head_dims(head_dim: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv", ["fp8e4nv", "i8"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("heads", [32, 64])
-def test_8_bit_caches(heads: int, kv: str) -> None:
-    decode(AttentionShape(heads, 8, 128, 16, kv_bytes=1), kv=kv)
-    extend(AttentionShape(heads, 8, 128, 16, kv_bytes=1), kv=kv)
+def test_8_bit_caches(heads: int, dtype: torch.dtype) -> None:
+    decode(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
+    extend(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
 
 
 @pytest.mark.slow
@@ -101,9 +106,9 @@ def test_verification_of_drafts(heads: int, queries: int) -> None:
 
 @pytest.mark.slow
 def test_float32() -> None:
-    shape = AttentionShape(16, 8, 128, 16, kv_bytes=4)
-    decode(shape, kv="fp32", io="fp32")
-    extend(shape, kv="fp32", io="fp32")
+    shape = AttentionShape(16, 8, 128, 16, kv_dtype=torch.float32)
+    decode(shape, io="fp32")
+    extend(shape, io="fp32")
 
 
 @pytest.mark.slow
