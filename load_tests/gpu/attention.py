@@ -119,7 +119,7 @@ def _error(device: torch.device, heads: int, kv_heads: int, dim: int, starts: li
     tables = np.random.default_rng(1).permutation(width * len(lengths)).astype(np.int32).reshape(-1, width)
     caches = torch.randn(2, tables.size, kv_heads, page, dim, device=device, dtype=torch.bfloat16)
     query = torch.randn(sum(counts), heads, dim, device=device, dtype=torch.bfloat16)
-    shape = AttentionShape(heads, kv_heads, dim, page, None, 2)
+    shape = AttentionShape(heads, kv_heads, dim, page)
     plan = DevicePlan.from_host(tables, np.asarray(starts), np.asarray(counts), shape=shape, device=device)
     out = torch.empty_like(query)
     triton_launch.run(query, (caches[0], caches[1]), plan, dim**-0.5, out)

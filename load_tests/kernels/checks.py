@@ -152,7 +152,7 @@ def _on_device(
     query, keys, values = (tensor.to(device) for tensor in inputs)
     plan = DevicePlan.from_host(
         tables.numpy(), np.asarray(case.starts), np.asarray(case.counts), device=device,
-        shape=shape_of(case, keys.element_size()),
+        shape=shape_of(case, keys.dtype),
     )  # fmt: skip
     out = torch.empty_like(query)
     there = None if sinks is None else sinks.to(device)

@@ -185,7 +185,7 @@ class Shapes:
         from troupellm.kernels.paged_attention import triton_launch
         from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 
-        shape = AttentionShape(size.heads, size.kv_heads, size.head_dim, BLOCK_SIZE, None, self.width)
+        shape = AttentionShape(size.heads, size.kv_heads, size.head_dim, BLOCK_SIZE, None, self.dtype)
         there = DevicePlan.from_host(tables, starts, counts, shape=shape, device=self.device)
         out = torch.empty_like(query)
 
