@@ -13,6 +13,7 @@ from pathlib import Path
 
 
 def main() -> int:
+    sys.path.pop(0)  # this folder, whose files are no modules of their own
     with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as name:
         try:
             import troupellm  # noqa: F401 (installed, or not)

@@ -48,8 +48,10 @@ def environment_of(contestant: str, python: Path, link: Path, threads: int) -> d
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     ours = {"PYTHONPATH": str(link), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     tools = f"{python.parent}{os.pathsep}{inherited.get('PATH', '')}"
-    if contestant != TROUPE:  # which counts its threads itself
+    if contestant != TROUPE:  # which counts its threads itself, and may have parts of it elsewhere
         ours["OMP_NUM_THREADS"] = str(threads)
+    elif elsewhere := os.environ.get("PYTHONPATH"):
+        ours["PYTHONPATH"] = f"{link}{os.pathsep}{elsewhere}"
     return {**inherited, **ours, "PATH": tools}
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
     (tmp_path / "openvino" / ".installed").touch()
     assert python_of("openvino", tmp_path) == tmp_path / "openvino" / "bin" / "python"
     assert python_of("troupellm", tmp_path) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("name", ["openvino", "vllm", "llama", "transformers"])
+def test_only_ours_keeps_what_python_was_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    paths = [environment_of(who, tmp_path / "python", tmp_path, 2)["PYTHONPATH"] for who in ("troupellm", "vllm")]
+    assert paths == [f"{tmp_path}{os.pathsep}elsewhere", str(tmp_path)]
+    assert environment_of(name, tmp_path / "python", tmp_path, 2)["OMP_NUM_THREADS"] == "2"
 
 
 @pytest.mark.parametrize("name", ["24m", "qwen3-0.6b"])
