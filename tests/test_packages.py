@@ -1,5 +1,6 @@
 """What is installed, and what importing it pulls in."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -46,3 +47,28 @@ def test_an_import_pulls_in_no_more_than_it_needs(statement: str, absent: tuple[
     code = f"{statement}\nimport sys\nprint(*[name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.split() == []
+
+
+TRANSFORMERS_BACKEND = "models/transformers_backend"
+TRANSFORMERS_INSIDE_A_FUNCTION = {"models/tokenizer.py"}
+"""It has old tokenizers converted."""
+
+
+def test_transformers_is_imported_only_where_it_runs_a_model() -> None:
+    """In functions of the back end, which itself is imported in functions alone, once a model was found to need it."""
+    for package in ("protocol", "kernels", "models", "actors", "server"):
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            at_load = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            everywhere = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+            assert not any(names_transformers(node) for node in at_load), name
+            if not name.startswith(TRANSFORMERS_BACKEND):
+                assert not any("transformers_backend" in ast.unparse(node) for node in at_load), name
+                if name not in TRANSFORMERS_INSIDE_A_FUNCTION:
+                    assert not any(names_transformers(node) for node in everywhere), name
+
+
+def names_transformers(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return any(name.split(".")[0] == "transformers" for name in names)
