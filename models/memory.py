@@ -11,6 +11,7 @@ from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig, MlaConfig, MoeConfig
 from troupellm.models.kv_cache import parts_of
 from troupellm.models.quantization.sizes import weight_bytes
+from troupellm.models.stored_size import StoredSize
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -35,7 +36,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: float = 0.0
     """How many sequences as long as the context there is room for."""
     quantization: str = ""
-    """Of weights, on load."""
+    """Of weights, on load or as they are stored."""
     num_parameters: int = 0
     active_parameters: int = 0
     """Of what one token goes through, where that is not all."""
@@ -55,12 +56,14 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_memory(
-    model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None
-) -> MemoryBudget:
+    model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
+    stored: StoredSize | None = None,
+) -> MemoryBudget:  # fmt: skip
     """Divide the available memory.
 
     Args:
         available: bytes; measured when not given.
+        stored: of a quantized checkpoint.
 
     Raises:
         ConfigError: the wanted context or cache does not fit; `param` names the setting.
@@ -69,6 +72,8 @@ def plan_memory(
     size = dtype.itemsize
     mode = config.model.quantization
     weights = weight_bytes(model, weight_count(model, with_head=True), dtype, mode)
+    if mode is None and stored is not None and stored.nbytes is not None:
+        weights = stored.nbytes
     activations = _activation_bytes(model, config, size)
     longest = model_limit(model, config)
     block = block_bytes(model, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
@@ -84,7 +89,7 @@ def plan_memory(
         )
     return MemoryBudget(
         weight_bytes=weights,
-        quantization=mode or "",
+        quantization=mode or ("" if stored is None else stored.method),
         activation_bytes=activations,
         kv_cache_bytes=num_blocks * block,
         free_bytes=max(0, available - weights - activations - num_blocks * block),

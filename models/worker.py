@@ -34,6 +34,7 @@ from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
+from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
@@ -128,7 +129,7 @@ class ModelWorker:
         plan_attention(
             model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant
         )
-        budget = plan_memory(model, config, dtype)
+        budget = plan_memory(model, config, dtype, stored=stored_size(self._folder, model, form, dtype))
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
 
         def read(sink: ProgressSink) -> RunnableDecoder:

@@ -27,6 +27,8 @@ _ABOUT_MAKING = frozenset(
 class Awq:
     """A `Format`. Layers without `qweight` are stored plainly."""
 
+    method = "awq"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:

@@ -20,6 +20,10 @@ KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
 class Format(Protocol):
     """What `quantization_config` says, ready to read weights by."""
 
+    @property
+    def method(self) -> str:
+        """Its name."""
+
     def linear(self, stored: "QuantizedCheckpoint", name: str, shape: tuple[int, int]) -> Weight:
         """The weight of a layer, quantized as it is stored.
 

@@ -59,6 +59,8 @@ class Scheme(NamedTuple):
 class CompressedTensors:
     """A `Format`."""
 
+    method = "compressed-tensors"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:

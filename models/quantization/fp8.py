@@ -26,6 +26,8 @@ _READ = frozenset(
 class Fp8Format:
     """A `Format`. Whether a layer is quantized is seen from the type of its weight."""
 
+    method = "fp8"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:

@@ -36,6 +36,8 @@ _READ = frozenset({"checkpoint_format", "format", "lm_head", "dynamic", "pack_dt
 class Gptq:
     """A `Format`. Layers without `qweight` are stored plainly."""
 
+    method = "gptq"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:

@@ -35,6 +35,8 @@ def mx_weight(
 class Mxfp4:
     """A `Format`: gpt-oss's, where experts alone are quantized (see mxfp4.py) and all other layers are plain."""
 
+    method = "mxfp4"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:

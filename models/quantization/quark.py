@@ -30,6 +30,8 @@ _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'
 class Quark:
     """A `Format`."""
 
+    method = "quark"
+
     def __init__(self, reader: ConfigReader) -> None:
         """
         Raises:
