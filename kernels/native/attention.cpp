@@ -7,8 +7,10 @@
 // a query may see are read, so what else lies in a block, NaN included, has no influence.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include "codes.h"
 #include "tile.h"
 
 namespace {
@@ -30,29 +32,30 @@ inline Floats cap(Floats x, float softcap) {
     return x < 0.0f ? -t : t;
 }
 
+template <typename Cell>
 struct Cache {
-    float* key;    // [blocks, kv_heads, block_size, head_dim]
-    float* value;  // the same
-    int64_t kv_heads, block_size, head_dim;
+    typename Cell::Number* key;    // [blocks, kv_heads, block_size, width]
+    typename Cell::Number* value;  // the same
+    int64_t kv_heads, block_size, head_dim, width;
 
     int64_t at(const int32_t* table, int64_t kv_head, int64_t position) const {
         const uint32_t block = static_cast<uint32_t>(position) / static_cast<uint32_t>(block_size);
-        return ((table[block] * kv_heads + kv_head) * block_size + position - block * block_size) * head_dim;
+        return ((table[block] * kv_heads + kv_head) * block_size + position - block * block_size) * width;
     }
 };
 
 // total [heads, 16 * columns] of vectors += scores [heads, kLanes] times `count` values, for `columns` vectors at once, so
 // that there are enough sums under way to hide how long an addition takes.
-template <int heads, int columns>
-inline void add_values(const float (*scores)[kLanes], const float* value, int64_t size, int count,
+template <typename Cell, int heads, int columns>
+inline void add_values(const float (*scores)[kLanes], const typename Cell::Number* value, int64_t width, int count,
                        Floats (*total)[kMaxChunks], int first) {
     Floats part[heads][columns];
     for (int g = 0; g < heads; ++g)
         for (int c = 0; c < columns; ++c) part[g][c] = total[g][first + c];
     for (int t = 0; t < count; ++t) {
-        const float* from = value + t * size + first * kLanes;
+        const typename Cell::Number* from = value + t * width + first * kLanes;
         for (int c = 0; c < columns; ++c) {
-            const Floats v = load(from + c * kLanes);
+            const Floats v = Cell::load(from + c * kLanes);
             for (int g = 0; g < heads; ++g) part[g][c] += scores[g][t] * v;
         }
     }
@@ -61,11 +64,12 @@ inline void add_values(const float (*scores)[kLanes], const float* value, int64_
 }
 
 // `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers.
-template <int heads>
-void attend(const float* query, const Cache& cache, int64_t kv_head, const int32_t* table, int64_t begin, int64_t end,
+template <typename Cell, int heads>
+void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t begin, int64_t end,
             const Scores& rule, int64_t head, float* out) {
     constexpr int columns = heads <= 2 ? 4 : heads <= 4 ? 2 : 1;
-    const int64_t size = cache.head_dim;
+    constexpr int64_t line = 64 / sizeof(typename Cell::Number);
+    const int64_t size = cache.head_dim, width = cache.width;
     const int chunks = static_cast<int>(size / kLanes);
     Floats q[kMaxChunks][heads], total[heads][kMaxChunks];
     float best[heads], weight[heads];
@@ -78,30 +82,35 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
         }
     }
     const Ints lane = lanes();
-    alignas(64) float scores[heads][kLanes];
+    alignas(64) float scores[heads][kLanes], key_scales[kLanes] = {}, value_scales[kLanes] = {};
     Floats parts[heads][kLanes] = {};
     for (int64_t position = begin; position < end;) {
         const int64_t place = position % cache.block_size;
         const int64_t left = std::min(end - position, cache.block_size - place);
         const int count = static_cast<int>(std::min<int64_t>(left, kLanes));
-        const float* key = cache.key + cache.at(table, kv_head, position);
-        const float* value = cache.value + (key - cache.key);
+        const typename Cell::Number* key = cache.key + cache.at(table, kv_head, position);
+        const typename Cell::Number* value = cache.value + (key - cache.key);
         // The next keys lie in some other block, where the processor does not look by itself.
         const int64_t ahead = cache.at(table, kv_head, position + count < end ? position + count : position);
         for (int t = 0; t < count; ++t) {
-            for (int64_t at = ahead + t * size; at < ahead + (t + 1) * size; at += kLanes) {
+            for (int64_t at = ahead + t * width; at < ahead + (t + 1) * width; at += line) {
                 __builtin_prefetch(cache.key + at, 0, 3);
                 __builtin_prefetch(cache.value + at, 0, 3);
             }
             Floats part[heads] = {};
             for (int c = 0; c < chunks; ++c) {
-                const Floats k = load(key + t * size + c * kLanes);
+                const Floats k = Cell::load(key + t * width + c * kLanes);
                 for (int g = 0; g < heads; ++g) part[g] += q[c][g] * k;
             }
             for (int g = 0; g < heads; ++g) parts[g][t] = part[g];
+            if (Cell::scaled) {
+                key_scales[t] = Cell::scale(key + t * width, size);
+                value_scales[t] = Cell::scale(value + t * width, size);
+            }
         }
         for (int g = 0; g < heads; ++g) {
             Floats s = sums(parts[g]);
+            if (Cell::scaled) s *= load(key_scales);
             if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
             s = lane < count ? s : Floats{} + kNone;
             const float top = largest(s, best[g]);
@@ -112,16 +121,16 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
                 best[g] = top;
             }
             const Floats e = s == kNone ? Floats{} : exp_negative(s - best[g]);
-            store(scores[g], e);
+            store(scores[g], Cell::scaled ? e * load(value_scales) : e);
             weight[g] += sum(e);
         }
         int c = 0;
         for (; c + columns <= chunks; c += columns)
-            add_values<heads, columns>(scores, value, size, count, total, c);
+            add_values<Cell, heads, columns>(scores, value, width, count, total, c);
         switch (chunks - c) {
-            case 3: add_values<heads, columns < 4 ? columns : 3>(scores, value, size, count, total, c); break;
-            case 2: add_values<heads, columns < 3 ? columns : 2>(scores, value, size, count, total, c); break;
-            case 1: add_values<heads, 1>(scores, value, size, count, total, c); break;
+            case 3: add_values<Cell, heads, columns < 4 ? columns : 3>(scores, value, width, count, total, c); break;
+            case 2: add_values<Cell, heads, columns < 3 ? columns : 2>(scores, value, width, count, total, c); break;
+            case 1: add_values<Cell, heads, 1>(scores, value, width, count, total, c); break;
             default: break;
         }
         position += count;
@@ -130,9 +139,12 @@ void attend(const float* query, const Cache& cache, int64_t kv_head, const int32
         for (int c = 0; c < chunks; ++c) store(out + g * size + c * kLanes, total[g][c] / weight[g]);
 }
 
-typedef void (*Attend)(const float*, const Cache&, int64_t, const int32_t*, int64_t, int64_t, const Scores&, int64_t,
-                       float*);
-const Attend kAttend[] = {attend<1>, attend<2>, attend<3>, attend<4>, attend<5>, attend<6>, attend<7>, attend<8>};
+template <typename Cell>
+using Attend = void (*)(const float*, const Cache<Cell>&, int64_t, const int32_t*, int64_t, int64_t, const Scores&,
+                        int64_t, float*);
+template <typename Cell>
+constexpr Attend<Cell> kAttend[] = {attend<Cell, 1>, attend<Cell, 2>, attend<Cell, 3>, attend<Cell, 4>,
+                                    attend<Cell, 5>, attend<Cell, 6>, attend<Cell, 7>, attend<Cell, 8>};
 
 // to [columns, kKeys] = the transpose of `rows` rows [rows, columns]; columns is a multiple of 4. Rows behind are 0.
 void transpose(const float* const* from, int64_t rows, int64_t columns, float* to) {
@@ -170,15 +182,16 @@ void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weigh
 // What a thread needs for a block of queries: `rows` is tokens times heads of the group.
 struct Workspace {
     std::vector<float> memory;
-    float *query, *scores, *total, *keys, *values, *best, *weight;
+    float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
 
     void prepare(int64_t rows, int64_t size) {
-        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 2 * kKeys * size + 16;
+        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 3 * kKeys * size + 16;
         if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         keys = reinterpret_cast<float*>((start + 63) / 64 * 64);
         values = keys + kKeys * size;
-        scores = values + kKeys * size;
+        decoded = values + kKeys * size;
+        scores = decoded + kKeys * size;
         total = scores + rows * 64;
         query = total + rows * 64 * strips;
         best = query + rows * size;
@@ -219,8 +232,17 @@ void weigh(float* scores, int64_t first, int64_t end, int64_t row, int64_t rows,
     work.weight[row] += sum(weight);
 }
 
+// A row as floats: where it lies, if that is what it is, or decoded into `memory`.
+template <typename Cell>
+inline const float* plain_row(const typename Cell::Number* row, float* memory, int64_t size) {
+    if constexpr (std::is_same<Cell, PlainCell>::value) return row;
+    read_cell<Cell>(memory, row, size);
+    return memory;
+}
+
 // `count` consecutive tokens, the first one at `position`, times the `group` query heads of one KV head.
-void attend_block(const float* query, int64_t query_stride, const Cache& cache, int64_t kv_head, const int32_t* table,
+template <typename Cell>
+void attend_block(const float* query, int64_t query_stride, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table,
                   int64_t position, int64_t count, int64_t window, int64_t group, const Scores& rule, float* out,
                   int64_t out_stride) {
     thread_local Workspace work;
@@ -239,8 +261,8 @@ void attend_block(const float* query, int64_t query_stride, const Cache& cache, 
         const float* from[kKeys];
         for (int64_t k = 0; k < keys; ++k) {
             const int64_t at = cache.at(table, kv_head, key + k);
-            from[k] = cache.key + at;
-            std::memcpy(work.values + k * size, cache.value + at, sizeof(float) * size);
+            from[k] = plain_row<Cell>(cache.key + at, work.decoded + k * size, size);
+            read_cell<Cell>(work.values + k * size, cache.value + at, size);
         }
         transpose(from, keys, size, work.keys);
         const int64_t first_row = std::max<int64_t>(0, key - position) * group;  // earlier tokens see none of these
@@ -309,18 +331,15 @@ struct Plan {
     int64_t num_jobs, block_size, window, alone;
 };
 
-}  // namespace
-
-// Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
-// token, tokens `query_stride` apart. With `rows` int64 [tokens, kv_heads], the places of keys and values in the cache
-// seen as [.., head_dim], they are written before, and queries and keys are turned in place by cosines and sines
-// [tokens, half]. Without it only the queries are read, as they are.
-extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* query, int64_t query_stride,
-                                int64_t tokens, float* key_cache, float* value_cache, const int64_t* rows,
-                                const float* cosines, const float* sines, float* out, int64_t out_stride,
-                                int64_t threads) {
+// As `paged_attention` below, of a cache of this kind.
+template <typename Cell>
+void run(const Heads* layer, const Plan* plan, float* query, int64_t query_stride, int64_t tokens, void* key_cache,
+         void* value_cache, const int64_t* rows, const float* cosines, const float* sines, float* out,
+         int64_t out_stride, int64_t threads) {
+    typedef typename Cell::Number Number;
     const int64_t heads = layer->heads, kv_heads = layer->kv_heads, size = layer->head_dim, group = heads / kv_heads;
-    const Cache cache{key_cache, value_cache, kv_heads, plan->block_size, size};
+    const Cache<Cell> cache{static_cast<Number*>(key_cache), static_cast<Number*>(value_cache), kv_heads,
+                            plan->block_size, size, Cell::width(size)};
     const Scores rule{static_cast<float>(layer->scale), static_cast<float>(layer->softcap), layer->sinks};
     const Turn turn{static_cast<float>(layer->eps), cosines, sines, layer->half};
     const int64_t window = plan->window, num_work = plan->num_jobs * kv_heads;
@@ -329,9 +348,9 @@ extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* que
         float *k = q + (heads + kv_head) * size, *v = k + kv_heads * size;
         for (int64_t g = 0; g < group; ++g) turn.apply(q + (kv_head * group + g) * size, size, layer->query_norm, token);
         turn.apply(k, size, layer->key_norm, token);
-        const int64_t to = rows[token * kv_heads + kv_head] * size;
-        std::memcpy(key_cache + to, k, sizeof(float) * size);
-        std::memcpy(value_cache + to, v, sizeof(float) * size);
+        const int64_t to = rows[token * kv_heads + kv_head] * cache.width;
+        Cell::write(cache.key + to, k, size);
+        Cell::write(cache.value + to, v, size);
     };
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
@@ -350,14 +369,29 @@ extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* que
             const float* q = query + job.token * query_stride + kv_head * group * size;
             float* to = out + job.token * out_stride + kv_head * group * size;
             if (job.count > 1) {
-                attend_block(q, query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
+                attend_block<Cell>(q, query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                              out_stride);
                 continue;
             }
             const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
             for (int64_t g = 0; g < group; g += 8)
-                kAttend[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, rule,
+                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, rule,
                                                              kv_head * group + g, to + g * size);
         }
     }
+}
+
+}  // namespace
+
+// Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
+// token, tokens `query_stride` apart. With `rows` int64 [tokens, kv_heads], the places of keys and values in the cache
+// seen as [.., width], they are written before, and queries and keys are turned in place by cosines and sines
+// [tokens, half]. Without it only the queries are read, as they are. The caches' cells: 0 plain, 1 int8, 2 fp8.
+extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* query, int64_t query_stride,
+                                int64_t tokens, void* key_cache, void* value_cache, int64_t cells,
+                                const int64_t* rows, const float* cosines, const float* sines, float* out,
+                                int64_t out_stride, int64_t threads) {
+    const auto chosen = cells == 0 ? run<PlainCell> : cells == 1 ? run<Int8Cell> : run<Fp8Cell>;
+    chosen(layer, plan, query, query_stride, tokens, key_cache, value_cache, rows, cosines, sines, out, out_stride,
+           threads);
 }

@@ -7,12 +7,10 @@
 // Every output is a sum over the inputs in their order, group by group, whatever the number of rows, the thread or the
 // tile: a row's result does not depend on its neighbours, to the bit.
 
+#include "codes.h"
 #include "rows.h"
 
 namespace {
-
-typedef int8_t Chars __attribute__((vector_size(16)));
-typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 16;
@@ -36,23 +34,6 @@ struct CodedWeight {
 };
 
 constexpr int columns_for(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
-
-inline Bytes bytes_at(const uint8_t* from) {
-    Bytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return bytes;
-}
-
-inline Floats floats_of(Chars chars) { return __builtin_convertvector(__builtin_convertvector(chars, Ints), Floats); }
-
-// e4m3 has four bits of exponent where a float has eight: moved into place it is the number times 2^-120.
-inline Floats floats_of_fp8(Bytes bytes) {
-    const Ints wide = __builtin_convertvector(bytes, Ints);
-    const Ints bits = ((wide & 0x7f) << 20) | ((wide & 0x80) << 24);
-    Floats value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value * 1.329227995784916e36f;
-}
 
 // Two inputs of a unit; the codes of the second follow those of the first, or share their bytes.
 template <int64_t kind>
@@ -85,7 +66,7 @@ template <int64_t kind, int rows, int columns>
 void tile(const TileRows& from, const CodedWeight& weight, int64_t unit, float* out) {
     const int64_t size = weight.depth / weight.groups, unit_bytes = weight.bytes_of_unit();
     const uint8_t* codes = weight.codes + unit * unit_bytes;
-    const Bytes table = kind == kTable ? bytes_at(reinterpret_cast<const uint8_t*>(weight.table)) : Bytes{};
+    const Bytes table = kind == kTable ? bytes_at(weight.table) : Bytes{};
     std::memset(out, 0, sizeof(float) * rows * kMostColumns * kLanes);
     for (int64_t g = 0; g < weight.groups; ++g) {
         Floats part[rows][columns] = {};
@@ -198,7 +179,7 @@ template <int64_t kind>
 void decode_unit(const CodedWeight& weight, int64_t unit, float* out, int64_t stride) {
     const int64_t size = weight.depth / weight.groups;
     const uint8_t* codes = weight.codes + unit * weight.bytes_of_unit();
-    const Bytes table = kind == kTable ? bytes_at(reinterpret_cast<const uint8_t*>(weight.table)) : Bytes{};
+    const Bytes table = kind == kTable ? bytes_at(weight.table) : Bytes{};
     for (int64_t k = 0; k < weight.depth; k += 2, codes += kPair<kind>) {
         const int64_t at = (unit * weight.groups + k / size) * kLanes;
         const Floats scale = load(weight.scale + at);

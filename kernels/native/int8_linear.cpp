@@ -6,6 +6,7 @@
 // Sums of whole numbers are exact, and what follows is done number by number in one order: a row's result does not
 // depend on its neighbours, the tile or the instruction set, to the bit.
 
+#include "codes.h"
 #include "rows.h"
 
 #if defined(__AVX2__)
@@ -14,14 +15,14 @@
 
 namespace {
 
-// A group is four inputs of 16 outputs. `Dots` are the sums of 16 outputs, `Bytes` a group of the weight.
+// A group is four inputs of 16 outputs. `Dots` are the sums of 16 outputs, `Weights` a group of the weight.
 #if defined(__AVX512VNNI__)
 constexpr bool kUnsigned = true;  // the instruction wants inputs without a sign: 128 is added to them
 constexpr int kAccumulators = 24;
 typedef __m512i Dots;
-typedef __m512i Bytes;
-inline Bytes group(const int8_t* from) { return _mm512_loadu_si512(from); }
-inline void dot(Dots& sum, int32_t x, const Bytes& w) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), w); }
+typedef __m512i Weights;
+inline Weights group(const int8_t* from) { return _mm512_loadu_si512(from); }
+inline void dot(Dots& sum, int32_t x, const Weights& w) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), w); }
 #elif defined(__AVX2__)
 constexpr int kAccumulators = 4;
 struct Dots {
@@ -30,11 +31,11 @@ struct Dots {
 inline __m256i half_group(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 #if defined(__AVXVNNI__)
 constexpr bool kUnsigned = true;
-struct Bytes {
+struct Weights {
     __m256i low, high;
 };
-inline Bytes group(const int8_t* from) { return {half_group(from), half_group(from + 32)}; }
-inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+inline Weights group(const int8_t* from) { return {half_group(from), half_group(from + 32)}; }
+inline void dot(Dots& sum, int32_t x, const Weights& w) {
     const __m256i inputs = _mm256_set1_epi32(x);
     sum.low = _mm256_dpbusd_avx_epi32(sum.low, inputs, w.low);
     sum.high = _mm256_dpbusd_avx_epi32(sum.high, inputs, w.high);
@@ -42,10 +43,10 @@ inline void dot(Dots& sum, int32_t x, const Bytes& w) {
 #else
 // The weight gives its sign to the inputs: |w| * x of two inputs is at most 2 * 128 * 127, which 16 bits hold.
 constexpr bool kUnsigned = false;
-struct Bytes {
+struct Weights {
     __m256i low, high, low_size, high_size;
 };
-inline Bytes group(const int8_t* from) {
+inline Weights group(const int8_t* from) {
     const __m256i low = half_group(from), high = half_group(from + 32);
     return {low, high, _mm256_abs_epi8(low), _mm256_abs_epi8(high)};
 }
@@ -53,7 +54,7 @@ inline __m256i dot_half(__m256i sum, __m256i x, __m256i w, __m256i size) {
     const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+inline void dot(Dots& sum, int32_t x, const Weights& w) {
     const __m256i inputs = _mm256_set1_epi32(x);
     sum.low = dot_half(sum.low, inputs, w.low, w.low_size);
     sum.high = dot_half(sum.high, inputs, w.high, w.high_size);
@@ -65,15 +66,15 @@ constexpr int kAccumulators = 4;
 struct Dots {
     int32_t values[kLanes];
 };
-struct Bytes {
+struct Weights {
     int8_t values[4 * kLanes];
 };
-inline Bytes group(const int8_t* from) {
-    Bytes bytes;
+inline Weights group(const int8_t* from) {
+    Weights bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return bytes;
 }
-inline void dot(Dots& sum, int32_t x, const Bytes& w) {
+inline void dot(Dots& sum, int32_t x, const Weights& w) {
     int8_t inputs[4];
     std::memcpy(inputs, &x, sizeof inputs);
     for (int lane = 0; lane < kLanes; ++lane)
@@ -93,7 +94,7 @@ void tile(const uint8_t* x, int64_t x_stride, const int8_t* weight, int64_t pane
     Dots sums[rows][columns];
     std::memset(&sums, 0, sizeof sums);
     for (int64_t k = 0; k < groups; ++k) {
-        Bytes w[columns];
+        Weights w[columns];
         for (int c = 0; c < columns; ++c) w[c] = group(weight + (k * panel + c * kLanes) * 4);
         for (int r = 0; r < rows; ++r) {
             int32_t inputs;
@@ -109,29 +110,6 @@ void tile(const uint8_t* x, int64_t x_stride, const int8_t* weight, int64_t pane
 typedef void (*Tile)(const uint8_t*, int64_t, const int8_t*, int64_t, int64_t, int32_t*);
 #define TILES(rows) {tile<rows, 1>, tile<rows, 2>, tile<rows, 3>, tile<rows, 4>}
 const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6)};
-
-// A row in eight bits: x / s rounded to the nearest, ties to even, with s = max|x| / 127, which is given back.
-float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int offset) {
-    int32_t top = 0;  // bits of floats without a sign are ordered as the floats are, and NaN is above all
-    for (int64_t i = 0; i < size; ++i) {
-        int32_t bits;
-        std::memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffff;
-        top = bits > top ? bits : top;
-    }
-    float scale;
-    std::memcpy(&scale, &top, sizeof scale);
-    scale /= 127.0f;
-    const float by = scale > 0.0f ? scale : 1.0f;
-    for (int64_t i = 0; i < size; ++i) {
-        const float shifted = x[i] / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
-        int32_t bits;
-        std::memcpy(&bits, &shifted, sizeof bits);
-        to[i] = static_cast<uint8_t>(bits + offset);
-    }
-    std::memset(to + size, offset, static_cast<size_t>(padded - size));
-    return scale;
-}
 
 // `sums` (of each output's weights), `scale` and `bias` (or null) have whole panels.
 struct Int8Weight {

@@ -118,8 +118,6 @@ class Native(Torch):
     def refuses(self, needs: Needs) -> str | None:
         if (reason := super().refuses(needs)) is not None:
             return reason
-        if needs.kv_dtype not in (None, needs.dtype):
-            return f"reads caches of the type of the model, not of {needs.kv_dtype}"
         if needs.dtype != torch.float32:
             return f"computes in float32, not in {needs.dtype}"
         if not native.supports(*(torch.empty(1, 1, needs.head_dim) for _ in range(2))):

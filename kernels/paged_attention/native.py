@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels import native
-from troupellm.kernels.kv_write import kv_rows
+from troupellm.kernels import kv_codes, native
+from troupellm.kernels.kv_write import kv_rows, kv_write
 from troupellm.kernels.kv_write.reference import kv_write_reference
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
@@ -18,6 +18,8 @@ from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
 MAX_HEAD_DIM = 256
+CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
+"""Types of caches, see `kernels.kv_codes`."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -57,7 +59,7 @@ class NativeAttention:
 
         Args:
             query: [tokens, heads, head_dim], heads contiguous.
-            caches: keys and values [blocks, kv_heads, block_size, head_dim].
+            caches: keys and values [blocks, kv_heads, block_size, head_dim], of a type in `CELLS`.
             out: [tokens, heads, head_dim], contiguous; the tokens of the plan are written.
         """
         self._call(query, query.stride(0), caches, plan, None, None, out)
@@ -89,8 +91,9 @@ class NativeAttention:
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
             self._pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
-            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), None if rows is None else rows.data_ptr(),
-            cosines, sines, out.data_ptr(), out.stride(0), torch.get_num_threads(),
+            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype],
+            None if rows is None else rows.data_ptr(), cosines, sines, out.data_ptr(), out.stride(0),
+            torch.get_num_threads(),
         )  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def supports(query: Tensor, cache: Tensor) -> bool:
     """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 256."""
     size = query.shape[-1]
     return (
-        query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype == torch.float32
+        query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype in CELLS
         and size % LANES == 0 and size <= MAX_HEAD_DIM
     )  # fmt: skip
 
@@ -150,8 +153,30 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None:
         return None
-    function = library.function("paged_attention", "pppii" + "ppppp" + "pii")
-    return function if _agrees(function) else None
+    function = library.function("paged_attention", "pppii" + "ppi" + "ppp" + "pii")
+    return function if _agrees(function) and all(_keeps(function, kind) for kind in CELLS) else None
+
+
+def _keeps(function: native.Function, kind: torch.dtype) -> bool:
+    """Whether keys and values of a cache of this type are written to the bit, and attended to."""
+    generator = torch.Generator().manual_seed(1)
+    tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
+    starts, counts, size = np.array([19, 6, 20]), np.array([1, 2, 40]), 32
+    before = torch.randn(2, 30, 2, 7, size, generator=generator) * torch.tensor([0.01, 9.0])[:, None, None, None, None]
+    found = [kv_codes.encode(cache, kind) for cache in before]
+    expected = [cache.clone() for cache in found]
+    plan = AttentionPlan(tables.numpy(), starts, counts, block_size=7, num_kv_heads=2)
+    items = AttentionPlan(tables.numpy(), starts, counts, block_size=7, num_kv_heads=2, by_token=True).items
+    blocks = tables[items[:, 1].long(), ((items[:, 3] - 1) // 7).long()]
+    rows = kv_rows((blocks * 7 + (items[:, 3] - 1) % 7).long(), 2, 7)
+    projected = torch.randn(int(counts.sum()), 10 * size, generator=generator)
+    query, key, value = projected.view(-1, 10, size).split((6, 2, 2), dim=1)  # type: ignore[no-untyped-call]
+    kv_write(key, value, expected[0], expected[1], rows)
+    wanted = paged_attention_reference(query, expected[0], expected[1], tables, items, scale=0.2)
+    layer = NativeAttention(function, 6, 2, size, 0.2)
+    out = layer.write_and_attend(projected, (found[0], found[1]), plan, rows, None)
+    pairs = [(kv_codes.as_bytes(got), kv_codes.as_bytes(cache)) for got, cache in zip(found, expected, strict=True)]
+    return all(torch.equal(*pair) for pair in pairs) and torch.allclose(out.view(wanted.shape), wanted, atol=1e-4)
 
 
 def _agrees(function: native.Function) -> bool:

@@ -9,7 +9,7 @@ from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.linear import linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
-from troupellm.kernels.paged_attention.native import NativeAttention, Turn, native_attention, takes_compiled
+from troupellm.kernels.paged_attention.native import CELLS, NativeAttention, Turn, native_attention, takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
 from troupellm.models.cache_layout import cache_layout
@@ -115,7 +115,7 @@ class Attention:
         rows, tokens = qkv.shape[0], batch.token_ids.shape[0]
         group = batch.groups[self.view]
         plan = group.plan
-        if self.native is not None and qkv.dtype == cache[0].dtype == torch.float32 and takes_compiled(plan):
+        if self.native is not None and qkv.dtype == torch.float32 and cache[0].dtype in CELLS and takes_compiled(plan):
             attended = self.native.write_and_attend(qkv, cache, plan, group.kv_rows, angles)
             return attended if keep is None else attended[keep]
         heads, turned = self.num_heads, self.num_heads + self.num_kv_heads

@@ -1,17 +1,27 @@
 """Keys and values in int8 and fp8: what is kept, and how near attention over them is to that over a plain cache."""
 
+import numpy as np
 import pytest
 import torch
 
 from troupellm.kernels.kv_codes import FP8, as_bytes, decode, encode, row_width
 from troupellm.kernels.kv_write import kv_rows, kv_write
-from troupellm.kernels.paged_attention import paged_attention
+from troupellm.kernels.paged_attention import native, paged_attention
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs, make_sinks
+from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 
 TYPES = {"int8": torch.int8, "fp8": FP8}
 ERRORS = {"int8": 0.02, "fp8": 0.08}
 """Of attention over normal numbers, root mean square beside that of the result with a plain cache."""
+
+
+def plan_of(case: Case, plan: AttentionPlan) -> AttentionPlan:
+    """The plan of a case as --batch-invariant has it."""
+    return AttentionPlan(
+        plan.block_tables.numpy(), np.array(case.starts), np.array(case.counts), block_size=case.block_size,
+        num_kv_heads=case.kv_heads, window=case.window, by_token=True,
+    )  # fmt: skip
 
 
 def random_rows(*shape: int) -> torch.Tensor:
@@ -53,14 +63,23 @@ def test_writing_touches_the_named_slots_only(kind: str) -> None:
         assert torch.equal(as_bytes(cache), wanted)
 
 
+@pytest.fixture(params=["compiled", "torch", "token by token"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param != "compiled":
+        monkeypatch.setattr(native, "load", lambda: None)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_attention_equals_the_reference_and_stays_near_the_plain_cache(case: Case, kind: str) -> None:
+def test_attention_equals_the_reference_and_stays_near_the_plain_cache(case: Case, kind: str, path: str) -> None:
     query, keys, values, plan = make_inputs(case, "cpu", 1)
     options = {"softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
     caches = encode(keys, TYPES[kind]), encode(values, TYPES[kind])
     items, scale = all_items(case), case.head_dim**-0.5
     expected = paged_attention_reference(query, *caches, plan.block_tables, items, scale=scale, **options)
+    if path == "token by token":
+        plan = plan_of(case, plan)
     got = paged_attention(query, *caches, plan, scale, **options)
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
     plain = paged_attention_reference(query, keys, values, plan.block_tables, items, scale=scale, **options).float()

@@ -1,0 +1,123 @@
+// Numbers in eight bits, and what they stand for.
+
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+typedef int8_t Chars __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+inline Bytes bytes_at(const void* from) {
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return bytes;
+}
+
+inline Floats floats_of(Chars chars) { return __builtin_convertvector(__builtin_convertvector(chars, Ints), Floats); }
+
+// e4m3 has four bits of exponent where a float has eight: moved into place it is the number times 2^-120.
+inline Floats floats_of_fp8(Bytes bytes) {
+    const Ints wide = __builtin_convertvector(bytes, Ints);
+    const Ints bits = ((wide & 0x7f) << 20) | ((wide & 0x80) << 24);
+    Floats value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value * 1.329227995784916e36f;
+}
+
+// A row in eight bits: x / s rounded to the nearest, ties to even, with s = max|x| / 127, which is given back; what is
+// behind it, up to `padded`, is 0. `offset` is added to all.
+inline float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int offset) {
+    int32_t top = 0;  // bits of floats without a sign are ordered as the floats are, and NaN is above all
+    for (int64_t i = 0; i < size; ++i) {
+        int32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    float scale;
+    std::memcpy(&scale, &top, sizeof scale);
+    scale /= 127.0f;
+    const float by = scale > 0.0f ? scale : 1.0f;
+    for (int64_t i = 0; i < size; ++i) {
+        const float shifted = x[i] / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
+        int32_t bits;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        to[i] = static_cast<uint8_t>(bits + offset);
+    }
+    std::memset(to + size, offset, static_cast<size_t>(padded - size));
+    return scale;
+}
+
+// The nearest e4m3, ties to even; beyond 448 that. NaN stays NaN.
+inline uint8_t fp8_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uint32_t sign = bits >> 24 & 0x80;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return 0x7f;
+    float size;
+    std::memcpy(&size, &bits, sizeof size);
+    if (size >= 448.0f) return static_cast<uint8_t>(sign | 0x7e);
+    if (size < 0.015625f) {  // below the smallest exponent: multiples of 2^-9
+        const float shifted = size * 512.0f + 12582912.0f;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        return static_cast<uint8_t>(sign | (bits & 0x0f));
+    }
+    bits += 0x7ffff + (bits >> 20 & 1);
+    return static_cast<uint8_t>(sign | ((bits >> 20) - (120 << 3)));
+}
+
+// What a cache keeps of one token and KV head, after kernels/kv_codes: `width` numbers for `size` of them, each read as
+// load(..) * scale(row).
+
+struct PlainCell {
+    typedef float Number;
+    static constexpr bool scaled = false;
+    static int64_t width(int64_t size) { return size; }
+    static Floats load(const float* from) { return ::load(from); }
+    static float scale(const float*, int64_t) { return 1.0f; }
+    static void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, sizeof(float) * size); }
+};
+
+struct Int8Cell {
+    typedef uint8_t Number;
+    static constexpr bool scaled = true;
+    static int64_t width(int64_t size) { return size + static_cast<int64_t>(sizeof(float)); }
+    static Floats load(const uint8_t* from) { return floats_of((Chars)bytes_at(from)); }
+    static float scale(const uint8_t* row, int64_t size) {
+        float value;
+        std::memcpy(&value, row + size, sizeof value);
+        return value;
+    }
+    static void write(uint8_t* to, const float* from, int64_t size) {
+        const float value = quantize(from, size, to, size, 0);
+        std::memcpy(to + size, &value, sizeof value);
+    }
+};
+
+struct Fp8Cell {
+    typedef uint8_t Number;
+    static constexpr bool scaled = false;
+    static int64_t width(int64_t size) { return size; }
+    static Floats load(const uint8_t* from) {
+        const Bytes bytes = bytes_at(from);
+        const Ints wide = __builtin_convertvector(bytes & 0x7f, Ints);
+        const Floats none = Floats{} + std::numeric_limits<float>::quiet_NaN();
+        return wide == 0x7f ? none : floats_of_fp8(bytes);
+    }
+    static float scale(const uint8_t*, int64_t) { return 1.0f; }
+    static void write(uint8_t* to, const float* from, int64_t size) {
+        for (int64_t i = 0; i < size; ++i) to[i] = fp8_of(from[i]);
+    }
+};
+
+// A row as floats.
+template <typename Cell>
+inline void read_cell(float* to, const typename Cell::Number* row, int64_t size) {
+    const float scale = Cell::scale(row, size);
+    for (int64_t c = 0; c < size; c += kLanes) store(to + c, Cell::load(row + c) * scale);
+}
+
+}  // namespace
