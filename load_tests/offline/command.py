@@ -22,7 +22,7 @@ from troupellm.load_tests.offline import table
 from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, judge
 from troupellm.load_tests.peers.checkpoints import model_for
 from troupellm.load_tests.peers.environments import SIDES, environment_of, link_package, python_of
-from troupellm.load_tests.peers.process import Contestant, ContestantError
+from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.random_model import SHAPES
 
 MAKE_SECONDS = 1200.0
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     cells = [Cell(f"{count} seq", count, args.input_len, args.output_len) for count in args.sequences]
     if args.prefill_len:
         cells.append(Cell("prefill", 1, args.prefill_len, 1))
-    with ExitStack() as stack:
+    with unwinding(), ExitStack() as stack:
         work = Path(args.work_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-offline-")))
         work.mkdir(parents=True, exist_ok=True)
         work = work.absolute()

@@ -22,7 +22,7 @@ import msgspec
 from troupellm.load_tests.offline.cells import Cell
 from troupellm.load_tests.peers.checkpoints import model_for
 from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, python_of
-from troupellm.load_tests.peers.process import Contestant, ContestantError
+from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import RIVALS, SERVERS, home_of, plan_server
 from troupellm.load_tests.random_model import SHAPES
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [name for name in servers if name not in SERVERS]:
         print(f"bench serve: {unknown[0]} is none of {', '.join(SERVERS)}", file=sys.stderr)
         return 2
-    with ExitStack() as stack:
+    with unwinding(), ExitStack() as stack:
         work = args.work_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-serve-"))
         bench = PeerBench(args, Path(work).absolute())
         for config in args.configs:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compa
 from troupellm.load_tests.offline.table import judgement, line, means
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
-from troupellm.load_tests.peers.process import Contestant, ContestantError
+from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 
 SIDE = """
@@ -82,6 +83,18 @@ def test_answers_that_are_too_short_do_not_count(echo: Contestant) -> None:
     echo.make(60.0, short=1)
     with pytest.raises(ContestantError, match="wanted number of tokens"):
         echo.answer([[1]], 4, 60.0)
+
+
+def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant) -> None:
+    echo.make(60.0, short=0)
+    echo.freeze()
+    with pytest.raises(SystemExit), unwinding():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            echo.close()
+    assert echo._process.returncode is not None
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
