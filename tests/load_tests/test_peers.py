@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,13 @@ def test_answers_that_are_too_short_do_not_count(echo: Contestant) -> None:
 def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant) -> None:
     echo.make(60.0, short=0)
     echo.freeze()
-    with pytest.raises(SystemExit), unwinding():
-        try:
+
+    def ended() -> None:
+        with unwinding(), closing(echo):
             signal.raise_signal(signal.SIGTERM)
-        finally:
-            echo.close()
+
+    with pytest.raises(SystemExit, match="143"):
+        ended()
     assert echo._process.returncode is not None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
