@@ -146,7 +146,9 @@ class _Hub:
         info = api.model_info(self._repo, revision=self._revision, files_metadata=True)
         sizes: dict[str, int] = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         if "config.json" not in sizes:
-            raise ModelLoadError(f"{self._repo} has no config.json", hint="only models in Hugging Face form are served")
+            files = any(name.endswith(".gguf") for name in sizes)
+            hint = "download one of its GGUF files and name it" if files else "a model in Hugging Face's form has one"
+            raise ModelLoadError(f"{self._repo} has no config.json", hint=hint)
         small = [name for name in sizes if _is_small(name)]
         meter = _Meter(self._progress, sum(sizes[name] for name in small))
         # By the revision's name, which records what it stands for now; everything else by that commit.

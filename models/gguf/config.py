@@ -14,6 +14,8 @@ from troupellm.protocol.errors import ModelLoadError
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _NEEDLESS = frozenset({"vocab_size", "tensor_data_layout"})
+_USUAL = {"attention.causal": True, "rope.scaling.attn_factor": 1.0}
+"""What other keys may say: that nothing is different."""
 _READ = frozenset(
     {
         "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
@@ -36,7 +38,8 @@ def model_config(header: Header) -> dict[str, Any]:
     prefix = f"{kind}."
     own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
     for key, value in own.items():
-        if key not in _READ | _NEEDLESS and value not in (0, False, "none"):
+        usual = (_USUAL[key],) if key in _USUAL else (0, False, "none")
+        if key not in _READ | _NEEDLESS and value not in usual:
             raise ModelLoadError(f"{header.name}: {prefix}{key} is not supported")
     reader = ConfigReader({key: _single(value) for key, value in own.items()}, prefix, file=header.name)
     embedding = header.tensors.get(EMBEDDING)

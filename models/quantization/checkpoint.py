@@ -12,8 +12,9 @@ from troupellm.models.checkpoint import Checkpoint
 from troupellm.protocol.errors import ModelLoadError
 
 STATIC_INPUTS = "calibrated input scales are not used; inputs keep their type or get scales per token"
+KV_CACHE = "calibrated scales of the KV cache are not used"
 FLOATS = ("F32", "BF16", "F16")
-KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
+KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".output_scale")
 """Calibrated for an eight-bit KV cache; ours needs none."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Weight
 from troupellm.kernels.quantized.mx import Element
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, whole_scale
 from troupellm.models.quantization.mx import mx_weight
 from troupellm.models.quantization.names import Names
@@ -110,7 +110,7 @@ class CompressedTensors:
         if any(scheme.static_inputs for _, scheme in self._schemes):
             found.append(f"compressed-tensors: {STATIC_INPUTS}")
         if self._kv_cache:
-            found.append("compressed-tensors: calibrated scales of the KV cache are not used")
+            found.append(f"compressed-tensors: {KV_CACHE}")
         return tuple(found)
 
     def _scheme_of(self, name: str) -> Scheme | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized import Fp8, Weight
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.options import only, pair, texts
 from troupellm.protocol.errors import ModelLoadError
 
@@ -36,6 +36,7 @@ class Fp8Format:
         only(reader, _READ)
         self._static = reader.choice("activation_scheme", ("dynamic", "static"), "dynamic") == "static"
         self._block = pair(reader, "weight_block_size") if reader.has("weight_block_size") else None
+        self._kv_cache = reader.has("kv_cache_scheme") or reader.has("kv_cache_quant_method")
         reader.choice("fmt", ("e4m3",), "e4m3")
         reader.choice("scale_fmt", ("float", "ue8m0"), "float")
         reader.choice("expert_dtype", ("fp8",), "fp8")
@@ -62,7 +63,9 @@ class Fp8Format:
         return stored.build(name, lambda: Fp8(values, scale, block=self._block, dtype=stored.dtype))
 
     def notes(self) -> tuple[str, ...]:
-        return (f"fp8: {STATIC_INPUTS}",) if self._static else ()
+        return tuple(
+            f"fp8: {note}" for holds, note in ((self._static, STATIC_INPUTS), (self._kv_cache, KV_CACHE)) if holds
+        )
 
 
 def whole_scale(stored: QuantizedCheckpoint, name: str, rows: int) -> Tensor:

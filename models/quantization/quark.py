@@ -9,7 +9,7 @@ from typing import Any
 from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Weight
 from troupellm.kernels.quantized.mx import BLOCK, Element
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import FLOATS, STATIC_INPUTS, QuantizedCheckpoint
+from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, whole_scale
 from troupellm.models.quantization.mx import mx_weight
 from troupellm.models.quantization.names import Names
@@ -24,6 +24,8 @@ _READ = frozenset(
         "kv_cache_group", "min_kv_scale", "log_severity_level",
     }
 )  # fmt: skip
+_AT_RUN_TIME = ("online_rotation_layers", "online_r1_rotation", "online_had", "r3", "r4")
+"""Settings of algorithms that turn inputs."""
 _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'>")
 
 
@@ -39,9 +41,11 @@ class Quark:
         """
         only(reader, _READ)
         reader.section("export").choice("weight_format", ("real_quantized",), "real_quantized")
-        for algorithm in reader.values.get("algo_config") or ():
-            if not isinstance(algorithm, dict) or algorithm.get("online_rotation_layers"):
+        algorithms = reader.values.get("algo_config") or ()
+        for algorithm in [algorithms] if isinstance(algorithms, dict) else algorithms:
+            if not isinstance(algorithm, dict) or any(algorithm.get(key) for key in _AT_RUN_TIME):
                 raise reader.refuse("algo_config", "must be without rotations at run time")
+        self._kv_cache = bool(reader.section("export").values.get("kv_cache_group"))
         self._excluded = Names(texts(reader, "exclude"), "quantization_config.exclude", wildcards=True)
         self._default = Layer(reader.section("global_quant_config"))
         layers, types = reader.section("layer_quant_config"), reader.section("layer_type_quant_config")
@@ -61,9 +65,8 @@ class Quark:
         return layer.read(stored, name, shape)
 
     def notes(self) -> tuple[str, ...]:
-        if any(layer.static_inputs for _, layer in self._layers) or self._default.static_inputs:
-            return (f"quark: {STATIC_INPUTS}",)
-        return ()
+        static = self._default.static_inputs or any(layer.static_inputs for _, layer in self._layers)
+        return tuple(f"quark: {note}" for holds, note in ((static, STATIC_INPUTS), (self._kv_cache, KV_CACHE)) if holds)
 
 
 class Layer:

@@ -177,6 +177,7 @@ def test_any_configuration(data: st.DataObject) -> None:
         (COMPRESSED | {"config_groups": {"g": {"targets": ["Embedding"], "weights": {}}}}, "targets may name Linear"),
         (QUARK | {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "weight.dtype must be one of fp8_e4m3, int8"),
         (QUARK | {"algo_config": [{"name": "quarot", "online_rotation_layers": [1]}]}, "without rotations at run time"),
+        (QUARK | {"algo_config": {"name": "quarot", "r4": True}}, "without rotations at run time"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(config: dict[str, Any], message: str) -> None:
