@@ -25,7 +25,7 @@ from troupellm.models.quantization.formats import METHODS, read_format
 from troupellm.models.quantization.names import Names, safe_pattern
 from troupellm.protocol.errors import ModelLoadError
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
                 derandomize=True, database=None)  # fmt: skip
 HUGE = 2**62
 
