@@ -51,19 +51,26 @@ void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, c
     const int most = columns_for((x.count + groups - 1) / groups);
     const float* data = weight.at(unit);
     std::memset(sums, 0, sizeof(float) * 64 * x.count);
-    // One group of rows reads fast enough by itself. With more, the next segment is fetched bit by bit meanwhile.
-    const bool fetches = next && groups > 1 && most == 4 && width * kLanes == weight.panel;
+    // One group of rows only has to look beyond its page. With more, what comes next is fetched bit by bit meanwhile: the
+    // next inputs where a panel is several tiles wide, else the next segment.
+    const bool chunked = kDepth < weight.depth && most < kMostColumns;
+    const bool fetches = next && groups > 1 && width * kLanes == weight.panel;
+    const auto of_chunk = [&](const float* from, int64_t g, int wide) {
+        return Ahead{from, g ? 0 : weight.panel, wide * kWideLanes > kLanes ? kLanes : 0};
+    };
+    const auto of_segment = [&](const float* from, int64_t g) {
+        const int64_t line = width * g / groups, lines = width * (g + 1) / groups - line;
+        return Ahead{from + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};
+    };
     for (int64_t k = 0; k < weight.depth; k += kDepth) {
         const int64_t depth = weight.depth - k < kDepth ? weight.depth - k : kDepth;
         for (int c = 0; c < columns; c += most) {
             const int tile_columns = columns - c < most ? columns - c : most;
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t first = x.count * g / groups, count = x.count * (g + 1) / groups - first;
-                Ahead ahead{data + kFar, weight.panel, 2 * kLanes};
-                if (fetches) {
-                    const int64_t line = width * g / groups, lines = width * (g + 1) / groups - line;
-                    ahead = {next + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};
-                }
+                const Ahead ahead = chunked ? of_chunk(data + (k + kDepth) * weight.panel + c * kWideLanes, g, most)
+                                    : fetches ? of_segment(next, g)
+                                              : Ahead{data + kFar, weight.panel, 2 * kLanes};
                 kTiles[count - 1][tile_columns - 1](x.data + first * x.stride + k, x.stride,
                                                     data + k * weight.panel + c * kWideLanes, weight.panel, depth,
                                                     ahead, sums + first * 64 + c * kWideLanes);

@@ -16,6 +16,7 @@ from troupellm.models.encoder_runner import BATCH_TOKENS, LEAST_FILL, EncoderRun
 from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.row_table import PlanError
+from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.pooling import PoolingState
@@ -117,3 +118,9 @@ def test_weights_that_do_not_fit_are_said_before_they_are_read(folder: Path, mon
     monkeypatch.setattr(encoder_worker, "available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="do not fit the memory"):
         load(folder)
+
+
+def test_batch_invariance_is_refused(folder: Path) -> None:
+    config = EngineConfig.from_flat({"batch_invariant": True})
+    with pytest.raises(ConfigError, match="batch_invariant is for decoders"):
+        ModelWorker(folder).load(config, lambda _: None)

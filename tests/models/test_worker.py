@@ -268,3 +268,14 @@ def test_attention_by_another_back_end_gives_the_same_tokens(folder: Path, worke
 def test_attention_that_cannot_is_refused_at_load(folder: Path) -> None:
     with pytest.raises(ConfigError, match="attention_backend flex is compiled for GPUs only"):
         load(folder, attention_backend="flex")
+
+
+def test_batch_invariance_reaches_the_weights(folder: Path) -> None:
+    invariant, _, _ = load(folder, batch_invariant=True)
+    runner_of = invariant._runner
+    assert isinstance(runner_of, runner.ModelRunner)
+    assert runner_of.decoder.batch_invariant
+    assert runner_of.decoder.layers[0].attention.qkv.invariant
+    plain, _, _ = load(folder)
+    assert not plain._runner.decoder.batch_invariant
+    assert answer(invariant, 0, 3) == answer(plain, 0, 3)
