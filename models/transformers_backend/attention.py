@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
@@ -21,6 +22,12 @@ from troupellm.models.forward_batch import ForwardBatch
 from troupellm.protocol.errors import ModelLoadError
 
 NAME = "troupellm_paged"
+PROBE = "troupellm_probe"
+"""The same attention, but with masks: not to be used, but to see which keys a token of each layer is to see."""
+_SEEN = "troupellm_window"
+"""What a mask of the probe has as an attribute."""
+FAR = 2**20
+"""Tokens that a layer without a window sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,35 @@ def answering(answer: Callable[[AttentionCall], Tensor]) -> Iterator[None]:
 
 
 def register() -> None:
-    """Make the name known to `transformers`. May be done again."""
-    from transformers import AttentionInterface
+    """Make the names known to `transformers`. May be done again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(PROBE, _attend)
+    AttentionMaskInterface.register(PROBE, _mask)
+
+
+def _mask(
+    q_length: int, kv_length: int, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+) -> Tensor:
+    """As `transformers` calls it; a mask without numbers that says which window it is.
+
+    Raises:
+        ModelLoadError: it is neither plainly causal nor a sliding window.
+    """
+
+    def sees(query: int, key: int) -> bool:
+        return bool(mask_function(*(torch.tensor(index) for index in (0, 0, query, key))))
+
+    reach = local_size or FAR
+    query = 2 * reach + 1
+    if sees(query, query + 1):
+        raise ModelLoadError("its attention looks ahead")
+    if not (sees(query, query) and sees(query, query - reach + 1)) or (local_size and sees(query, query - reach)):
+        raise ModelLoadError("its attention has a mask of its own")
+    mask = torch.empty(1, 1, q_length, kv_length, device="meta")
+    setattr(mask, _SEEN, local_size)
+    return mask
 
 
 def _attend(
@@ -73,7 +105,9 @@ def _attend(
     **other: Any,
 ) -> tuple[Tensor, None]:
     """As `transformers` calls it; what cannot be done is refused by name."""
-    if attention_mask is not None or other.get("position_bias") is not None:
+    if hasattr(attention_mask, _SEEN):
+        sliding_window = getattr(attention_mask, _SEEN)
+    elif attention_mask is not None or other.get("position_bias") is not None:
         raise ModelLoadError("its attention has a mask or a bias of its own")
     if other.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelLoadError("its attention looks ahead")

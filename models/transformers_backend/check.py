@@ -52,8 +52,15 @@ def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len
     width = decoder.config.vocab_size
     texts = [[(7 * place * place + 3 * place + 11 + 5 * row) % width for place in range(length)] for row in range(2)]
     error = spread = torch.zeros(())
-    for got, text in zip(_by_steps(decoder, cache, texts, max_model_len), texts, strict=True):
-        expected = decoder.plain_logits(text)
+    try:
+        by_steps = _by_steps(decoder, cache, texts, max_model_len)
+        at_once = [decoder.plain_logits(text) for text in texts]
+    except ModelLoadError:
+        raise
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"[:200]
+        raise ModelLoadError(f"{decoder.config.architecture} does not go with paged attention: {reason}") from failure
+    for got, expected in zip(by_steps, at_once, strict=True):
         error = torch.maximum(error, (got - expected).square().mean().sqrt())
         spread = torch.maximum(spread, (expected - expected.mean()).square().mean().sqrt())
     own = next(decoder.model.parameters()).dtype

@@ -13,7 +13,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
-from troupellm.models.transformers_backend.describe import body_of, hf_config, make_skeleton
+from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 STRETCHED = ("dynamic", "longrope")
@@ -66,13 +66,13 @@ class TransformersDecoder:
             raise ConfigError("batch_invariant does not go with model_impl transformers", param="batch_invariant")
         self.config, self.model = config, model
         self.dtype: torch.dtype = model.dtype
-        self.body = body_of(model)
+        self.body, self._place = body_of(model), body_name(model)
         self.head: Given | None = None
         """In the place of the body, for what comes behind it."""
         _fix_rotations(self.body, max_model_len)
-        if config.head == "lm":
+        if config.head == "lm" and self._place is not None:
             self.head = Given()
-            setattr(model, model.base_model_prefix, self.head)
+            setattr(model, self._place, self.head)
 
     def forward(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]]) -> Tensor:
         """As `Decoder.forward`."""
@@ -109,13 +109,13 @@ class TransformersDecoder:
     def plain_logits(self, tokens: list[int]) -> Tensor:
         """What the model makes of a sequence without us: float32 [tokens, vocab], or hidden states without a head."""
         self.model.set_attn_implementation("eager")
-        if self.head is not None:
-            setattr(self.model, self.model.base_model_prefix, self.body)
+        if self._place is not None:
+            setattr(self.model, self._place, self.body)
         try:
             output = self.model(input_ids=torch.tensor([tokens]), use_cache=False)
         finally:
-            if self.head is not None:
-                setattr(self.model, self.model.base_model_prefix, self.head)
+            if self._place is not None:
+                setattr(self.model, self._place, self.head)
             self.model.set_attn_implementation(attention.NAME)
             self.body.set_attn_implementation(attention.NAME)
         found: Tensor = output.logits if self.head is not None else output.last_hidden_state
@@ -138,7 +138,7 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     if dummy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype).eval()
+            return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
     weight_files(folder)  # refuses what may hold code, with a hint
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -157,7 +157,7 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")
-    return model.eval()
+    return prepared(model)
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from troupellm.models.transformers_backend.attention import AttentionCall
 from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3
+NO_INTERFACE = "not all of its layers attend by the interface of transformers"
 INSTALL = 'pip install "troupellm[transformers]"'
 KINDS = ("full_attention", "sliding_attention")
 
@@ -103,14 +104,36 @@ def make_skeleton(architecture: str, config: Any) -> Any:
     try:
         with torch.device("meta"):
             # In bfloat16, since torch's grouped products know no other type where there are no numbers.
-            return found._from_config(config, attn_implementation=attention.NAME, dtype=torch.bfloat16).eval()
+            model = found._from_config(config, attn_implementation=attention.PROBE, dtype=torch.bfloat16)
+    except KeyError as error:  # from a table of attention classes that the model has of its own
+        if attention.PROBE not in str(error):
+            raise ModelLoadError(f"{architecture} cannot be built by transformers: {_short(error)}") from error
+        raise ModelLoadError(f"{architecture} does not go with paged attention: {NO_INTERFACE}") from error
     except Exception as error:
         raise ModelLoadError(f"{architecture} cannot be built by transformers: {_short(error)}") from error
+    return prepared(model)
+
+
+def prepared(model: Any) -> Any:
+    """The model for use: not in training, and without the look at all token ids for padding, of which there is none."""
+    for module in model.modules():
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            module.warn_if_padding_and_no_attention_mask = lambda *_: None
+    return model.eval()
+
+
+def body_name(model: Any) -> str | None:
+    """The attribute with the part below the head; None of a model without a head."""
+    from transformers import PreTrainedModel
+
+    names = (model.base_model_prefix, "model")
+    return next((name for name in names if isinstance(getattr(model, name, None), PreTrainedModel)), None)
 
 
 def body_of(model: Any) -> Any:
     """The part without the head."""
-    return getattr(model, model.base_model_prefix, model)
+    name = body_name(model)
+    return model if name is None else getattr(model, name)
 
 
 def _writes(architecture: str) -> bool:
@@ -150,17 +173,18 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
     ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
     try:
         with torch.inference_mode(), attention.answering(record):
-            output = body_of(skeleton)(input_ids=ids, position_ids=positions, use_cache=False)
+            # With a mask of nothing, since masks are else compared with positions, which have no numbers here.
+            mask = torch.ones_like(ids)
+            output = body_of(skeleton)(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
     except ModelLoadError as error:
         raise ModelLoadError(f"{architecture} does not go with paged attention: {error.message}") from error
     except Exception as error:
         raise ModelLoadError(f"{architecture} does not go with paged attention: {_short(error)}") from error
     num_layers = skeleton.config.get_text_config().num_hidden_layers
-    if repeated or sorted(calls) != list(range(num_layers)):
-        raise ModelLoadError(
-            f"{architecture} does not go with paged attention: of {num_layers} layers {len(calls)} attend by the "
-            "interface of transformers"
-        )
+    if repeated:
+        raise ModelLoadError(f"{architecture} does not go with paged attention: a layer attends more than once")
+    if sorted(calls) != list(range(num_layers)):
+        raise ModelLoadError(f"{architecture} does not go with paged attention: {NO_INTERFACE}")
     found = [calls[layer] for layer in range(num_layers)]
     if len({(call.query.shape, call.key.shape) for call in found}) > 1:
         raise ModelLoadError(f"{architecture} does not go with paged attention: its layers differ in their heads")
@@ -170,15 +194,11 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
 
 
 def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[int | None, ...]:
-    """`layer_types` where the model has them, as its own masks do, else what its layers say."""
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        return tuple(call.window for call in calls)
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    """What every layer's mask says, of layers whose kinds are known."""
+    unknown = [kind for kind in getattr(text, "layer_types", None) or () if kind not in KINDS]
     if unknown:
         raise ModelLoadError(f"{architecture}: layer_types: {unknown[0]} is not supported")
-    window = getattr(text, "sliding_window", None)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(call.window for call in calls)
 
 
 def _short(error: Exception) -> str:

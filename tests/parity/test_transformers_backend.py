@@ -34,7 +34,10 @@ FAMILIES = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
     "opt": lambda: transformers.OPTConfig(**{**NEOX, "ffn_dim": 96, "word_embed_proj_dim": 64}),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=256,
-                                            initializer_range=0.3, bos_token_id=None, eos_token_id=None),
+                                            bos_token_id=None, eos_token_id=None, pad_token_id=0),
+    "phimoe": lambda: transformers.PhimoeConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=20
+    ),
     "phi3_long": lambda: transformers.Phi3Config(
         **{**SIZES, "max_position_embeddings": 512}, original_max_position_embeddings=1, rope_parameters={
             "rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.3, "short_factor": [1.0] * 8,
@@ -51,10 +54,19 @@ FAMILIES = {
 """The last three are families of ours, too."""
 QUICK = ("starcoder2", "cohere2", "gpt_neox", "gemma2")
 MAMBA = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+NO_INTERFACE = "does not go with paged attention: not all of its layers attend by the interface of transformers"
 REFUSED = {
     "bloom": (
         lambda: transformers.BloomConfig(vocab_size=300, hidden_size=64, n_layer=2, n_head=4),
-        "BloomForCausalLM does not go with paged attention: of 2 layers 0 attend by the interface of transformers",
+        f"BloomForCausalLM {NO_INTERFACE}",
+    ),
+    "falcon": (
+        lambda: transformers.FalconConfig(vocab_size=300, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
+        f"FalconForCausalLM {NO_INTERFACE}",
+    ),
+    "diffllama": (
+        lambda: transformers.DiffLlamaConfig(**SIZES),
+        "DiffLlamaForCausalLM does not go with paged attention: a layer attends more than once",
     ),
     "mamba": (
         lambda: transformers.MambaConfig(**MAMBA),
