@@ -26,6 +26,11 @@ class Cell(msgspec.Struct, frozen=True):
         """Decoding counts what comes out, prefill what goes in."""
         return self.sequences * (self.input_len if self.name == "prefill" else self.output_len)
 
+    @property
+    def room(self) -> int:
+        """That each sequence needs in a cache, and a little more."""
+        return -(-(self.input_len + self.output_len + 1) // 64) * 64
+
     def prompts(self, vocab_size: int, seed: str) -> list[list[int]]:
         """Other ones for each seed, so that no cache of prefixes helps."""
         source = random.Random(f"{seed} {self.name} {self.sequences}")

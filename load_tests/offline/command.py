@@ -106,7 +106,8 @@ class Bench:
                 precision=precision,
                 threads=self._threads,
                 sequences=max(cell.sequences for cell in cells),
-                length=-(-max(cell.input_len + cell.output_len + 1 for cell in cells) // 64) * 64,
+                length=max(cell.room for cell in cells),
+                tokens=max(cell.sequences * cell.room for cell in cells),
             )
         except ContestantError as error:
             self.failures.append(f"{config} {precision}: {error}")

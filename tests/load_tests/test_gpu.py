@@ -1,6 +1,7 @@
 """The GPU's script, as far as a machine without one goes: its goals, its models, and its measures on small shapes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,23 @@ def test_the_script_starts_anywhere_and_says_that_there_is_no_device(tmp_path: P
     script = Path(session.__file__).with_name("run.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "there is no CUDA device here\n")
+
+
+SMALL = """
+import torch
+from troupellm.load_tests.gpu import attention
+with torch.inference_mode():
+    for starts, counts in (([20, 0, 31], [1, 1, 1]), ([17, 3], [18, 5])):
+        assert attention._error(torch.device("cpu"), 8, 2, 32, starts, counts) < attention.LARGEST_ERROR
+"""
+
+
+@pytest.mark.slow
+def test_what_attention_is_compared_with_is_attention() -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", SMALL], check=True, env=environment)
 
 
 def test_wheels_are_of_the_other_machine() -> None:

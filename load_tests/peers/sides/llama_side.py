@@ -11,7 +11,7 @@ BATCH_TOKENS = 2048
 
 
 class LlamaCpp:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int) -> None:
+    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
         import llama_cpp
 
         self._api = llama_cpp
@@ -24,7 +24,7 @@ class LlamaCpp:
         if not self._model:
             raise RuntimeError(f"llama.cpp does not read {model}")
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._threads, self._length = threads, length
+        self._threads, self._tokens = threads, tokens
         self._context: Any = None
         self._sequences = 0
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
@@ -36,7 +36,7 @@ class LlamaCpp:
         if self._context is not None:
             self._api.llama_free(self._context)
         options = self._api.llama_context_default_params()
-        options.n_ctx = sequences * self._length
+        options.n_ctx = self._tokens
         options.n_batch = BATCH_TOKENS
         options.n_seq_max = sequences
         options.n_threads = options.n_threads_batch = self._threads

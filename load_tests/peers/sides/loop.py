@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 
 class Side(Protocol):
-    """An engine with one model loaded."""
+    """An engine with one model loaded: `model` (a path) in `precision`, computed by so many `threads`, for at most so
+    many `sequences` at once, of at most `length` tokens each and `tokens` together."""
 
     versions: dict[str, str]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 
 class OpenVino:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int) -> None:
+    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
         import openvino_genai as genai
 
         scheduler = genai.SchedulerConfig()
-        scheduler.num_kv_blocks = sequences * (length // 32 + 2)
+        scheduler.num_kv_blocks = tokens // 32 + 2 * sequences
         scheduler.max_num_seqs = max(sequences, 1)
         scheduler.max_num_batched_tokens = 2048
         scheduler.enable_prefix_caching = False

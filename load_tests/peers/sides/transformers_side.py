@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 
 class Transformers:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int) -> None:
+    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Troupe:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int) -> None:
+    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
         from troupellm import LLM
 
         block_size = 16
@@ -18,7 +18,7 @@ class Troupe:
             max_num_seqs=max(sequences, 1),
             max_model_len=length,
             block_size=block_size,
-            num_gpu_blocks_override=sequences * (length // block_size + 2),
+            num_gpu_blocks_override=tokens // block_size + 2 * sequences,
             **settings,
         )
         self.versions = {name: _version(name) for name in ("troupellm", "torch")}

@@ -5,11 +5,11 @@ from importlib.metadata import version
 
 
 class Vllm:
-    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int) -> None:
+    def __init__(self, *, model: str, precision: str, threads: int, sequences: int, length: int, tokens: int) -> None:
         os.environ.setdefault(
             "VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         )
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "3"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         from vllm import LLM
