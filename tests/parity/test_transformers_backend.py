@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import troupellm
 from troupellm.models import runner as runner_module
+from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.transformers_backend import attention
@@ -155,6 +156,21 @@ def test_logits_are_within_tolerance(pair: Pair, monkeypatch: pytest.MonkeyPatch
     driver.generate(0, 6)
     expected = pair.logits(driver.tokens[0])[len(prompt) - 1 : -1]
     torch.testing.assert_close(torch.cat(seen), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_embeddings_from_outside_take_the_place_of_tokens(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = pair.decoder.forward
+
+    def from_outside(batch: ForwardBatch, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        places = torch.arange(batch.token_ids.shape[0])
+        values = pair.decoder.body.get_input_embeddings()(batch.token_ids)
+        return plain(replace(batch, token_ids=torch.zeros_like(places), inputs=(places, values)), caches)
+
+    monkeypatch.setattr(pair.decoder, "forward", from_outside)
+    driver = Driver(pair.runner())
+    driver.submit(0, make_prompt(20))
+    driver.generate(0, 5)
+    pair.check(make_prompt(20), driver.answer(0))
 
 
 def test_it_stays_itself_without_us(pair: Pair) -> None:
