@@ -40,8 +40,8 @@ template <int64_t kind>
 inline void decode(const uint8_t* codes, Bytes table, Floats* first, Floats* second) {
     const Bytes bytes = bytes_at(codes);
     if (kind == kTable) {
-        *first = floats_of((Chars)__builtin_shuffle(table, bytes & 15));
-        *second = floats_of((Chars)__builtin_shuffle(table, bytes >> 4));
+        *first = floats_of(looked_up(table, bytes & 15));
+        *second = floats_of(looked_up(table, bytes >> 4));
     } else if (kind == kInt8) {
         *first = floats_of((Chars)bytes);
         *second = floats_of((Chars)bytes_at(codes + kLanes));

@@ -4,6 +4,10 @@
 
 #include "simd.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 typedef int8_t Chars __attribute__((vector_size(16)));
@@ -15,12 +19,46 @@ inline Bytes bytes_at(const void* from) {
     return bytes;
 }
 
-inline Floats floats_of(Chars chars) { return __builtin_convertvector(__builtin_convertvector(chars, Ints), Floats); }
+// Bytes as whole numbers, and places in a table of 16. By the processor's own instructions where there are some, since
+// compilers take vectors of different widths apart number by number.
+#if defined(__AVX512F__)
+inline Ints wide(Chars chars) { return (Ints)_mm512_cvtepi8_epi32((__m128i)chars); }
+inline Ints wide(Bytes bytes) { return (Ints)_mm512_cvtepu8_epi32((__m128i)bytes); }
+#elif defined(__AVX2__)
+inline Ints joined(__m256i low, __m256i high) {
+    Ints both;
+    std::memcpy(&both, &low, sizeof low);
+    std::memcpy(reinterpret_cast<char*>(&both) + sizeof low, &high, sizeof high);
+    return both;
+}
+inline Ints wide(Chars chars) {
+    const __m128i all = (__m128i)chars;
+    return joined(_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)));
+}
+inline Ints wide(Bytes bytes) {
+    const __m128i all = (__m128i)bytes;
+    return joined(_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
+}
+#else
+inline Ints wide(Chars chars) { return __builtin_convertvector(chars, Ints); }
+inline Ints wide(Bytes bytes) { return __builtin_convertvector(bytes, Ints); }
+#endif
+
+// places: each below 16.
+inline Chars looked_up(Bytes table, Bytes places) {
+#if defined(__AVX2__)
+    return (Chars)_mm_shuffle_epi8((__m128i)table, (__m128i)places);
+#else
+    return (Chars)__builtin_shuffle(table, places);
+#endif
+}
+
+inline Floats floats_of(Chars chars) { return __builtin_convertvector(wide(chars), Floats); }
 
 // e4m3 has four bits of exponent where a float has eight: moved into place it is the number times 2^-120.
 inline Floats floats_of_fp8(Bytes bytes) {
-    const Ints wide = __builtin_convertvector(bytes, Ints);
-    const Ints bits = ((wide & 0x7f) << 20) | ((wide & 0x80) << 24);
+    const Ints codes = wide(bytes);
+    const Ints bits = ((codes & 0x7f) << 20) | ((codes & 0x80) << 24);
     Floats value;
     std::memcpy(&value, &bits, sizeof value);
     return value * 1.329227995784916e36f;
@@ -103,9 +141,8 @@ struct Fp8Cell {
     static int64_t width(int64_t size) { return size; }
     static Floats load(const uint8_t* from) {
         const Bytes bytes = bytes_at(from);
-        const Ints wide = __builtin_convertvector(bytes & 0x7f, Ints);
         const Floats none = Floats{} + std::numeric_limits<float>::quiet_NaN();
-        return wide == 0x7f ? none : floats_of_fp8(bytes);
+        return wide(bytes & 0x7f) == 0x7f ? none : floats_of_fp8(bytes);
     }
     static float scale(const uint8_t*, int64_t) { return 1.0f; }
     static void write(uint8_t* to, const float* from, int64_t size) {
