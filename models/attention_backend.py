@@ -24,6 +24,7 @@ def plan_attention(
     needs = Needs(
         device=device, dtype=dtype, kv_dtype=kv_dtype, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim, block_size=block_size, softcap=config.attention_softcap > 0,
-        sinks=config.attention_sinks, batch_invariant=batch_invariant,
+        sinks=config.attention_sinks, latent=0 if config.mla is None else config.mla.latent,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     return Planner(choose(needs, backend), needs)

@@ -24,6 +24,7 @@ from troupellm.protocol.errors import ConfigError
 Ints = NDArray[np.int64]
 
 WIDEST_HEAD = 256
+WIDEST_LATENT = 512
 """What the Triton kernels' tiles are made for."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,6 +43,8 @@ class Needs:
     """Of the cache, where it is not that of the queries."""
     softcap: bool = False
     sinks: bool = False
+    latent: int = 0
+    """See `device_plan.AttentionShape`."""
     batch_invariant: bool = False
 
 
@@ -73,6 +76,8 @@ class Triton(Backend):
             return f"runs on a GPU, and the device is {needs.device.type}"
         if needs.dtype not in FLOATS:
             return f"computes in float32, bfloat16 and float16, not in {needs.dtype}"
+        if needs.latent:
+            return self._refuses_latent(needs)
         if needs.head_dim > WIDEST_HEAD:
             return f"takes heads of up to {WIDEST_HEAD}, not of {needs.head_dim}"
         if needs.kv_dtype == torch.int8 and needs.head_dim % 4:
@@ -81,10 +86,21 @@ class Triton(Backend):
             return f"takes up to {MOST_PACKED} heads for each KV head"
         return None
 
+    @staticmethod
+    def _refuses_latent(needs: Needs) -> str | None:
+        if needs.latent > WIDEST_LATENT:
+            return f"takes latent vectors of up to {WIDEST_LATENT}, not of {needs.latent}"
+        if needs.kv_dtype == torch.int8:
+            return "reads latent vectors in the type of the model or fp8, not in int8"
+        if needs.batch_invariant:
+            return "shares the tiles of latent vectors by what else is in the batch, so it is not batch-invariant"
+        return None
+
     def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
         kv_dtype = needs.kv_dtype or needs.dtype
         shape = AttentionShape(
-            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_dtype
+            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_dtype,
+            needs.latent,
         )  # fmt: skip
         return DevicePlan.from_host(
             tables, starts, counts, shape=shape, device=needs.device, invariant=needs.batch_invariant

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 
 MOST_PACKED = 64
 """Rows of a product of the decode kernel (query tokens times heads of a group), beyond which rows are prefilled."""
+LATENT_HEADS = 32
+"""Heads that read a tile of latent vectors together: what their sums leave of the registers."""
 SMALLEST_PRODUCT = 16
 """Rows of a product that tensor cores take."""
 
@@ -34,11 +36,18 @@ class AttentionShape:
     """Keys that a token sees, itself included; None is all before it."""
     kv_dtype: torch.dtype = torch.bfloat16
     """Of the cache."""
+    latent: int = 0
+    """Of a cache of latent vectors (MLA), which is one KV head: how many of a row's values are the latent vector."""
 
     @property
     def group(self) -> int:
-        """Heads of one KV head."""
-        return self.num_heads // self.num_kv_heads
+        """Heads of one KV head; of those that read latent vectors, as many as go into one product."""
+        return min(self.num_heads, LATENT_HEADS) if self.latent else self.num_heads // self.num_kv_heads
+
+    @property
+    def task_heads(self) -> int:
+        """How often the tiles of a row are read: by its KV heads, or by blocks of heads."""
+        return -(-self.num_heads // self.group) if self.latent else self.num_kv_heads
 
     @property
     def padded_dim(self) -> int:
@@ -52,6 +61,9 @@ class AttentionShape:
 
 def decode_launch(shape: AttentionShape, queries: int) -> Launch:
     """Chosen by what compiles without spills and with two tiles on their way (see tests/kernels/triton/checks)."""
+    if shape.latent:
+        stages = 3 if shape.kv_dtype.itemsize == 2 else 2
+        return Launch(warps=8, stages=stages, constants={"TILE": 32 if shape.kv_dtype.itemsize <= 2 else 16})
     constants = {"TILE": _tile(shape)}
     if shape.packed(queries) > 32:
         return Launch(warps=8, stages=4, constants=constants, occupancy=1)
@@ -173,6 +185,11 @@ class DevicePlan:
             invariant: every token's sums are taken in an order that depends on its row alone, and not on how the
                 row's tokens are shared out to steps: one kernel for all rows, whose tiles are never cut.
         """
+        if shape.latent:  # every token is a row: queries are as wide as many heads, so few of them fit into a product
+            owner = np.repeat(np.arange(counts.size), counts)
+            begins = np.repeat(np.cumsum(counts) - counts, counts)
+            starts = np.repeat(starts, counts) + np.arange(owner.size) - begins
+            block_tables, counts = block_tables[owner], np.ones_like(owner)
         uniform = counts.size > 0 and bool((counts == counts[0]).all()) and shape.packed(int(counts[0])) <= MOST_PACKED
         queries = int(counts[0]) if uniform else 1
         few = (counts == queries) & (not invariant)
@@ -193,7 +210,7 @@ class DevicePlan:
             triton_plan.map_decode(
                 self.decode.context_lens,
                 self.decode.tasks,
-                kv_heads=self.shape.num_kv_heads,
+                kv_heads=self.shape.task_heads,
                 queries=self.decode.queries,
                 window=self.shape.window or 0,
                 tile=self.decode.launch.constants["TILE"],

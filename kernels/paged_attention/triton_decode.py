@@ -69,10 +69,13 @@ def decode_kernel(
 @triton.jit
 def merge_kernel(
     sinks, query_starts, context_lens, tasks, out, part_sums, part_stats, out_stride, programs,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, OUT_ROW: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Put together what begins in one program's run and goes on in the next one's: one query token and head."""
+    """Put together what begins in one program's run and goes on in the next one's: one query token and head.
+
+    OUT_ROW is how far apart heads lie in `out`.
+    """
     program, packed = tl.program_id(0), tl.program_id(1)
     row, head = tl.load(tasks + program * 4 + 4), tl.load(tasks + program * 4 + 5)
     tile, unit = tl.load(tasks + program * 4 + 6), tl.load(tasks + program * 4 + 7)
@@ -80,7 +83,8 @@ def merge_kernel(
     if unit < units:
         first, last = row_tiles(tl.load(context_lens + row), QUERIES, WINDOW, TILE)
         begin = unit - (tile - first)
-        if (tile > first) & (begin >= tl.load(tasks + program * 4 + 3)):
+        at_head = head * GROUP + packed % GROUP
+        if (tile > first) & (begin >= tl.load(tasks + program * 4 + 3)) & (at_head < HEADS):
             sharing = tl.minimum(units, programs)
             final = ((begin + last - first).to(tl.int64) * sharing - 1) // units
             pieces = (final - program + 1).to(tl.int32)
@@ -99,9 +103,8 @@ def merge_kernel(
                 acc = acc * shrink + tl.sum(sums * shares[:, None], 0)
                 total = total * shrink + tl.sum(totals * shares, 0)
                 maximum = higher
-            at_head = head * GROUP + packed % GROUP
             if sinks is not None:
                 total += tl.exp2(tl.load(sinks + at_head) * LOG2_E - maximum)
             at = (tl.load(query_starts + row) + packed // GROUP).to(tl.int64)
             result = cast(acc / tl.where(total == 0.0, 1.0, total), out.dtype.element_ty)
-            tl.store(out + at * out_stride + at_head * HEAD_DIM + dims, result, dims < HEAD_DIM)
+            tl.store(out + at * out_stride + at_head * OUT_ROW + dims, result, dims < HEAD_DIM)

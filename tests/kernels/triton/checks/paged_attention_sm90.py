@@ -8,6 +8,7 @@ import torch
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, decode_launch, extend_launch
 from troupellm.kernels.paged_attention.triton_decode import decode_kernel, merge_kernel
 from troupellm.kernels.paged_attention.triton_extend import extend_kernel
+from troupellm.kernels.paged_attention.triton_latent import latent_kernel
 from troupellm.kernels.paged_attention.triton_plan import decode_tasks_kernel, extend_blocks_kernel
 from troupellm.kernels.triton_support import Launch
 from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
@@ -20,13 +21,13 @@ TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.
 
 
 def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, io: str = "bf16", softcap: bool = False,
-             sinks: bool = False, **constants: int) -> Report:  # fmt: skip
+             sinks: bool = False, more: dict[str, str] | None = None, **constants: int) -> Report:  # fmt: skip
     kv = TYPES[shape.kv_dtype]
     arguments = {
         **dict.fromkeys(("query", "out"), f"*{io}"), **dict.fromkeys(("keys", "values"), f"*{kv}"),
         **dict.fromkeys(("key_scales", "value_scales", "sinks", "part_sums", "part_stats"), "*fp32"),
         **dict.fromkeys(POINTERS, "*i32"), **dict.fromkeys(NUMBERS, "i32"),
-        "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
+        **(more or {}), "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
     }  # fmt: skip
     fixed: dict[str, Any] = {
         "ROW": shape.head_dim + (4 if kv == "i8" else 0),
@@ -114,7 +115,7 @@ def test_float32() -> None:
 @pytest.mark.slow
 def test_what_goes_with_decode() -> None:
     shape = AttentionShape(32, 8, 128, 16)
-    compiled(merge_kernel, shape, Launch(), QUERIES=1, ROWS=16, TILE=64, PIECES=16)
+    compiled(merge_kernel, shape, Launch(), HEADS=32, OUT_ROW=128, QUERIES=1, ROWS=16, TILE=64, PIECES=16)
     whole = dict.fromkeys(("rows", "kv_heads", "queries", "window", "programs"), "i32:1")
     pointers = dict.fromkeys((*POINTERS, "tasks", "blocks"), "*i32")
     for kernel, constants in (
@@ -122,3 +123,17 @@ def test_what_goes_with_decode() -> None:
         (extend_blocks_kernel, {"BLOCK": 32, "ROWS": 1024}),
     ):
         assert compile_for(kernel, whole | pointers, Launch(), constants).spilled_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_latent_vectors(heads: int, dtype: torch.dtype) -> None:
+    shape = AttentionShape(heads, 1, 576, 16, kv_dtype=dtype, latent=512)
+    launch = decode_launch(shape, 1)
+    sizes = {"HEADS": heads, "KV_HEADS": shape.task_heads, "LATENT": 512, "LATENT_DIM": 512}
+    sizes |= {"ROTATED": 64, "ROTATED_DIM": 64, "ROWS": shape.packed(1)}
+    kernel_arguments = {"cache": f"*{TYPES[dtype]}", "scale": "fp32"}
+    report = compiled(latent_kernel, shape, launch, more=kernel_arguments, **sizes)
+    assert report.registers <= 65536 // (launch.warps * 32 * launch.occupancy)
+    compiled(merge_kernel, shape, Launch(), OUT_ROW=576, QUERIES=1, TILE=32, PIECES=16, **sizes | {"DIM": 512})
