@@ -60,7 +60,7 @@ def test_all_that_can_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("name", ["torch", "sdpa"])
+@pytest.mark.parametrize("name", ["torch", "sdpa", pytest.param("native", marks=needs_compiler)])
 def test_caches_in_8_bits(name: str, dtype: torch.dtype) -> None:
     case = next(case for case in CASES if case.name == "mixed")
     planner = Planner(choose(needs := replace(needs_of(case), kv_dtype=dtype), name), needs)
@@ -102,7 +102,6 @@ def triton_runs() -> bool:
         ("native", {"dtype": torch.bfloat16}, "float32, not in torch.bfloat16"),
         ("native", {"head_dim": 24}, "multiple of 16 up to 256, not of 24"),
         ("sdpa", {"softcap": True}, "no soft cap"),
-        ("native", {"kv_dtype": torch.int8}, "not of torch.int8"),
         ("reference", {"kv_dtype": torch.float8_e4m3fn}, "not of torch.float8_e4m3fn"),
         ("sdpa", {"batch_invariant": True}, "not batch-invariant"),
         ("flex", {}, "compiled for GPUs only"),
