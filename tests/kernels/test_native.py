@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from troupellm.kernels import native
+from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.native import build
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
@@ -51,3 +53,11 @@ def test_threads_are_those_of_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+@needs_compiler
+def test_profiles_show_what_it_does() -> None:
+    packed = pack(torch.randn(64, 32))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        linear(torch.randn(2, 32), packed)
+    assert "native::linear" in {event.key for event in profile.key_averages()}
