@@ -114,6 +114,10 @@ class Bench:
             if contestant is not None:
                 contestant.close()
             return None
+        except BaseException:
+            if contestant is not None:
+                contestant.close()
+            raise
         contestant.freeze()
         self.versions[name] = contestant.versions
         return contestant

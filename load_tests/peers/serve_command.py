@@ -120,6 +120,9 @@ class PeerBench:
             server.close()
             self.failures.append(f"{config}: {error}")
             return
+        except BaseException:
+            server.close()
+            raise
         server.freeze()
         servers[name] = server
 
