@@ -201,6 +201,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: Annotated[
         bool, _help("compute the same logits for a sequence, to the bit, whatever else is in the batch; slower")
     ] = False
+    enforce_eager: Annotated[bool, _help("on a GPU: launch every kernel by itself, without CUDA graphs")] = False
+    cudagraph_capture_sizes: Annotated[
+        tuple[PositiveInt, ...],
+        _help("batch sizes that get a CUDA graph (default: 1, 2, 4, 8 to 256 by 8 and to 512 by 16, as far as needed)"),
+    ] = ()
     num_threads: Annotated[PositiveInt | None, _help("threads of the model step on a CPU (default: all cores)")] = None
     logits_processors: Annotated[
         tuple[str, ...],

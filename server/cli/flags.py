@@ -21,7 +21,7 @@ from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_v
 from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE, SHORT
 
 ENV_PREFIX = "TROUPE_"
-SEVERAL = frozenset({"served_model_name"})
+SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes"})
 """List flags that take several words at once, as vLLM's do; the others are repeated."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)")

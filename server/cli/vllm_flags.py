@@ -26,7 +26,6 @@ ELSEWHERE = {
     "tokenizer-mode": "the tokenizer is read from tokenizer.json; use --tokenizer to name another folder",
     "swap-space": "preempted sequences are recomputed; size the KV cache with --kv-cache-memory-bytes",
     "cpu-offload-gb": _LATER + "; use a smaller --dtype",
-    "enforce-eager": "the step runs eagerly already; leave it out",
     "compilation-config": "nothing is compiled at start; leave it out",
     "cuda-graph-sizes": _LATER + "; leave it out",
     "enable-lora": _LATER + "; merge the adapter into the checkpoint",

@@ -1,0 +1,90 @@
+"""Which graph a step gets, and in what order graphs are captured."""
+
+from itertools import pairwise
+
+import pytest
+
+from troupellm.models.cuda.dispatcher import BETWEEN_CAPTURES, BatchDescriptor, Dispatcher, GraphKey, default_sizes
+
+
+def decode(requests: int) -> BatchDescriptor:
+    return BatchDescriptor(tokens=requests, requests=requests, uniform=True)
+
+
+def test_the_default_sizes_are_close_where_batches_are_small_and_end_where_nothing_larger_comes() -> None:
+    assert default_sizes(1) == (1,)
+    assert default_sizes(3) == (1, 2, 4)
+    assert default_sizes(20) == (1, 2, 4, 8, 16, 24)
+    assert default_sizes(256) == (1, 2, 4, *range(8, 257, 8))
+    assert default_sizes(4096) == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+    assert len(default_sizes(256)) == 35
+
+
+def test_a_step_gets_the_next_larger_size() -> None:
+    dispatcher = Dispatcher((4, 1, 8))
+    assert dispatcher.key(decode(1), draws=False) == GraphKey(1)
+    assert dispatcher.key(decode(2), draws=False) == GraphKey(4)
+    assert dispatcher.key(decode(8), draws=True) == GraphKey(8, draws=True)
+    assert dispatcher.key(decode(9), draws=False) is None
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        BatchDescriptor(tokens=5, requests=2, uniform=False),
+        BatchDescriptor(tokens=4, requests=2, uniform=True),
+        BatchDescriptor(tokens=2, requests=2, uniform=True, adapters=True),
+        BatchDescriptor(tokens=0, requests=0, uniform=True),
+    ],
+)
+def test_what_has_no_graph_is_eager(batch: BatchDescriptor) -> None:
+    assert Dispatcher((1, 2, 4)).key(batch, draws=False) is None
+
+
+def test_no_sizes_are_no_graphs() -> None:
+    dispatcher = Dispatcher(())
+    assert dispatcher.key(decode(1), draws=False) is None
+    assert dispatcher.next_capture(None) is None
+
+
+def test_drafts_are_verified_by_graphs_of_their_own() -> None:
+    dispatcher = Dispatcher((2,), queries=(1, 5))
+    assert dispatcher.key(BatchDescriptor(10, 2, uniform=True), draws=False) == GraphKey(2, 5)
+    assert dispatcher.key(BatchDescriptor(6, 2, uniform=True), draws=False) is None
+
+
+def test_the_largest_is_captured_first_then_what_is_waited_for_then_the_others() -> None:
+    dispatcher, order = Dispatcher((1, 2, 4, 8)), []
+    for _ in range(200):
+        wanted = dispatcher.key(decode(2), draws=True)
+        found = dispatcher.next_capture(wanted)
+        if found is not None:
+            dispatcher.add(found)
+            order.append(found)
+    assert order[:3] == [GraphKey(8), GraphKey(2, draws=True), GraphKey(4)]
+    assert order[3:] == [GraphKey(2), GraphKey(1), *(GraphKey(size, draws=True) for size in (8, 4, 1))]
+    assert dispatcher.missing == 0
+
+
+def test_captures_that_nobody_waits_for_leave_room_for_steps() -> None:
+    dispatcher = Dispatcher((1, 2, 4, 8))
+    found = []
+    for _ in range(4 * BETWEEN_CAPTURES):
+        key = dispatcher.next_capture(None)
+        found.append(key is not None)
+        if key is not None:
+            dispatcher.add(key)
+    assert sum(found) == 1 + 4
+    assert not any(before and after for before, after in pairwise(found[1:]))
+
+
+def test_graphs_that_are_gone_are_captured_again() -> None:
+    dispatcher = Dispatcher((1, 2))
+    for _ in range(40):
+        if (key := dispatcher.next_capture(None)) is not None:
+            dispatcher.add(key)
+    assert dispatcher.captured(GraphKey(2))
+    dispatcher.forget()
+    assert not dispatcher.captured(GraphKey(2))
+    assert dispatcher.missing == 4
+    assert dispatcher.next_capture(None) == GraphKey(2)
