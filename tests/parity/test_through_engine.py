@@ -44,6 +44,22 @@ FAMILIES = {
     "granite": lambda: transformers.GraniteConfig(**COMMON, residual_multiplier=0.4, attention_multiplier=0.05),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
     "glm4": lambda: transformers.Glm4Config(**COMMON, head_dim=32),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4},
+        num_mtp_layers=0,
+        kv_lora_rank=32,
+        q_lora_rank=40,
+        qk_nope_head_dim=24,
+        qk_rope_head_dim=16,
+        v_head_dim=20,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+    ),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
 }
 SLOW = ("gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
