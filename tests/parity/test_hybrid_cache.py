@@ -128,3 +128,33 @@ async def test_prefix_hits_in_a_small_cache(reference: Reference) -> None:
     assert answers[0] == answers[1]
     for prompt, answer in zip(prompts, answers[0], strict=True):
         reference.check(prompt, answer)
+
+
+@pytest.mark.anyio
+async def test_beams_and_forks_say_the_same_under_either_arrangement(reference: Reference) -> None:
+    settings = {"max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 128}
+    prompts, answers = prompts_of([50, 61]), []
+    for blocks, disabled in ((200, False), (70, True)):
+        async with troupellm.Engine(
+            reference.folder, **settings, num_gpu_blocks_override=blocks, disable_hybrid_kv_cache_manager=disabled
+        ) as engine:
+            beams = await engine.generate(
+                prompts[0], n=3, use_beam_search=True, temperature=0.0, max_tokens=10, ignore_eos=True
+            )
+            forks = await engine.generate(prompts[1], n=3, temperature=1.0, seed=5, max_tokens=30, ignore_eos=True)
+            answers.append([choice.token_ids for found in (beams, forks) for choice in found.outputs])
+            assert engine.snapshot().scheduler.blocks_used == 0
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) == 6
+
+
+@pytest.mark.anyio
+async def test_nobody_reads_what_a_window_gave_back(reference: Reference) -> None:
+    """Without a prefix cache, what nobody holds is NaN at once, and what changes hands is before it is written."""
+    prompts = prompts_of([50, 37, 61])
+    settings = {"max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 128, "num_gpu_blocks_override": 160}
+    async with troupellm.Engine(
+        reference.folder, **settings, enable_prefix_caching=False, poison_memory="nan"
+    ) as engine:
+        for prompt, answer in zip(prompts, await generate_all(engine, prompts), strict=True):
+            reference.check(prompt, answer)

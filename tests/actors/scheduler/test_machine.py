@@ -56,6 +56,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness = Harness(make_core(made, caching=caching, **config), made, burst=burst)
         self.right: dict[int, list[int]] = {}
         self.rows: dict[int, int] = {}
+        self.least: dict[int, int] = {}
+        """Tokens before which nothing stops a request's sequences."""
         self.disturbed: set[int] = set()
         self.paused: set[int] = set()
         self.cut: set[int] = set()
@@ -91,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = prefix + tail
         limit = min(max_tokens, self.capacity + 2 - len(prompt))
         stops = frozenset({EOS, 1})
-        self.rows[request] = rows
+        self.rows[request], self.least[request] = rows, min_tokens
         if beams and rows > self.most_rows:
             self.too_wide.add(request)
         searched = beams_of(prompt, rows, limit, stops) if beams and limit > 0 else [[]] * rows
@@ -203,7 +205,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert stream == right[: len(stream)], "the stream is not the oracle's"
             if whole and row not in self.cut:
                 assert stream == right, "the stream ended too soon"
-                assert reader.finished[row].reason == ("stop" if stream[-1] in (EOS, 1) else "length")
+                stopped = stream[-1] in (EOS, 1) and len(stream) >= self.least[request]
+                assert reader.finished[row].reason == ("stop" if stopped else "length")
 
 
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
