@@ -142,7 +142,7 @@ async def test_beams_and_forks_say_the_same_under_either_arrangement(reference: 
                 prompts[0], n=3, use_beam_search=True, temperature=0.0, max_tokens=10, ignore_eos=True
             )
             forks = await engine.generate(prompts[1], n=3, temperature=1.0, seed=5, max_tokens=30, ignore_eos=True)
-            answers.append([choice.token_ids for found in (beams, forks) for choice in found.outputs])
+            answers.append([choice.token_ids for found in (beams, forks) for choice in found.choices])
             assert engine.snapshot().scheduler.blocks_used == 0
     assert answers[0] == answers[1]
     assert len(set(answers[0])) == 6
