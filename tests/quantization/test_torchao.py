@@ -1,6 +1,6 @@
 """Weights that torchao quantized mean to us what they mean to it.
 
-Not among what tests install: transformers imports torchao wherever it finds it, which would slow down every parity test.
+Not among what tests install: transformers imports torchao wherever it finds it, which slows down every parity test.
 `pip install torchao` in an environment of its own runs this.
 """
 
