@@ -241,8 +241,9 @@ class Planner:
             victim = self._residents.victim()
             if victim is None:
                 return None
-            if victim.last_step == self.step:  # it leaves this plan before the plan is given away
-                victim.last_step -= 1
+            for leaving in victim.request.sequences if victim.lockstep else (victim,):
+                if leaving.last_step == self.step:  # it leaves this plan before the plan is given away
+                    leaving.last_step -= 1
             self._residents.preempt(victim)
             if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None

@@ -288,6 +288,8 @@ class Residents:
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
         holders = [sequence.tables for place in (self.running, self.paused) for sequence in place.values()]
         holders += [tables for _, tables in self._leaving]
+        newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
+        assert all(step <= newest for step, _ in self._leaving), "blocks wait for a plan that nobody has"
         holders += self.trunks.holders()
         self.trunks.assert_invariants()
         owners: dict[int, int] = {}
