@@ -1,9 +1,12 @@
 """The gate of a gated feed-forward layer whose activation is a GELU, by its tanh approximation."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
+from troupellm.kernels.row_codes import row_codes
+from troupellm.kernels.triton_support import usable
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
@@ -17,7 +20,20 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [tokens, size], contiguous.
     """
+    if gate_up.device.type == "cuda" and usable(gate_up.device):
+        from troupellm.kernels.silu_mul.triton_gate import gate_triton
+
+        return gate_triton(gate_up, "gelu")
     if gate_up.device.type != "cpu":
         return gelu_mul_reference(gate_up)
     size = gate_up.shape[-1] // 2
     return functional.gelu(gate_up[..., :size], approximate="tanh").mul_(gate_up[..., size:])
+
+
+def gelu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`row_codes` of `gelu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
+    if gate_up.device.type == "cuda" and usable(gate_up.device):
+        from troupellm.kernels.silu_mul.triton_gate import gate_codes_triton
+
+        return gate_codes_triton(gate_up, "gelu", dtype)
+    return row_codes(gelu_mul(gate_up), dtype)

@@ -6,31 +6,73 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
+from troupellm.kernels.row_codes import row_codes
+from troupellm.kernels.triton_support import usable
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
     """Scale the last dimension of `x` to unit root mean square, then by `weight`.
 
     Args:
         x: [..., size], any float type; left as it is.
         weight: [size], the type of `x`.
         eps: added to the mean square.
+        offset: added to the weight, in float32.
 
     Returns:
         [..., size], the type of `x`; computed in float32.
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        return rms_norm_reference(x, weight, eps)
+    if _on_gpu(x):
+        from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps, offset=offset)[0]
+    if x.dtype != torch.float32 or x.device.type != "cpu" or offset:
+        return rms_norm_reference(x, weight, eps, offset)
     # Torch's own operator is a chain of eight; for one token each of them costs more than its arithmetic.
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
     return (x * scale).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
     """Add `x` to `residual` in place and return the norm of the sum; shapes and types as in `rms_norm`."""
+    if _on_gpu(x) and residual.is_contiguous():
+        from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps, offset=offset, residual=residual)[0]
     residual.add_(x)
-    return rms_norm(residual, weight, eps)
+    return rms_norm(residual, weight, eps, offset=offset)
+
+
+def rms_norm_codes(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, *, residual: Tensor | None = None, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """`row_codes` of `rms_norm`, or of `add_rms_norm` where there is a residual.
+
+    Args:
+        x: [rows, size].
+        dtype: int8 or float8_e4m3fn.
+
+    Returns:
+        values [rows, size] and scale float32 [rows].
+    """
+    if _on_gpu(x) and (residual is None or residual.is_contiguous()):
+        from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
+
+        values, scale = rms_norm_triton(x, weight, eps, offset=offset, residual=residual, codes=dtype)
+        assert scale is not None
+        return values, scale
+    if residual is None:
+        return row_codes(rms_norm(x, weight, eps, offset=offset), dtype)
+    return row_codes(add_rms_norm(x, residual, weight, eps, offset=offset), dtype)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    if x.device.type != "cuda" or not usable(x.device):
+        return False
+    from troupellm.kernels.rms_norm.triton_norm import takes
+
+    return takes(x)
 
 
 @functools.cache

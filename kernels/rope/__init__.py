@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.rope.reference import rope_reference
+from troupellm.kernels.triton_support import usable
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -18,6 +19,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
     Returns:
         [tokens, heads, head_dim], contiguous, the type of `x`.
     """
+    if x.device.type == "cuda" and usable(x.device) and x.stride(-1) == 1:
+        from troupellm.kernels.rope_kv_write.triton_rope import rope_triton
+
+        return rope_triton(x, (cos, sin), interleaved=interleaved)
     if x.device.type != "cpu":
         return rope_reference(x, cos, sin, interleaved=interleaved)
     half = cos.shape[-1]

@@ -1,9 +1,12 @@
 """The gate of a gated feed-forward layer."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.row_codes import row_codes
 from troupellm.kernels.silu_mul.reference import silu_mul_reference
+from troupellm.kernels.triton_support import usable
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -15,7 +18,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [tokens, size], contiguous.
     """
+    if gate_up.device.type == "cuda" and usable(gate_up.device):
+        from troupellm.kernels.silu_mul.triton_gate import gate_triton
+
+        return gate_triton(gate_up, "silu")
     if gate_up.device.type != "cpu":
         return silu_mul_reference(gate_up)
     size = gate_up.shape[-1] // 2
     return functional.silu(gate_up[..., :size]).mul_(gate_up[..., size:])
+
+
+def silu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`row_codes` of `silu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
+    if gate_up.device.type == "cuda" and usable(gate_up.device):
+        from troupellm.kernels.silu_mul.triton_gate import gate_codes_triton
+
+        return gate_codes_triton(gate_up, "silu", dtype)
+    return row_codes(silu_mul(gate_up), dtype)

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.linear import linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.native import CELLS, NativeAttention, Turn, native_attention, takes_compiled
-from troupellm.kernels.rms_norm import rms_norm
-from troupellm.kernels.rope import rope
+from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -112,30 +110,20 @@ class Attention:
         self, qkv: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
         """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
-        rows, tokens = qkv.shape[0], batch.token_ids.shape[0]
+        rows = qkv.shape[0]
         group = batch.groups[self.view]
         plan = group.plan
         if self.native is not None and qkv.dtype == torch.float32 and cache[0].dtype in CELLS and takes_compiled(plan):
             attended = self.native.write_and_attend(qkv, cache, plan, group.kv_rows, angles)
             return attended if keep is None else attended[keep]
-        heads, turned = self.num_heads, self.num_heads + self.num_kv_heads
-        qkv = qkv.view(rows, -1, self.head_dim)
-        qk = qkv[:, :turned]
-        if self.norms is not None:
-            query, key = self._normed(qk[:, :heads], self.norms[0]), self._normed(qk[:, heads:], self.norms[1])
-            qk = torch.cat((query, key), dim=1)
-        if angles is not None:
-            qk = rope(qk, *angles, interleaved=self.rope_interleaved)
-        kv_write(qk[:tokens, heads:], qkv[:tokens, turned:], *cache, group.kv_rows)
-        attended = paged_attention(qk[:, :heads], *cache, plan, self.scale, softcap=self.softcap, sinks=self.sinks)
+        norms = None if self.norms is None else HeadNorms(*self.norms, self.eps)
+        query = rope_kv_write(
+            qkv.view(rows, -1, self.head_dim), self.num_heads, cache, group.kv_rows, norms=norms, angles=angles,
+            interleaved=self.rope_interleaved,
+        )  # fmt: skip
+        attended = paged_attention(query, *cache, plan, self.scale, softcap=self.softcap, sinks=self.sinks)
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
-
-    def _normed(self, part: Tensor, weight: Tensor) -> Tensor:
-        """part: [rows, heads, head_dim]; the weight says whether every head is normed, or all heads together."""
-        if weight.shape[0] == self.head_dim:
-            return rms_norm(part, weight, self.eps)
-        return rms_norm(part.flatten(1), weight, self.eps).view(part.shape)
 
     def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
         if self.rope_interleaved or (

@@ -1,0 +1,84 @@
+"""Norms, gates, rows in eight bits and what lies before attention, compiled for sm_90 at the shapes of Qwen3-8B."""
+
+from typing import Any
+
+import pytest
+
+from troupellm.kernels.rms_norm.triton_norm import norm_launch, rms_norm_kernel
+from troupellm.kernels.rope_kv_write.triton_rope import head_launch, rope_kv_write_kernel
+from troupellm.kernels.row_codes.triton_row_codes import LAUNCH, row_codes_kernel
+from troupellm.kernels.silu_mul.triton_gate import GATE, GATE_CODES, gate_codes_kernel, gate_kernel
+from troupellm.kernels.triton_support import Launch
+from troupellm.kernels.triton_support.offline import compile_for
+
+CODES = ("*i8", "*fp8e4nv")
+
+
+def check(kernel: Any, arguments: dict[str, str], launch: Launch, constants: dict[str, Any]) -> None:
+    report = compile_for(kernel, {"size": "i32", **arguments}, launch, constants)
+    assert report.spilled_bytes == 0
+    assert report.registers * launch.warps * 32 <= 65536
+
+
+def norm(size: int, out: str = "*bf16", *, residual: bool = True, offset: bool = False) -> None:
+    arguments = {
+        **dict.fromkeys(("x", "residual", "weight"), "*bf16"), "out": out, "scales": "*fp32", "rows": "i32:1",
+        **dict.fromkeys(("inner", "outer_stride", "inner_stride", "residual_stride"), "i32"), "eps": "fp32",
+        "offset": "fp32",
+    }  # fmt: skip
+    missing = ([] if residual else ["residual"]) + (["scales"] if out == "*bf16" else [])
+    check(rms_norm_kernel, arguments, norm_launch(size), {"OFFSET": offset, **dict.fromkeys(missing)})
+
+
+def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, normed: bool = True) -> None:
+    strides = ("query_stride", "query_head", "key_stride", "key_head", "value_stride", "value_head", "angle_stride")
+    arguments = {
+        **dict.fromkeys(("query", "key", "value", "query_norm", "key_norm", "cos", "sin", "out"), "*bf16"),
+        "rows_of": "*i64", **dict.fromkeys(("key_cache", "value_cache"), cache),
+        **dict.fromkeys(("key_scales", "value_scales"), "*fp32"), **dict.fromkeys(strides, "i32"), "tokens": "i32:1",
+        "eps": "fp32",
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": half, "INTERLEAVED": interleaved,
+        "ROW": 132 if cache == "*i8" else 128,
+    }  # fmt: skip
+    missing = ([] if normed else ["query_norm", "key_norm"]) + (
+        [] if cache == "*i8" else ["key_scales", "value_scales"]
+    )
+    check(rope_kv_write_kernel, arguments, head_launch(128, half), {**constants, **dict.fromkeys(missing)})
+
+
+def test_norms() -> None:
+    norm(4096)
+
+
+def test_heads() -> None:
+    heads("*i8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [128, 1024, 8192, 16384, 32768])
+def test_more_norms(size: int) -> None:
+    norm(size)
+    norm(size, residual=False, offset=True)
+    norm(size, "*fp8e4nv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["*bf16", *CODES])
+def test_more_heads(cache: str) -> None:
+    heads(cache)
+    heads(cache, half=32)
+    heads(cache, half=0, normed=False)
+    heads(cache, interleaved=True)
+
+
+@pytest.mark.slow
+def test_gates_and_codes() -> None:
+    for gelu in (False, True):
+        check(gate_kernel, {"gate_up": "*bf16", "out": "*bf16", "row_stride": "i32"}, GATE, {"GELU": gelu})
+        for out in CODES:
+            arguments = {"gate_up": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}
+            check(gate_codes_kernel, arguments, GATE_CODES, {"GELU": gelu})
+    for out in CODES:
+        check(row_codes_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {})
