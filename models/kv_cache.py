@@ -8,6 +8,8 @@ from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 
+CPU = torch.device("cpu")
+
 
 class KVCache:
     """Keys and values of all layers.
@@ -18,21 +20,28 @@ class KVCache:
             groups may share the memory, not the blocks.
     """
 
-    def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
         self.layout = cache_layout(config)
         width = row_width(config.head_dim, dtype)
         shape = (self.layout.num_slots, parts_of(config), num_blocks, config.num_kv_heads, block_size, width)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
-        self.storage = torch.empty(shape, dtype=dtype)
-        prefer_huge_pages(self.storage.data_ptr(), self.storage.nbytes, written=False)
+        self.storage = torch.empty(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            prefer_huge_pages(self.storage.data_ptr(), self.storage.nbytes, written=False)
         self.layers: list[tuple[Tensor, Tensor]] = [
             (self.storage[slot, 0], self.storage[slot, -1]) for slot in self.layout.slot_of
         ]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
-        sources, targets = (torch.tensor(blocks) for blocks in zip(*pairs, strict=True))
+        blocks = torch.tensor(pairs)
+        if self.storage.is_cuda:  # pinned: nobody waits
+            blocks = blocks.pin_memory().to(self.storage.device, non_blocking=True)
+        sources, targets = blocks.T
         storage = as_bytes(self.storage)
         storage[:, :, targets] = storage[:, :, sources]
 

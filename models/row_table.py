@@ -35,7 +35,8 @@ class RowTable:
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
-    def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+    def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1, slots: int = FIRST_SLOTS) -> None:
+        self._first_slots = slots
         self._max_len, self._block_size, self.num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
@@ -69,7 +70,7 @@ class RowTable:
             slot = self._slots[new.row] = self._take_slot()
         elif new.epoch <= self.epochs[slot]:
             raise PlanError(f"row {new.row}: epoch {new.epoch} is not newer than {self.epochs[slot]}")
-        self.tokens[slot, : known.size] = torch.from_numpy(known.astype(np.int32))
+        self._write(slot, 0, known.astype(np.int32))
         self.lengths[slot], self.epochs[slot] = known.size, new.epoch
         self.num_blocks[:, slot] = 0
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
@@ -127,11 +128,9 @@ class RowTable:
         if wrong.any():
             fork = forks[int(wrong.argmax())]
             raise PlanError(f"row {fork.row}: {fork.num_tokens} tokens of row {fork.parent}, which has fewer")
-        here, longest = torch.from_numpy(slots), int(kept.max())
-        self.tokens[here, :longest] = self.tokens[torch.from_numpy(parents), :longest]
-        self.tokens[here, torch.from_numpy(kept)] = torch.tensor([fork.token_id for fork in forks], dtype=torch.int32)
+        self._copy_tokens(slots, parents, kept, np.array([fork.token_id for fork in forks], dtype=np.int64))
         self.lengths[slots] = kept + 1
-        self.blocks[:, slots], self.num_blocks[:, slots] = self.blocks[:, parents], self.num_blocks[:, parents]
+        self._copy_tables(slots, parents)
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
         """Remember what this table needs of a row's sampling state."""
@@ -182,7 +181,7 @@ class RowTable:
         """Add tokens that nobody had to draw to one row."""
         slot = self.slot(row)
         begin, end = int(self.lengths[slot]), int(self.lengths[slot]) + len(tokens)
-        self.tokens[slot, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self._write(slot, begin, np.array(tokens, dtype=np.int32))
         self.lengths[slot] = end
 
     def room(self, slots: NDArray[np.int64]) -> list[int]:
@@ -204,6 +203,21 @@ class RowTable:
         """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
         self.tokens[self._free] = token
 
+    def _write(self, slot: int, begin: int, tokens: NDArray[np.int32]) -> None:
+        """Known tokens, from position `begin` on."""
+        self.tokens[slot, begin : begin + tokens.size] = torch.from_numpy(tokens)
+
+    def _copy_tokens(
+        self, slots: NDArray[np.int64], parents: NDArray[np.int64], kept: NDArray[np.int64], chosen: NDArray[np.int64]
+    ) -> None:
+        """Each slot gets the first tokens of its parent, and one behind them."""
+        here, longest = torch.from_numpy(slots), int(kept.max())
+        self.tokens[here, :longest] = self.tokens[torch.from_numpy(parents), :longest]
+        self.tokens[here, torch.from_numpy(kept)] = torch.from_numpy(chosen).to(torch.int32)
+
+    def _copy_tables(self, slots: NDArray[np.int64], parents: NDArray[np.int64]) -> None:
+        self.blocks[:, slots], self.num_blocks[:, slots] = self.blocks[:, parents], self.num_blocks[:, parents]
+
     def _take_slot(self) -> int:
         if not self._free:
             self._grow()
@@ -211,13 +225,17 @@ class RowTable:
 
     def _grow(self) -> None:
         old = self.lengths.size
-        new = max(FIRST_SLOTS, 2 * old)
+        new = max(self._first_slots, 2 * old)
         self._free = list(range(new - 1, old - 1, -1))
-        grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
-        grown[:old] = self.tokens
-        self.tokens = grown
+        self._resize(old, new)
         groups, _, width = self.blocks.shape
         self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
         for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
+
+    def _resize(self, old: int, new: int) -> None:
+        """Room for the tokens of so many slots."""
+        grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
+        grown[:old] = self.tokens
+        self.tokens = grown

@@ -56,15 +56,16 @@ class ModelRunner:
         Raises:
             ConfigError: that back end cannot do what the model needs.
         """
+        device = cache.storage.device
         self.attention = plan_attention(
-            decoder.config, cache.block_size, decoder.dtype, backend=attention_backend,
+            decoder.config, cache.block_size, decoder.dtype, backend=attention_backend, device=device,
             kv_dtype=cache.storage.dtype, batch_invariant=decoder.batch_invariant,
         )  # fmt: skip
         self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
         self.rows = RowTable(
             max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows)
         )
-        self.sampler = Sampler(decoder.config.vocab_size, torch.device("cpu"), processors)
+        self.sampler = Sampler(decoder.config.vocab_size, device, processors)
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
         """Knows rows by their slots."""
 
@@ -164,20 +165,26 @@ class ModelRunner:
         if ends[-1] > slots.size:
             owner = np.repeat(owner, counts)
             positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
-        sampling = (starts + counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
-        wanted = [
-            ends[sampling] - 1,
-            *(np.arange(ends[row] - counts[row], ends[row]) for row in self._described(spans)),
-            *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
-        ]
+        wanted, num_sampling = self._wanted(spans)
         batch = ForwardBatch(
             token_ids=self.rows.tokens_at(slots[owner], positions),
             positions=torch.from_numpy(positions),
             groups=self._groups(spans, owner, positions),
-            logit_tokens=torch.from_numpy(np.concatenate(wanted)),
+            logit_tokens=torch.from_numpy(wanted),
             inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
-        return batch, int(sampling.sum())
+        return batch, num_sampling
+
+    def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
+        """Which tokens of a flat batch come out of it, and how many of them are to sample from; see `_batch`."""
+        slots, ends = spans.slots, np.cumsum(spans.counts)
+        sampling = (spans.starts + spans.counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
+        wanted = [
+            ends[sampling] - 1,
+            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._described(spans)),
+            *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
+        ]
+        return np.concatenate(wanted), int(sampling.sum())
 
     def _groups(self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
@@ -248,11 +255,15 @@ class ModelRunner:
         found = self._pooled(spans)
         if not found:
             return
-        hidden = self.decoder.normed(hidden[-sum(count for _, _, count in found) :])
+        hidden = self._vectors(hidden[-sum(count for _, _, count in found) :])
         place = 0
         for slot, _, count in found:
             self.pooler.take(slot, hidden[place : place + count])
             place += count
+
+    def _vectors(self, hidden: Tensor) -> Tensor:
+        """What is pooled, of hidden states."""
+        return self.decoder.normed(hidden)
 
     def _finish_pooled(
         self, plan: StepPlan, spans: Spans, ending: NDArray[np.bool_]

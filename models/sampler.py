@@ -123,6 +123,10 @@ class Sampler:
         """
         self._put(row, state, self._rows[row].prompt, known=self._rows[row].known)
 
+    def options(self, row: int) -> RowOptions:
+        """What a known row asks for."""
+        return self._rows[row]
+
     def drop_row(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
         self._rows.pop(row, None)

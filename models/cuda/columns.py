@@ -1,0 +1,106 @@
+"""How each row's tokens are chosen, as numbers that a step reads on the device.
+
+Columns are int64; pairs of float32 and single float64 lie in them as bits.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.sampling import draw
+from troupellm.kernels.sampling.noise import position_keys
+from troupellm.kernels.sampling.search import row_best
+from troupellm.kernels.sampling.truncate import Nucleus, thresholds
+from troupellm.models.row_options import RowOptions
+
+SLOT, END, STREAM, SCALES, TOP_K, TOP_P = range(6)
+WIDTH = 6
+
+GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
+"""What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler."""
+
+
+class SamplingColumns:
+    """What the slots' rows ask for."""
+
+    def __init__(self) -> None:
+        self.kinds: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._values: NDArray[np.int64] = np.zeros((WIDTH, 0), np.int64)
+
+    def put(self, slot: int, options: RowOptions) -> None:
+        """A row has a slot, or asks for something else than before."""
+        if slot >= self.kinds.size:
+            more = max(2 * self.kinds.size, slot + 1, 16) - self.kinds.size
+            self.kinds = np.concatenate((self.kinds, np.zeros(more, np.int64)))
+            self._values = np.concatenate((self._values, np.zeros((WIDTH, more), np.int64)), axis=1)
+        self.kinds[slot] = kind_of(options)
+        scales = np.array([options.inverse_temperature, options.log_min_p], np.float32)
+        top_p = np.array([options.state.top_p], np.float64)
+        self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
+
+    def of(self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int) -> NDArray[np.int64]:
+        """Columns [WIDTH, size] of some rows and, behind them, of rows that pad.
+
+        Args:
+            ends: keys of each row with this step, which is where its next token goes.
+            scratch: slot of the rows that pad.
+        """
+        found = padding(size, scratch)
+        found[:, : slots.size] = self._values[:, slots]
+        found[SLOT, : slots.size], found[END, : slots.size] = slots, ends
+        return found
+
+
+def padding(size: int, scratch: int) -> NDArray[np.int64]:
+    """Columns of rows that only pad: they have no keys, and what they sample goes to the scratch slot."""
+    found = np.zeros((WIDTH, size), np.int64)
+    found[SLOT], found[TOP_K] = scratch, 1
+    return found
+
+
+def kind_of(options: RowOptions) -> int:
+    """What a row needs; ELSEWHERE unless the device alone can do it."""
+    state = options.state
+    if (
+        options.penalized
+        or options.allowed.numel()
+        or options.stops.numel()
+        or options.additions
+        or options.words
+        or options.thinking is not None
+        or options.processors is not None
+        or state.logprobs >= 0
+        or state.guide is not None
+    ):
+        return ELSEWHERE
+    if options.greedy:
+        return GREEDY
+    return DRAWN if options.prefix is None else CUT
+
+
+def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int) -> Tensor:
+    """One token per row, as `models.sampler` chooses it, without a wait for the device.
+
+    Args:
+        logits: float32 [rows, vocab]; overwritten unless the kind is GREEDY.
+        columns: int64 [WIDTH, rows].
+        codes: `noise.token_codes`.
+        kind: the most that any of the rows needs.
+
+    Returns:
+        int64 [rows]; -1 where the logits are not fit to choose from.
+    """
+    tokens, peaks = row_best(logits)
+    if kind >= DRAWN:
+        scales = columns[SCALES].contiguous().view(torch.float32).view(-1, 2)
+        scaled = logits.sub_(peaks[:, None]).mul_(scales[:, :1])
+        scaled.masked_fill_(scaled < scales[:, 1:], -torch.inf)
+        if kind == CUT:
+            top_p = columns[TOP_P].contiguous().view(torch.float64)
+            scaled.masked_fill_(
+                scaled < thresholds(scaled, Nucleus(columns[TOP_K][:, None], top_p[:, None])), -torch.inf
+            )
+        drawn = draw(scaled, position_keys(columns[STREAM], columns[END]), codes)
+        tokens = torch.where(scales[:, 0] > 0, drawn.clamp_(0, logits.shape[1] - 1), tokens)
+    return tokens.masked_fill((peaks.abs() < torch.inf).logical_not_(), -1)

@@ -1,0 +1,129 @@
+"""Whole decode steps, from the tokens that rows end with to the tokens that follow them, as graphs.
+
+A graph reads what it computes for from memory that stays where it is: the step's columns, the rows' tokens and block
+tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from troupellm.models.cuda.batch import BatchMaker, uniform_spans
+from troupellm.models.cuda.columns import DRAWN, END, GREEDY, SLOT, WIDTH, choose
+from troupellm.models.cuda.device import Device, Graph
+from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
+from troupellm.models.cuda.rows import DeviceRows
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.kv_cache import KVCache
+
+Run = Callable[[GraphKey, Tensor], tuple[Tensor, Tensor]]
+
+
+class DecodeStep:
+    """One shape of step, whose memory does not move."""
+
+    def __init__(self, key: GraphKey, columns: Tensor, run: Run) -> None:
+        self._key, self._columns, self._run = key, columns, run
+        self.given: tuple[Tensor, Tensor] | None = None
+        """What `run` returns."""
+
+    def body(self) -> None:
+        """What is captured."""
+        self.given = self._run(self._key, self._columns)
+
+
+class DecodeGraphs:
+    """Replays the graphs that there are, and captures the others one by one.
+
+    Attributes:
+        columns: int64 [n] on the device, whose beginning is where a step's columns go before `run`.
+    """
+
+    def __init__(
+        self, device: Device, dispatcher: Dispatcher, largest: int, decoder: RunnableDecoder, cache: KVCache,
+        maker: BatchMaker, rows: DeviceRows, codes: Tensor,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            largest: rows of the largest graph.
+            codes: `noise.token_codes`.
+        """
+        self.dispatcher = dispatcher
+        self._device, self._decoder, self._cache, self._maker = device, decoder, cache, maker
+        self._rows, self._codes, self._generation = rows, codes, rows.generation
+        self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
+        self._graphs: dict[GraphKey, tuple[DecodeStep, Graph]] = {}
+
+    def prepare(self, wanted: GraphKey | None) -> None:
+        """Before a step: capture at most one graph, whose rows all pad. Nothing that is under way is disturbed.
+
+        Args:
+            wanted: the graph that the step would like to have.
+        """
+        if self._generation != self._rows.generation:
+            self._graphs.clear()
+            self._device.forget_graphs()
+            self.dispatcher.forget()
+            self._generation = self._rows.generation
+        key = self.dispatcher.next_capture(wanted)
+        if key is not None:
+            self._capture(key)
+
+    def ready(self, key: GraphKey) -> bool:
+        """Whether `run` can be called."""
+        return key in self._graphs
+
+    def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
+        """Compute the step that `columns` tell of.
+
+        Returns:
+            logits float32 and tokens int64, as of `decode`; they last until the next step.
+        """
+        step, graph = self._graphs[key]
+        graph.replay()
+        assert step.given is not None
+        return step.given
+
+    def decode(self, key: GraphKey, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The step itself.
+
+        Args:
+            columns: int64 [WIDTH, rows].
+
+        Returns:
+            logits float32 [rows * queries, vocab], of no use where tokens are drawn; tokens int64 [rows * queries], -1
+            of a row without any, which are appended to their rows where each row has one.
+        """
+        slots, ends = columns[SLOT], columns[END]
+        spans = uniform_spans(slots, ends, key.queries)
+        everything = torch.arange(spans.positions.shape[0], device=columns.device)
+        batch = self._maker.make(spans, self._rows.tokens, self._rows.block_tables, everything)
+        logits = self._decoder.logits(self._decoder.forward(batch, self._cache.layers))
+        if key.queries > 1:
+            columns = columns.repeat_interleave(key.queries, dim=1)
+        tokens = choose(logits, columns, self._codes, DRAWN if key.draws else GREEDY)
+        if key.queries == 1:
+            write_tokens(self._rows.tokens, slots, ends, tokens)
+        return logits, tokens
+
+    def _capture(self, key: GraphKey) -> None:
+        static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
+        static.zero_()
+        static[SLOT].fill_(self._rows.scratch)
+        step = DecodeStep(key, static, self.decode)
+        step.body()  # compiles, and sets up what is set up once
+        self._graphs[key] = (step, self._device.capture(step.body))
+        self.dispatcher.add(key)
+
+
+def write_tokens(tokens: Tensor, slots: Tensor, ends: Tensor, sampled: Tensor) -> None:
+    """Put sampled tokens behind what their rows have. A failed row may be in the next plan already, so that what it
+    holds must be a token id.
+
+    Args:
+        tokens: int32 [slots, length].
+        slots, ends, sampled: int64 [rows].
+    """
+    places = slots * tokens.shape[1] + ends
+    tokens.view(-1).index_copy_(0, places, sampled.clamp(min=0).to(torch.int32))

@@ -1,0 +1,290 @@
+"""The model runner of a device that works by itself: plans are launched, and what they gave is collected later."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.sampling.noise import token_codes
+from troupellm.models.cuda.batch import BatchMaker, DeviceSpans, GroupPlanner
+from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, END, GREEDY, SLOT, SamplingColumns, choose
+from troupellm.models.cuda.device import Device
+from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey
+from troupellm.models.cuda.graphs import DecodeGraphs, write_tokens
+from troupellm.models.cuda.rows import DeviceRows
+from troupellm.models.cuda.staging import Results, Returned, Staging
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.guides.masks import TokenMasks
+from troupellm.models.guides.rows import FilledLater, GuidedRows
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.logits_processors import Processors
+from troupellm.models.poison import Poison
+from troupellm.models.pooler import Pooler
+from troupellm.models.pooling_config import Activation
+from troupellm.models.runner import ModelRunner
+from troupellm.models.sampler import Sampled
+from troupellm.models.spans import Spans
+from troupellm.models.step_result import step_result
+from troupellm.protocol.worker import MOST_LAUNCHED, RowLogprobs, StepPlan, StepResult, StepTimings
+
+TURNS = MOST_LAUNCHED + 1
+
+
+@dataclass(slots=True)
+class LaunchedPlan:
+    """A ticket: a step that the device computes, or one that is done."""
+
+    plan: StepPlan
+    sampling: NDArray[np.bool_]
+    rows: tuple[int, ...]
+    """Those that sample."""
+    positions: tuple[int, ...]
+    returned: Returned | None
+    timings: StepTimings
+    result: StepResult | None = None
+
+    @property
+    def step(self) -> int:
+        """As of the plan."""
+        return self.plan.step
+
+
+class CudaRunner(ModelRunner):
+    """Executes plans on a device. Calls come from one thread; up to two plans are under way.
+
+    A step whose rows all choose from their logits by temperature, min_p, top_k and top_p alone is launched without any
+    wait for the device. One with a row that needs more (penalties, masks, guides, plug-ins, log-probabilities, input
+    embeddings, pooling) is computed to its end when it is launched.
+    """
+
+    def __init__(
+        self,
+        decoder: RunnableDecoder,
+        cache: KVCache,
+        device: Device,
+        *,
+        max_model_len: int,
+        plan: GroupPlanner,
+        capture_sizes: tuple[int, ...] = (),
+        slots: int = 16,
+        poison: Poison | None = None,
+        processors: Processors | None = None,
+        activation: Activation = "softmax",
+        guides: GuidedRows | None = None,
+        attention_backend: str = "auto",
+    ) -> None:
+        """
+        Args:
+            cache: on the device; its last block is the null page, which no plan may name.
+            plan: of the attention.
+            capture_sizes: batch sizes that get a graph; none is to launch every kernel by itself.
+            slots: rows that are known at once, to begin with; graphs are captured anew when there are more.
+            others: as `ModelRunner`.
+        """
+        super().__init__(
+            decoder, cache, max_model_len=max_model_len, poison=poison, processors=processors, activation=activation,
+            guides=guides, attention_backend=attention_backend,
+        )  # fmt: skip
+        self.device, self._staging = device, Staging(device, TURNS)
+        self.rows: DeviceRows = DeviceRows(
+            max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows),
+            device=device, staging=self._staging, slots=slots, null_page=cache.num_blocks - 1,
+        )  # fmt: skip
+        score = None if decoder.score is None else self._classify
+        self.pooler = Pooler(head=score, activation=activation)
+        self._columns = SamplingColumns()
+        self._codes = token_codes(decoder.config.vocab_size, device.torch_device)
+        self._maker = BatchMaker(cache, plan)
+        self._results = Results(device, TURNS, max(slots, 1))
+        self._under_way: deque[LaunchedPlan] = deque()
+        self.graphs = DecodeGraphs(
+            device, Dispatcher(capture_sizes), max(capture_sizes, default=0), decoder, cache, self._maker, self.rows,
+            self._codes,
+        )  # fmt: skip
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """As `ModelRunner.run`: one step from its beginning to its end."""
+        return self.collect(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedPlan:
+        """Hand a step to the device.
+
+        Raises:
+            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+            RuntimeError: of the device: nothing that follows can be trusted.
+        """
+        if len(self._under_way) == MOST_LAUNCHED:
+            raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
+        begin = perf_counter()
+        self._staging.next_step()
+        self._apply(plan)
+        ticket = self._launched(plan, begin)
+        self._under_way.append(ticket)
+        return ticket
+
+    def collect(self, ticket: LaunchedPlan) -> StepResult:
+        """Sleep until a launched step is done. Tickets are given back in the order in which they were taken.
+
+        Raises:
+            RuntimeError: another ticket is older; or of the device.
+        """
+        if not self._under_way or self._under_way[0] is not ticket:
+            raise RuntimeError("tickets are collected in the order of their launches")
+        if ticket.result is None:
+            assert ticket.returned is not None
+            tokens = torch.from_numpy(ticket.returned.wait())
+            peaks = torch.zeros(tokens.shape).masked_fill_(tokens < 0, torch.nan)
+            sampled = Sampled(tokens, ticket.rows, ticket.positions, peaks, (), {}, {})
+            ticket.result = step_result(ticket.plan, sampled, ticket.sampling, (), ticket.timings)
+        self._under_way.popleft()
+        return ticket.result
+
+    def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
+        if not plan.rows:
+            result = step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
+            return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
+        starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        self.rows.check_window(whole.slots, starts)
+        ending = starts + counts == self.rows.lengths[whole.slots]
+        sampling = ending & ~(self.rows.pooled[whole.slots] > 0)
+        slots = whole.slots[sampling]
+        kind = int(self._columns.kinds[slots].max(initial=GREEDY)) if slots.size else GREEDY
+        alone = kind < ELSEWHERE and not self._described(whole) and not self._pooled(whole)
+        graph = self._graph(whole, sampling, kind)
+        positions = tuple(self.rows.lengths[slots].tolist())
+        rows = tuple(row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples)
+        if not alone:
+            return self._at_once(plan, whole, sampling, ending, graph, rows, begin)
+        tokens: Tensor | None = None
+        if graph is not None:
+            columns, logits, tokens = self._replay(graph, whole)
+            if kind == CUT:  # instead of the likeliest, which the graph has appended
+                tokens = self._append_chosen(logits, columns, kind)
+        else:
+            columns, hidden = self._eager(whole, sampling)
+            if slots.size:
+                tokens = self._append_chosen(self.decoder.logits(hidden), columns, kind)
+        self.rows.advance(slots)
+        seconds = StepTimings(prepare=perf_counter() - begin)
+        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds)
+        if tokens is None:  # chunks of prompts alone; nothing has to come back
+            ticket.result = step_result(plan, None, sampling, (), seconds)
+        else:
+            ticket.returned = self._results.fetch(tokens)
+        return ticket
+
+    def _append_chosen(self, logits: Tensor, columns: Tensor, kind: int) -> Tensor:
+        """Choose tokens int64 [rows] on the device, and append them to the rows there."""
+        tokens = choose(logits, columns, self._codes, kind)
+        write_tokens(self.rows.tokens, columns[SLOT], columns[END], tokens)
+        return tokens
+
+    def _graph(self, spans: Spans, sampling: NDArray[np.bool_], kind: int) -> GraphKey | None:
+        """What the step can be replayed with, if it can: every row goes one token further. Captures what is missing."""
+        uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
+        if self.rows.embeddings and self._inputs(spans) is not None:
+            uniform = False
+        batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform)
+        key = self.graphs.dispatcher.key(batch, draws=kind == DRAWN)
+        self.graphs.prepare(key)
+        return key if key is not None and self.graphs.ready(key) else None
+
+    def _replay(self, key: GraphKey, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
+        """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
+        count = spans.slots.size
+        columns = self._columns.of(spans.slots, spans.starts + 1, key.requests, self.rows.scratch)
+        sent = self._staging.send(columns, *self.rows.changes(), into=self.graphs.columns)
+        if sent[0].data_ptr() != self.graphs.columns.data_ptr():  # more has changed than there is room for
+            self.graphs.columns[: columns.size].copy_(sent[0].view(-1))
+        self.rows.apply(tuple(sent[1:]))
+        logits, tokens = self.graphs.run(key)
+        return sent[0][:, :count], logits[:count], tokens[:count]
+
+    def _eager(self, spans: Spans, sampling: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """Compute any step, kernel by kernel.
+
+        Returns:
+            columns int64 [WIDTH, sampling rows], and what `_batch` wants logits or vectors of, as hidden states.
+        """
+        slots, starts, counts = spans.slots, spans.starts, spans.counts
+        stops = np.cumsum(counts)
+        owner = np.repeat(np.arange(slots.size), counts)
+        positions = np.arange(stops[-1]) - np.repeat(stops - counts - starts, counts)
+        single = counts == 1
+        order = np.argsort(~single, kind="stable")
+        table = np.stack((slots, stops - counts, stops, starts + counts))[:, order]
+        columns = self._columns.of(
+            slots[sampling], (starts + counts)[sampling], int(sampling.sum()), self.rows.scratch
+        )  # fmt: skip
+        wanted, _ = self._wanted(spans)
+        if not wanted.size:
+            wanted = np.zeros(1, np.int64)  # no kernel is asked for nothing
+        sent = self._staging.send(columns, table, np.stack((slots[owner], positions)), wanted, *self.rows.changes())
+        self.rows.apply(tuple(sent[4:]))
+        by_row, by_token = sent[1], sent[2]
+        narrow = by_row[1:].to(torch.int32)
+        inputs = self._inputs(spans) if self.rows.embeddings else None
+        if inputs is not None:
+            inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
+        batch = self._maker.make(
+            DeviceSpans(by_row[0], narrow[0], narrow[1], narrow[2], by_token[0], by_token[1], int(single.sum())),
+            self.rows.tokens, self.rows.block_tables, sent[3], inputs,
+        )  # fmt: skip
+        return sent[0], self.decoder.forward(batch, self.cache.layers)
+
+    def _at_once(
+        self, plan: StepPlan, spans: Spans, sampling: NDArray[np.bool_], ending: NDArray[np.bool_],
+        graph: GraphKey | None, rows: tuple[int, ...], begin: float,
+    ) -> LaunchedPlan:  # fmt: skip
+        """A step that the host has to look into."""
+        slots = spans.slots[sampling]
+        filled = None if self.guides is None else self.guides.begin(rows)
+        about_prompts: list[RowLogprobs] = []
+        logits: Tensor | None = None
+        prepared = perf_counter()
+        if graph is not None:
+            _, logits, _ = self._replay(graph, spans)
+        else:
+            _, hidden = self._eager(spans, sampling)
+            about_prompts = self._prompt_logprobs(plan, spans, hidden[slots.size :])
+            self._pool(spans, hidden)
+            logits = self.decoder.logits(hidden[: slots.size]) if slots.size else None
+        computed = perf_counter()
+        masks = None if self.guides is None or filled is None else self._masks(self.guides, filled)
+        sampled = None if logits is None else self._sample(rows, slots, logits, masks)
+        guided = None
+        if self.guides is not None and masks is not None and sampled is not None:
+            guided = self.guides.advance(rows, sampled.values, self.rows.room(slots))
+            for row, forced in guided.forced.items():
+                self.rows.append_known(row, forced)
+        vectors, unsound = self._finish_pooled(plan, spans, ending & ~sampling)
+        timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
+        result = step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
+        return LaunchedPlan(plan, sampling, rows, (), None, timings, result)
+
+    def _apply(self, plan: StepPlan) -> None:
+        super()._apply(plan)
+        for new in plan.new_rows:
+            if new.pooling is None:
+                self._columns.put(self.rows.slot(new.row), self.sampler.options(new.row))
+        for change in plan.changes:
+            if change.sampling is not None:
+                self._columns.put(self.rows.slot(change.row), self.sampler.options(change.row))
+
+    def _masks(self, guides: GuidedRows, filled: FilledLater) -> TokenMasks:
+        masks = guides.filled(filled)
+        device = self.device.torch_device
+        return replace(masks, index=masks.index.to(device), forbidden=masks.forbidden.to(device))
+
+    def _vectors(self, hidden: Tensor) -> Tensor:
+        """Pooled on the host."""
+        return super()._vectors(hidden).cpu()
+
+    def _classify(self, vectors: Tensor) -> Tensor:
+        return self.decoder.classify(vectors.to(self.device.torch_device)).cpu()

@@ -1,0 +1,244 @@
+"""The device's runner, with a CPU as its device, gives what the CPU's runner gives: plan for plan, token for token."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from tests.support.plan_script import Script, plain
+from tests.support.tensor_attention import plan_tensors
+from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.row_table import PlanError
+from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan, StepResult
+
+NUM_BLOCKS, BLOCK_SIZE = 120, 8
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("llama"), FAMILIES["llama"]())
+
+
+def device_runner(pair: Pair, sizes: tuple[int, ...] = (1, 2, 4), **more: Any) -> CudaRunner:
+    cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32)
+    cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
+    return CudaRunner(
+        pair.decoder, cache, CpuDevice(), max_model_len=MAX_LEN, plan=plan_tensors, capture_sizes=sizes, **more
+    )
+
+
+def replay(runner: CudaRunner, plans: list[StepPlan]) -> list[StepResult]:
+    """Two plans under way at any time."""
+    under_way: deque[LaunchedPlan] = deque()
+    results = []
+    for plan in plans:
+        under_way.append(runner.launch(plan))
+        if len(under_way) == MOST_LAUNCHED:
+            results.append(plain(runner.collect(under_way.popleft())))
+    return results + [plain(runner.collect(ticket)) for ticket in under_way]
+
+
+def check(got: list[StepResult], expected: list[StepResult]) -> None:
+    """Equal, log-probabilities up to rounding: the attention sums in another order."""
+    for one, other in zip(got, expected, strict=True):
+        described = [(*result.logprobs, *result.prompt_logprobs) for result in (one, other)]
+        for mine, theirs in zip(*described, strict=True):
+            values = [np.frombuffer(entry.logprobs, np.float32) for entry in (mine, theirs)]
+            np.testing.assert_allclose(*values, atol=1e-3)
+            assert msgspec.structs.replace(mine, logprobs=b"") == msgspec.structs.replace(theirs, logprobs=b"")
+        assert bare(one) == bare(other)
+
+
+def bare(result: StepResult) -> StepResult:
+    return msgspec.structs.replace(result, logprobs=(), prompt_logprobs=())
+
+
+def script(pair: Pair) -> Script:
+    return Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
+
+
+def mixed(script: Script) -> None:
+    """Chunked prompts beside rows that decode, rows that leave, numbers that are taken again, a preemption."""
+    script.add(0, make_prompt(21))
+    script.step({0: 13})
+    script.add(1, make_prompt(5, 1))
+    script.step({0: 8, 1: 5})
+    script.decode(0, 1, steps=3)
+    script.add(2, make_prompt(40, 2))
+    script.step({0: 1, 2: 17, 1: 1})
+    script.step({2: 1})
+    script.step({2: 22, 0: 1})
+    script.decode(2, 0, 1, steps=2)
+    script.step({0: 1, 2: 1}, retired=(1,))
+    script.add(1, make_prompt(9, 4))
+    script.step({1: 9, 0: 1, 2: 1})
+    script.decode(1, 2, steps=9)
+    told = script.known[0]
+    script.add(0, told.tokens, known=told.prompt)  # preempted, and told anew
+    script.step({0: 20, 1: 1})
+    script.step({0: len(told.tokens) - 20, 2: 1})
+    script.decode(0, 1, 2, steps=4)
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2, 4), (2, 8)], ids=["eager", "graphs", "padded"])
+def test_mixed_plans(llama: Pair, sizes: tuple[int, ...]) -> None:
+    told = script(llama)
+    mixed(told)
+    check(replay(device_runner(llama, sizes), told.plans), told.results)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen2_tied_window", "gpt_oss", "deepseek_v2"])
+def test_windows_soft_caps_sinks_experts_and_latent_vectors(tmp_path: Path, family: str) -> None:
+    pair = Pair(tmp_path, FAMILIES[family]())
+    told = script(pair)
+    mixed(told)
+    got = replay(device_runner(pair), told.plans)
+    assert [result.tokens for result in got] == [result.tokens for result in told.results]
+
+
+OPTIONS: dict[int, dict[str, Any]] = {
+    0: {"temperature": 0.7, "seed": 11},
+    1: {},
+    2: {"temperature": 1.3, "seed": 12, "min_p": 0.05},
+    3: {"temperature": 0.9, "seed": 13, "fork": 2},
+}
+CUTTING: dict[int, dict[str, Any]] = {
+    4: {"temperature": 1.0, "seed": 14, "top_k": 7},
+    5: {"temperature": 1.1, "seed": 15, "top_p": 0.6},
+    6: {"temperature": 1.1, "seed": 15, "top_k": 200, "top_p": 0.9, "min_p": 0.01},
+}
+DEMANDING: dict[int, dict[str, Any]] = {
+    7: {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    8: {"temperature": 0.8, "seed": 3, "logprobs": 3, "prompt_logprobs": 2},
+    9: {"logit_bias": ((7, 5.0),), "bad_words": ((4,), (9, 8)), "min_tokens": 4, "stop_token_ids": (5, 6)},
+    10: {"temperature": 0.5, "allowed_token_ids": (4, 5, 6, 7), "logprobs": 0, "logprobs_mode": "processed_logprobs"},
+}
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 8, 16)], ids=["eager", "graphs"])
+@pytest.mark.parametrize(
+    "options", [OPTIONS, {**OPTIONS, **CUTTING}, {**CUTTING, **DEMANDING, 0: OPTIONS[0], 1: {}}],
+    ids=["drawn", "cut", "demanding"],
+)  # fmt: skip
+def test_sampling(llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[int, ...]) -> None:
+    told = script(llama)
+    for row, sampling in options.items():
+        told.add(row, make_prompt(6 + row, row), **sampling)
+    told.step(dict.fromkeys(options, 3))
+    told.step({row: 3 + row for row in options})
+    told.decode(*options, steps=6)
+    told.step(dict.fromkeys(options, 1), changes=(RowChange(row=1, sampling=SamplingState(seed=5)),))
+    told.decode(*list(options)[:3], steps=3)
+    check(replay(device_runner(llama, sizes), told.plans), told.results)
+
+
+def test_a_demanding_row_that_leaves_lets_the_others_go_ahead_again(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(6))
+    told.add(1, make_prompt(7), repetition_penalty=1.5)
+    told.step({0: 6, 1: 7})
+    told.decode(0, 1, steps=2)
+    told.step({0: 1}, retired=(1,))
+    told.decode(0, steps=3)
+    runner = device_runner(llama)
+    check(replay(runner, told.plans), told.results)
+    with torch.inference_mode():
+        assert runner.launch(told_next(told, 0)).result is None  # nobody has waited for it
+
+
+def told_next(told: Script, row: int) -> StepPlan:
+    """One more token of a row that has room for it."""
+    known = told.known[row]
+    assert known.done < known.held * BLOCK_SIZE
+    return StepPlan(
+        step=99, engine_epoch=0, rows=(row,), epochs=(known.epoch,), starts=(known.done,), counts=(1,)
+    )  # fmt: skip
+
+
+def test_beams_fork_and_copy(llama: Pair) -> None:
+    told = script(llama)
+    for row in (0, 1):
+        told.add(row, make_prompt(11), logprobs=4)
+    told.step({0: 11, 1: 11})
+    told.decode(0, 1, steps=2)
+    length = told.known[0].done
+    first, second = told.fork(0, 1, length, 7), told.fork(1, 1, length, 9)
+    copies = tuple(copy for copy in (first[1], second[1]) if copy is not None)
+    assert len(copies) == 2
+    told.step({0: 1, 1: 1}, forks=(first[0], second[0]), changes=(first[2], second[2]), copies=copies)
+    told.decode(0, 1, steps=4)
+    check(replay(device_runner(llama), told.plans), told.results)
+
+
+def test_more_rows_than_there_were_slots_for(llama: Pair) -> None:
+    told = script(llama)
+    for row in range(5):
+        told.add(row, make_prompt(4 + row))
+        told.step({row: 4 + row})
+        told.decode(*range(row + 1), steps=3)
+    runner = device_runner(llama, (1, 2, 4, 8), slots=2)
+    check(replay(runner, told.plans), told.results)
+    assert runner.rows.generation == 3
+
+
+def test_every_graph_is_captured_in_the_end_and_used(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=40)
+    runner = device_runner(llama)
+    check(replay(runner, told.plans), told.results)
+    assert runner.graphs.dispatcher.missing == 0
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone(llama: Pair) -> None:
+    runner = device_runner(llama, (4,))
+    told = script(llama)
+    for row in range(3):
+        told.add(row, make_prompt(6, row))
+    told.step({0: 6, 1: 6, 2: 6})
+    told.decode(0, 1, 2, steps=3)
+    replay(runner, told.plans[:-1])
+    block = runner.rows.tables(1)[0][0]
+    runner.cache.storage[:, :, block] = float("nan")
+    result = runner.run(told.plans[-1])
+    assert [(error.row, error.message) for error in result.errors] == [
+        (1, "the model gave NaN or infinite logits for this sequence")
+    ]
+    assert result.token_counts == (1, 0, 1)
+    expected = told.results[-1].tokens
+    assert result.tokens == (expected[0], expected[2])
+    after = StepPlan(step=9, engine_epoch=0, rows=(1,), epochs=(1,), starts=(9,), counts=(1,))
+    assert runner.run(after).token_counts == (0,)  # it was planned before anybody knew
+
+
+def test_a_third_plan_and_tickets_out_of_order_are_refused(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=2)
+    runner = device_runner(llama)
+    first, second = runner.launch(told.plans[0]), runner.launch(told.plans[1])
+    with pytest.raises(RuntimeError, match="2 plans are under way"):
+        runner.launch(told.plans[2])
+    with pytest.raises(RuntimeError, match="in the order"):
+        runner.collect(second)
+    assert plain(runner.collect(first)) == told.results[0]
+    assert plain(runner.collect(second)) == told.results[1]
+
+
+def test_no_row_has_the_null_page(llama: Pair) -> None:
+    row = NewRow(
+        row=0, epoch=1, request_id="0", token_ids=b"\1\0\0\0", num_prompt_tokens=1, sampling=SamplingState(),
+        blocks=((NUM_BLOCKS,),),
+    )  # fmt: skip
+    plan = StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(1,), starts=(0,), counts=(1,), new_rows=(row,))
+    with pytest.raises(PlanError, match=f"block {NUM_BLOCKS} of {NUM_BLOCKS} was named"):
+        device_runner(llama).launch(plan)
