@@ -177,15 +177,19 @@ class Checkpoint:
 class RandomWeights:
     """Seeded random tensors instead of a checkpoint: for benchmarks."""
 
-    def __init__(self, dtype: torch.dtype, seed: int = 0, scale: float = 0.02) -> None:
-        self._dtype, self._scale = dtype, scale
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self, dtype: torch.dtype, seed: int = 0, scale: float = 0.02, device: torch.device | None = None
+    ) -> None:
+        self._dtype, self._scale, self._device = dtype, scale, device or torch.device("cpu")
+        self._generator = torch.Generator(self._device).manual_seed(seed)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Ones for norms, zeros for biases, else normal numbers."""
         if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=self._dtype)
-        return torch.randn(shape, generator=self._generator).mul_(self._scale).to(self._dtype)
+            value = 0.0 if name.endswith("bias") else 1.0
+            return torch.full(shape, value, dtype=self._dtype, device=self._device)
+        drawn = torch.randn(shape, generator=self._generator, device=self._device)
+        return drawn.mul_(self._scale).to(self._dtype)
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, of a layer's weight."""

@@ -80,10 +80,11 @@ class Decoder:
             self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
         ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
-        self.tables = [
+        tables = [
             rope_tables(rope, config.rotary_dim or config.head_dim, max_model_len, self.embedding.dtype)
             for rope in kinds
         ]
+        self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
         self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
 

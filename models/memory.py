@@ -57,13 +57,14 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_memory(
     model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
-    stored: StoredSize | None = None,
+    stored: StoredSize | None = None, *, on_gpu: bool = False,
 ) -> MemoryBudget:  # fmt: skip
     """Divide the available memory.
 
     Args:
         available: bytes; measured when not given.
         stored: of a quantized checkpoint.
+        on_gpu: the cache may take all that is left; on a CPU others live, too.
 
     Raises:
         ConfigError: the wanted context or cache does not fit; `param` names the setting.
@@ -79,7 +80,7 @@ def plan_memory(
     block = block_bytes(model, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
     most = count_blocks(windows, longest, span, config.cache.block_size)
-    num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config)
+    num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config, on_gpu=on_gpu)
     held = longest_sequence(windows, num_blocks, span, config.cache.block_size)
     if isinstance(config.model.max_model_len, int) and held < longest:
         raise ConfigError(
@@ -191,7 +192,7 @@ def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     return wanted
 
 
-def _num_blocks(cache: CacheConfig, block: int, room: int, most: int, config: EngineConfig) -> int:
+def _num_blocks(cache: CacheConfig, block: int, room: int, most: int, config: EngineConfig, *, on_gpu: bool) -> int:
     """most: blocks of one sequence."""
     if cache.num_gpu_blocks_override is not None:
         wanted, param = cache.num_gpu_blocks_override, "num_gpu_blocks_override"
@@ -200,7 +201,8 @@ def _num_blocks(cache: CacheConfig, block: int, room: int, most: int, config: En
     else:
         useful = config.scheduler.max_num_seqs * most
         share = min(CPU_KV_SHARE, cache.gpu_memory_utilization)
-        wanted, param = min(useful, CPU_KV_LIMIT // block, int(room * share) // block), "max_num_batched_tokens"
+        fits = room // block if on_gpu else min(CPU_KV_LIMIT // block, int(room * share) // block)
+        wanted, param = min(useful, fits), "max_num_batched_tokens"
     if wanted < 1:
         raise ConfigError(f"there is no room for one KV block of {block} bytes", param=param)
     if wanted * block > room:

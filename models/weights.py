@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from troupellm.models.checkpoint import Checkpoint, RandomWeights, WeightSource
+from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.decoder import EMBEDDING, Decoder, RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
@@ -20,12 +21,14 @@ from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
+CPU = torch.device("cpu")
+
 
 def read_decoder(
     folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
-    budget: MemoryBudget, progress: ProgressSink,
+    budget: MemoryBudget, progress: ProgressSink, device: torch.device = CPU,
 ) -> RunnableDecoder:  # fmt: skip
-    """Make the decoder from what is stored, or from random numbers.
+    """Make the decoder from what is stored, or from random numbers, on a device.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or its tensors are not those of the model.
@@ -38,7 +41,7 @@ def read_decoder(
         progress(LoadProgress(phase="weights", done=budget.weight_bytes, total=budget.weight_bytes))
         return TransformersDecoder(model, network, max_model_len=budget.max_model_len)
     if dummy:
-        random = RandomWeights(dtype, seed=config.seed)
+        random = RandomWeights(dtype, seed=config.seed, device=device)
         return Decoder(model, _quantizing(random, config), max_model_len=budget.max_model_len)
     done = 0
 
@@ -50,7 +53,9 @@ def read_decoder(
     for note in () if form is None else form.notes():
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
     stored = open_weights(folder, model, form, dtype, taken)
-    source = decoder_weights(model, stored, EMBEDDING)
+    source: WeightSource = decoder_weights(model, stored, EMBEDDING)
+    if device.type != "cpu":
+        source = OnDevice(source, device)
     decoder = Decoder(model, _quantizing(source, config), max_model_len=budget.max_model_len)
     stored.finish()
     return decoder

@@ -1,4 +1,4 @@
-"""The worker: loads a model from a folder and executes plans, on a CPU."""
+"""The worker: loads a model from a folder and executes plans, on a CPU or a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
+from troupellm.models.cuda.place import GpuPlace, find_device
+from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
@@ -68,6 +70,7 @@ DTYPES = {
 }
 
 
+CPU = torch.device("cpu")
 BUSY_SECONDS = 0.2
 """A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
 
@@ -78,6 +81,8 @@ class LaunchedStep:
 
     step: int
     plan: StepPlan
+    launched: LaunchedPlan | None = None
+    """What a GPU is computing."""
 
 
 class ModelWorker:
@@ -103,21 +108,16 @@ class ModelWorker:
             ConfigError: a setting does not fit the model or the machine.
         """
         begin = perf_counter()
-        if config.worker.device == "cuda":
-            raise ConfigError("device cuda is not supported; use cpu", param="device")
+        gpu = find_device(config.worker.device)
         self._set_threads(config.worker.num_threads)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
         if is_encoder(reader):
-            if config.worker.batch_invariant:
-                raise ConfigError("batch_invariant is for decoders; this model is an encoder", param="batch_invariant")
-            if config.model.quantization is not None:
-                raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
-            encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
-            self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
-            self.reset()
-            self._ready = encoder.ready(perf_counter() - begin)
-            return self._ready
+            return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)
+        place = None if gpu is None else GpuPlace(gpu, config)
+        if place is not None:
+            dtype = place.dtype(described)
+        device = CPU if gpu is None else gpu.torch_device
         form = stored_format(self._folder, reader, config.model)
         hybrid = not config.cache.disable_hybrid_kv_cache_manager
         model = with_cache_groups(described, model_limit(described, config), hybrid=hybrid)
@@ -127,62 +127,92 @@ class ModelWorker:
         invariant, cached = config.worker.batch_invariant, cache_dtype(config.cache.kv_cache_dtype, dtype)
         # Before anything large is read.
         plan_attention(
-            model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant
-        )
-        budget = plan_memory(model, config, dtype, stored=stored_size(self._folder, model, form, dtype))
+            model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant,
+            device=device,
+        )  # fmt: skip
+        budget = plan_memory(
+            model, config, dtype, None if place is None else place.available(),
+            stored_size(self._folder, model, form, dtype), on_gpu=place is not None,
+        )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
 
         def read(sink: ProgressSink) -> RunnableDecoder:
             with batch_invariant(invariant):
-                return read_decoder(self._folder, model, form, config.model, dtype, budget, sink)
+                return read_decoder(self._folder, model, form, config.model, dtype, budget, sink, device)
 
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             read,
-            lambda: KVCache(model, budget.num_blocks, config.cache.block_size, cached),
+            lambda: (
+                KVCache(model, budget.num_blocks, config.cache.block_size, cached)
+                if place is None
+                else place.make_cache(model, budget.num_blocks, cached)
+            ),
         )
         decoder = parts.read(progress)
+        if place is not None:
+            budget = place.measured(budget, decoder, cached)
+            progress(LoadProgress(phase="kv_cache", detail=budget.table()))
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
-        processors = load_processors(config.worker.logits_processors, model.vocab_size, torch.device("cpu"))
+        processors = load_processors(config.worker.logits_processors, model.vocab_size, device)
         progress(LoadProgress(phase="warm_up"))
-        paged_attention.prepare()
+        if place is None:
+            paged_attention.prepare()
         if model.implementation == "transformers":
             _check(decoder, cache, budget)
-        spare = ModelRunner(decoder, cache, max_model_len=budget.max_model_len, attention_backend=backend)
-        warming = perf_counter()
-        warm_up(spare, ability)
-        saturation = (LEAST_TOKENS, 0.0)
-        quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
-        if quick and decoder.head is not None:  # timed steps generate
-            saturation = measure_runner(
-                spare, num_blocks=cache.num_blocks, block_size=cache.block_size, max_model_len=budget.max_model_len
-            )
+        make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
+        if place is not None:
+            make = place.make_runner
+        spare = make(decoder, cache, max_model_len=budget.max_model_len)
+        saturation = _warmed(spare, ability, config, budget)
         guides = self._guides = Guides(
             partial(_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
         )
-        self._fresh_runner = lambda: ModelRunner(
+        self._fresh_runner = lambda: make(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
-            processors=processors, activation=activation, guides=guides.rows(), attention_backend=backend,
+            processors=processors, activation=activation, guides=guides.rows(),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
+        ready = msgspec.structs.replace(ready, device=device.type)
         generates = model.head == "lm" and config.model.runner != "pooling"
         self._ready = msgspec.structs.replace(ready, generates=generates, pooling=ability)
         return self._ready
 
+    def _load_encoder(
+        self, reader: ConfigReader, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink, begin: float
+    ) -> WorkerReady:
+        if config.worker.device == "cuda":
+            raise ConfigError("device cuda is for decoders; this model is an encoder: use cpu", param="device")
+        if config.worker.batch_invariant:
+            raise ConfigError("batch_invariant is for decoders; this model is an encoder", param="batch_invariant")
+        if config.model.quantization is not None:
+            raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
+        encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
+        self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
+        self.reset()
+        self._ready = encoder.ready(perf_counter() - begin)
+        return self._ready
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Take a plan in hand; it costs nothing before its turn, so results come one by one."""
+        """Take a plan in hand. On a CPU it costs nothing before its turn; a GPU begins with it at once."""
         if self._runner is None:
             raise RuntimeError("launch was called before load, or after close")
+        if isinstance(self._runner, CudaRunner):
+            return LaunchedStep(plan.step, plan, self._runner.launch(plan))
         return LaunchedStep(plan.step, plan)
 
     def collect(self, ticket: LaunchedStep) -> StepResult:
         """Compute a launched plan. Tickets are given back in the order in which they were taken."""
         if self._runner is None:
             raise RuntimeError("collect was called after close")
-        with self._threads.step(sum(ticket.plan.counts)):
-            result = self._runner.run(ticket.plan)
+        if isinstance(self._runner, CudaRunner):
+            assert ticket.launched is not None
+            result = self._runner.collect(ticket.launched)
+        else:
+            with self._threads.step(sum(ticket.plan.counts)):
+                result = self._runner.run(ticket.plan)
         if self._profile is not None:
             self._profile.stepped()
         return result
@@ -270,6 +300,20 @@ def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> No
 
     assert isinstance(decoder, TransformersDecoder)
     check_decoder(decoder, cache, max_model_len=budget.max_model_len)
+
+
+def _warmed(
+    spare: ModelRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
+) -> tuple[int, float]:
+    """Run a first step; from how many tokens on, and from what time, a step does no more of them per second."""
+    warming = perf_counter()
+    warm_up(spare, ability)
+    quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
+    if not quick or spare.decoder.head is None:  # timed steps generate
+        return LEAST_TOKENS, 0.0
+    return measure_runner(
+        spare, num_blocks=budget.num_blocks, block_size=config.cache.block_size, max_model_len=budget.max_model_len
+    )
 
 
 def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:

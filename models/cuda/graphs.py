@@ -113,7 +113,13 @@ class DecodeGraphs:
         static[SLOT].fill_(self._rows.scratch)
         step = DecodeStep(key, static, self.decode)
         step.body()  # compiles, and sets up what is set up once
-        self._graphs[key] = (step, self._device.capture(step.body))
+        try:
+            graph = self._device.capture(step.body)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no CUDA graph of {key.requests} rows: {error}; --enforce-eager does without"
+            ) from error
+        self._graphs[key] = (step, graph)
         self.dispatcher.add(key)
 
 

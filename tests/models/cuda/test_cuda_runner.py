@@ -94,7 +94,15 @@ def test_mixed_plans(llama: Pair, sizes: tuple[int, ...]) -> None:
     check(replay(device_runner(llama, sizes), told.plans), told.results)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen2_tied_window", "gpt_oss", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",
+        "qwen2_tied_window",
+        pytest.param("gpt_oss", marks=pytest.mark.slow),
+        pytest.param("deepseek_v2", marks=pytest.mark.slow),
+    ],
+)
 def test_windows_soft_caps_sinks_experts_and_latent_vectors(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     told = script(pair)

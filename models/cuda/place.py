@@ -1,0 +1,185 @@
+"""A GPU as the place where a worker keeps a model: what is there, and how much of it there is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from troupellm.kernels.paged_attention import Plan
+from troupellm.kernels.paged_attention.backends import Planner
+from troupellm.models.attention_backend import plan_attention
+from troupellm.models.cache_layout import cache_layout
+from troupellm.models.cuda.batch import DeviceSpans, GroupPlanner, triton_planner
+from troupellm.models.cuda.device import CudaDevice, Device
+from troupellm.models.cuda.dispatcher import default_sizes
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.memory import MemoryBudget, block_bytes
+from troupellm.protocol.cache_groups import count_blocks, longest_sequence
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+GRAPH_BYTES = 512 * 2**20
+"""Left for graphs and for what libraries set up later."""
+
+
+def find_device(wanted: str) -> CudaDevice | None:
+    """The GPU to compute on; None is the CPU.
+
+    Args:
+        wanted: auto, cpu or cuda.
+
+    Raises:
+        ConfigError: cuda is asked for, and there is none.
+    """
+    if wanted == "cpu":
+        return None
+    if torch.cuda.is_available():
+        return CudaDevice()
+    if wanted == "cuda":
+        built = "there is no CUDA device" if torch.version.cuda else "this torch was built without CUDA"
+        raise ConfigError(f"device cuda cannot be used: {built}; use cpu or auto", param="device")
+    return None
+
+
+class GpuPlace:
+    """One GPU for one model."""
+
+    def __init__(self, device: Device, config: EngineConfig) -> None:
+        self.device, self._config = device, config
+        self.free_before, self._total = device.memory()
+
+    def dtype(self, model: DecoderConfig) -> torch.dtype:
+        """What to compute in: what is asked for, or what the checkpoint is in.
+
+        Raises:
+            ConfigError: this model is not served from a GPU.
+        """
+        if model.implementation == "transformers":
+            raise ConfigError("device cuda does not go with model_impl transformers yet; use cpu", param="device")
+        wanted = self._config.model.dtype
+        return DTYPES[model.checkpoint_dtype if wanted == "auto" else wanted]
+
+    def available(self) -> int:
+        """Bytes that may be used, by --gpu-memory-utilization, of what nobody else has."""
+        share = self._config.cache.gpu_memory_utilization
+        return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
+
+    def make_cache(self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype) -> KVCache:
+        """With one block more than plans may name, the null page of rows that pad."""
+        return KVCache(model, num_blocks + 1, self._config.cache.block_size, dtype, self.device.torch_device)
+
+    def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> CudaRunner:
+        """more: as of `CudaRunner`."""
+        config, kv_dtype = self._config, cache.storage.dtype
+        attention = plan_attention(
+            decoder.config, cache.block_size, decoder.dtype, backend=config.worker.attention_backend,
+            device=self.device.torch_device, kv_dtype=kv_dtype, batch_invariant=decoder.batch_invariant,
+        )  # fmt: skip
+        plan, sizes = host_planner(attention), tuple[int, ...]()
+        if attention.backend.name == "triton":
+            plan = triton_planner(decoder.config, cache.block_size, kv_dtype, invariant=decoder.batch_invariant)
+            sizes = self._sizes()
+        return CudaRunner(
+            decoder, cache, self.device, max_model_len=max_model_len, slots=config.scheduler.max_num_seqs, plan=plan,
+            capture_sizes=sizes, attention_backend=config.worker.attention_backend, **more,
+        )  # fmt: skip
+
+    def _sizes(self) -> tuple[int, ...]:
+        worker = self._config.worker
+        if worker.enforce_eager:
+            return ()
+        return worker.cudagraph_capture_sizes or default_sizes(self._config.scheduler.max_num_seqs)
+
+    def measured(
+        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,
+        reset_peak: Callable[[], None] = torch.cuda.reset_peak_memory_stats,
+        peak: Callable[[], int] = torch.cuda.max_memory_allocated,
+    ) -> MemoryBudget:  # fmt: skip
+        """The budget once more, now that the weights are there and a step as large as any was computed.
+
+        Raises:
+            ConfigError: what is left does not hold the context that was asked for; `param` names the setting.
+        """
+        model, config = decoder.config, self._config
+        block = block_bytes(model, config.cache.block_size, kv_dtype)
+        used = self._total - self.device.memory()[0]
+        activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak)
+        state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
+        room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
+        windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
+        longest = count_blocks(windows, budget.max_model_len, span, config.cache.block_size)
+        blocks = budget.num_blocks
+        if config.cache.num_gpu_blocks_override is None and config.cache.kv_cache_memory_bytes is None:
+            blocks = min(room // block, config.scheduler.max_num_seqs * longest)
+        held = longest_sequence(windows, blocks, span, config.cache.block_size) if blocks > 0 else 0
+        least = budget.max_model_len if isinstance(config.model.max_model_len, int) else 1
+        if held < least or blocks * block > room + GRAPH_BYTES:
+            raise ConfigError(
+                f"weights and activations leave {max(room, 0)} bytes to the KV cache, which holds {held} tokens in "
+                "them; lower max_model_len or max_num_batched_tokens, or raise gpu_memory_utilization",
+                param="gpu_memory_utilization",
+            )
+        return msgspec.structs.replace(
+            budget, activation_bytes=activations, num_blocks=blocks, kv_cache_bytes=blocks * block,
+            free_bytes=max(0, room - blocks * block), concurrency=blocks / longest,
+            max_model_len=min(held, budget.max_model_len),
+        )  # fmt: skip
+
+    def _profile(
+        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype, reset_peak: Callable[[], None],
+        peak: Callable[[], int],
+    ) -> int:  # fmt: skip
+        """Bytes that the largest step takes beside weights and cache."""
+        if decoder.head is None:
+            return budget.activation_bytes
+        config, size = self._config, self._config.cache.block_size
+        tokens = config.scheduler.max_num_batched_tokens
+        length = min(tokens, budget.max_model_len)
+        counts = [length] * (tokens // length) + [tokens % length] * bool(tokens % length)
+        width = -(-length // size)
+        cache = self.make_cache(decoder.config, width, kv_dtype)
+        runner = self.make_runner(decoder, cache, budget.max_model_len)
+        reset_peak()
+        before = peak()
+        new = tuple(
+            NewRow(row=row, epoch=0, request_id="", token_ids=bytes(4 * count), num_prompt_tokens=count,
+                   sampling=SamplingState(temperature=1.0, top_p=0.9),
+                   blocks=(tuple(range(width)),) * runner.rows.num_groups)
+            for row, count in enumerate(counts)
+        )  # fmt: skip
+        rows = tuple(range(len(counts)))
+        plan = StepPlan(
+            step=0, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=(0,) * len(rows), counts=tuple(counts),
+            new_rows=new,
+        )  # fmt: skip
+        runner.run(plan)
+        sampled = 4 * config.scheduler.max_num_seqs * decoder.config.vocab_size * 4
+        return max(0, peak() - before) + sampled
+
+
+def host_planner(planner: Planner) -> GroupPlanner:
+    """Of back ends that plan on the host: it waits for the device, so no graph can hold it."""
+
+    def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+        parts = (spans.starts, spans.stops, spans.context_lens)
+        starts, stops, lens = (part.cpu().numpy().astype(np.int64) for part in parts)
+        order = np.argsort(starts)
+        counts = (stops - starts)[order]
+        found: Plan = planner(tables.cpu().numpy()[order], lens[order] - counts, counts, window)
+        return found
+
+    return plan
