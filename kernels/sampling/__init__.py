@@ -9,6 +9,7 @@ from torch import Tensor
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import row_argmax
 from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thresholds
+from troupellm.kernels.triton_support import usable
 
 WIDEST_PREFIX = 2048
 """Rows that fewer of the largest logits do not decide look at so many before they are sorted."""
@@ -24,6 +25,10 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
         keys: `noise.position_keys`, int32 [rows, 2].
         codes: `noise.token_codes`, int32 [vocab].
     """
+    if scaled.device.type == "cuda" and usable(scaled.device):
+        from troupellm.kernels.sampling.triton_draw import best_triton
+
+        return best_triton(scaled, keys, codes)[0]
     step = max(1, _CHUNK_ELEMENTS // scaled.shape[1])
     if scaled.shape[0] <= step:
         return row_argmax(scaled - log_exponential(codes, keys))
@@ -34,7 +39,8 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
 def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:
     """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows].
 
-    Waits for the device, to learn whether a row needs more than its `prefix` largest logits.
+    On a GPU kernels find what is kept by pivots, whatever the prefix. Without them this waits for the device, to learn
+    whether a row needs more than its `prefix` largest logits.
 
     Args:
         scaled: float32 [rows, vocab] with the largest of each row at 0.
@@ -43,6 +49,10 @@ def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor
         prefix: how many of the largest logits to look at before all of them; 0 looks at all at once. Must follow from
             the row's own parameters, so that a row is computed alike in any batch.
     """
+    if scaled.device.type == "cuda" and usable(scaled.device):
+        from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
+
+        return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), keys, codes)[0]
     if not 0 < prefix < scaled.shape[1]:
         return draw(scaled.masked_fill(scaled < thresholds(scaled, nucleus), -torch.inf), keys, codes)
     tokens, decided = draw_from_prefix(scaled, nucleus, keys, codes, prefix)

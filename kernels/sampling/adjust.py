@@ -1,10 +1,12 @@
-"""Changes to logits before sampling, at listed places only.
+"""Changes to logits before sampling, at listed places, or of whole rows whose options lie on the device.
 
 A place is row * vocab + token in the flat view of contiguous logits [rows, vocab], int64.
 """
 
 import torch
 from torch import Tensor
+
+from troupellm.kernels.triton_support import usable
 
 
 def keep_only(logits: Tensor, rows: Tensor, places: Tensor) -> None:
@@ -70,3 +72,49 @@ def matches(tails: Tensor, prefixes: Tensor) -> Tensor:
         prefixes: int64 [words, n], right-aligned and filled up with -2, which matches anything.
     """
     return ((tails == prefixes) | (prefixes == -2)).all(1)
+
+
+def keep_bits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Mask the tokens of some rows whose bit is not set, in place.
+
+    Args:
+        logits: float32 [all rows, vocab].
+        rows: int64 [n], without repeats.
+        bits: int32 [n, ceil(vocab / 32)], contiguous; token t is bit t % 32 of word t // 32.
+    """
+    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+        from troupellm.kernels.sampling.triton_adjust import keep_bits_triton
+
+        keep_bits_triton(logits, rows, bits)
+    else:
+        forbid(logits, rows, ~unpacked(bits, logits.shape[1]))
+
+
+def penalize(
+    logits: Tensor, rows: Tensor, counts: Tensor, seen: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
+) -> None:
+    """`repeat_penalty` and `occurrence_penalty` of whole rows, in place.
+
+    Args:
+        logits: float32 [all rows, vocab].
+        rows: int64 [n], rising and without repeats.
+        counts: int32 [n, vocab], contiguous, how often a token was generated.
+        seen: int32 [n, ceil(vocab / 32)], packed as in `keep_bits`: the prompt's tokens.
+        repetition, frequency, presence: float32 [n].
+    """
+    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+        from troupellm.kernels.sampling.triton_adjust import penalize_triton
+
+        penalize_triton(logits, rows, counts, seen, repetition, frequency, presence)
+        return
+    x, factor = logits.index_select(0, rows), repetition[:, None]
+    repeated = torch.where(x > 0, x / factor, x * factor).clamp_(max=torch.finfo(x.dtype).max)
+    x = torch.where((counts > 0) | unpacked(seen, x.shape[1]), repeated, x)
+    lowered = x - frequency[:, None] * counts - presence[:, None]
+    logits.index_copy_(0, rows, torch.where(counts > 0, lowered, x))
+
+
+def unpacked(bits: Tensor, width: int) -> Tensor:
+    """Packed bits int32 [n, words] as bool [n, width]."""
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return (((bits[:, :, None] >> places) & 1) != 0).flatten(1)[:, :width]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling.search import top_values
+from troupellm.kernels.triton_support import usable
 
 FLOOR = -9999.0
 """What an impossible token reports, because JSON has no infinity."""
@@ -50,3 +51,21 @@ def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Ten
     ranks = scores.shape[1] + 1 - torch.searchsorted(rising, values, right=True)
     floored = values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
     return ids.to(torch.int32), floored, ranks[:, 0].to(torch.int32), ranks[:, 1:].to(torch.int32).contiguous()
+
+
+def chosen_logprobs(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of chosen tokens alone, without a log-softmax of all.
+
+    Args:
+        logits: float32 [rows, vocab].
+        chosen: int64 [rows].
+
+    Returns:
+        float32 [rows], NaN for rows with NaN, and ranks int32 [rows].
+    """
+    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+        from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton
+
+        return chosen_logprobs_triton(logits, chosen)
+    own = logits.gather(1, chosen[:, None])
+    return (own - logits.logsumexp(1, keepdim=True)).squeeze(1), (logits > own).sum(1, dtype=torch.int32) + 1

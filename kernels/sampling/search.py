@@ -7,6 +7,8 @@ largest k values lie in the k blocks with the largest maxima, so amax over block
 import torch
 from torch import Tensor
 
+from troupellm.kernels.triton_support import usable
+
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32
 
@@ -18,6 +20,10 @@ def row_argmax(values: Tensor) -> Tensor:
 
 def row_best(values: Tensor) -> tuple[Tensor, Tensor]:
     """As `row_argmax`, with the largest value itself [rows]: NaN for rows with NaN. One walk through the values."""
+    if values.device.type == "cuda" and usable(values.device):
+        from troupellm.kernels.sampling.triton_draw import best_triton
+
+        return best_triton(values)
     rows, width = values.shape
     blocks = width // _ARGMAX_BLOCK
     if blocks < 2 or values.is_cuda or not values.is_contiguous():

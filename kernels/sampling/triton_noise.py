@@ -1,0 +1,47 @@
+"""The noise of `noise.py` in a kernel: the same integers to the bit, and logarithms within a few last bits.
+
+A device's own logarithm is too coarse near 1, where small exponentials are decided, so both logarithms are series.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)
+UNIT = tl.constexpr(2.0**-31 * (1.0 - 2.0**-24))
+
+
+@triton.jit
+def double_atanh(s):
+    """log((1 + s) / (1 - s)) for |s| below 0.18."""
+    z = s * s
+    return 2.0 * s * (1.0 + z * (0.3333333333333333 + z * (0.2 + z * (0.14285714285714285 + z * 0.1111111111111111))))
+
+
+@triton.jit
+def accurate_log(x):
+    """log of normal positive float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23  # the mantissa is put between the roots of 1/2 and of 2
+    mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    return exponent.to(tl.float32) * LN_2 + double_atanh((mantissa - 1.0) / (mantissa + 1.0))
+
+
+@triton.jit
+def xorshift(words, BITS: tl.constexpr):
+    return words ^ (words >> BITS)
+
+
+@triton.jit
+def log_exponential(codes, key_low, key_high):
+    """As `noise.log_exponential`; codes and the two words of a key are int32."""
+    words = codes.to(tl.uint32, bitcast=True) ^ key_low.to(tl.uint32, bitcast=True)
+    words = xorshift(words, 17) * 0xED5AD4BB
+    words = (xorshift(words, 11) + key_high.to(tl.uint32, bitcast=True)) * 0xAC4C1B51
+    words = xorshift(words, 15) * 0x31848BAB
+    words = xorshift(words, 14) & 0x7FFFFFFF
+    uniform = (words.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * UNIT
+    small = double_atanh(uniform / (2.0 - uniform))
+    large = -accurate_log(1.0 - tl.where(uniform < 0.25, 0.25, uniform))
+    return accurate_log(tl.where(uniform < 0.25, small, large))

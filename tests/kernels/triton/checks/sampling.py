@@ -1,0 +1,140 @@
+"""Drawing without a sort against the reference, over rows that lie in NaN."""
+
+import pytest
+import torch
+
+from troupellm.kernels.sampling import draw, thresholds
+from troupellm.kernels.sampling.adjust import keep_bits, penalize
+from troupellm.kernels.sampling.cases import make_logits
+from troupellm.kernels.sampling.logprobs import chosen_logprobs
+from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
+from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, keep_bits_triton, penalize_triton
+from troupellm.kernels.sampling.triton_draw import best_triton, draw_truncated_triton
+from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.kernels.triton_support import check_device
+
+DEVICE = check_device()
+VOCAB = 3001
+
+
+def keys_of(rows: int) -> torch.Tensor:
+    streams = torch.tensor([stream_key(seed, 0) for seed in range(rows)])
+    return position_keys(streams, torch.arange(rows) * 7)
+
+
+def between_nan(x: torch.Tensor) -> torch.Tensor:
+    wide = torch.full((x.shape[0], x.shape[1] + 9), float("nan"), device=x.device)
+    wide[:, 4:-5] = x
+    return wide[:, 4:-5]
+
+
+def ordered(x: torch.Tensor) -> torch.Tensor:
+    """float32 as whole numbers that compare alike."""
+    bits = (x + 0.0).view(torch.int32).long() & 0xFFFFFFFF
+    return torch.where(bits >> 31 > 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+def test_noise_is_the_same() -> None:
+    """Read off one by one: of logits of which only one is finite, the best score is that less its noise."""
+    keys, codes = keys_of(24), token_codes(24, torch.device("cpu"))
+    logits = torch.full((24, 24), float("-inf")).fill_diagonal_(0.0).to(DEVICE)
+    tokens, scores = best_triton(logits, keys.to(DEVICE), codes.to(DEVICE))
+    assert tokens.tolist() == list(range(24))
+    torch.testing.assert_close(scores.cpu(), -log_exponential(codes, keys).diagonal(), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, pytest.param(40_000, marks=pytest.mark.slow)])
+def test_draws_the_same_tokens(vocab: int) -> None:
+    logits, keys, codes = make_logits(6, vocab, 3.0, 1), keys_of(6), token_codes(vocab, torch.device("cpu"))
+    tokens, _ = best_triton(between_nan(logits.to(DEVICE)), keys.to(DEVICE), codes.to(DEVICE))
+    assert torch.equal(tokens.cpu(), draw(logits, keys, codes))
+
+
+def test_argmax_takes_the_first_and_shows_nan() -> None:
+    logits = make_logits(4, 20_000, 1.0, 2)
+    logits[0, [17, 9000, 19_999]] = 50.0
+    logits[1] = float("-inf")
+    logits[2, 12_345] = float("nan")
+    tokens, values = best_triton(between_nan(logits.to(DEVICE)))
+    assert tokens[0] == 17
+    assert tokens[3] == logits[3].argmax()
+    assert 0 <= int(tokens[1]) < 20_000
+    assert values.isnan().tolist() == [False, False, True, False]
+    assert values[0] == 50.0
+
+
+OPTIONS = {
+    "top_k": (5, 1.0, None),
+    "top_k and top_p": (50, 0.9, None),
+    "top_p": (VOCAB, 0.9, None),
+    "tiny top_p": (VOCAB, 1e-6, None),
+    "wide": (2000, 0.99, None),
+    "all": (VOCAB, 1.0, None),
+    "one": (1, 0.5, None),
+    "min_p": (VOCAB, 1.0, 0.05),
+    "all three": (40, 0.8, 0.01),
+}
+
+
+@pytest.mark.parametrize("spread", [3.0, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("top_k and top_p", "min_p") else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
+)
+def test_truncation_keeps_the_same(name: str, spread: float) -> None:
+    top_k, top_p, min_p = OPTIONS[name]
+    rows, codes = 3, token_codes(VOCAB, torch.device("cpu"))
+    logits = make_logits(rows, VOCAB, spread, 3)
+    logits[1] = (logits[1] * 4).round() / 4  # many equal ones
+    logits[2, 100:] = float("-inf")
+    scaled, keys = logits - logits.amax(1, keepdim=True), keys_of(rows)
+    least = None if min_p is None else torch.full((rows,), min_p).log()
+    k, p = torch.full((rows,), top_k), torch.full((rows,), top_p, dtype=torch.float64)
+    tokens, cuts = draw_truncated_triton(
+        between_nan(scaled.to(DEVICE)), k.to(DEVICE), p.to(DEVICE), keys.to(DEVICE), codes.to(DEVICE),
+        None if least is None else least.to(DEVICE),
+    )  # fmt: skip
+    if least is not None:
+        scaled = scaled.masked_fill(scaled < least[:, None], float("-inf"))
+    limits = thresholds(scaled, Nucleus(k[:, None], p[:, None]))
+    kept = scaled >= limits
+    assert torch.equal((ordered(scaled) >= cuts.cpu()[:, None]) & (scaled > float("-inf")), kept)
+    assert torch.equal(tokens.cpu(), draw(scaled.masked_fill(~kept, float("-inf")), keys, codes))
+
+
+def packed(generator: torch.Generator, rows: int, width: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31, (rows, -(-width // 32)), generator=generator).to(torch.int32)
+
+
+def test_a_mask_of_bits() -> None:
+    generator, logits, rows = torch.Generator().manual_seed(4), make_logits(4, 1500, 1.0, 5), torch.tensor([1, 3])
+    bits, got = packed(generator, 2, 1500), between_nan(logits.to(DEVICE))
+    keep_bits_triton(got, rows.to(DEVICE), bits.to(DEVICE))
+    keep_bits(logits, rows, bits)
+    assert torch.equal(got.cpu(), logits)
+    assert 0.4 < float(logits[1].isinf().float().mean()) < 0.6
+    assert not logits[0].isinf().any()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_penalties() -> None:
+    generator, logits, rows = torch.Generator().manual_seed(5), make_logits(4, 1500, 1.0, 6), torch.tensor([0, 3])
+    logits[3, 5:20] = 3e38
+    counts = torch.randint(-3, 4, (2, 1500), generator=generator).clamp(min=0).to(torch.int32)
+    seen, got = packed(generator, 2, 1500), between_nan(logits.to(DEVICE))
+    options = torch.tensor([[1.3, 0.4], [0.7, -0.5], [1.5, 0.0]])
+    penalize_triton(got, *(part.to(DEVICE) for part in (rows, counts, seen, *options)))
+    penalize(logits, rows, counts, seen, *options)
+    torch.testing.assert_close(got.cpu(), logits, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [2500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_log_probabilities(vocab: int) -> None:
+    logits, chosen = make_logits(5, vocab, 4.0, 7), torch.tensor([0, 7, 1, vocab - 1, 9])
+    logits[1, :2100] = float("-inf")
+    logits[1, 7] = 2.0
+    logits[2] = float("nan")
+    got, ranks = chosen_logprobs_triton(between_nan(logits.to(DEVICE)), chosen.to(DEVICE))
+    expected, expected_ranks = chosen_logprobs(logits, chosen)
+    torch.testing.assert_close(got.cpu(), expected, atol=2e-6, rtol=2e-6, equal_nan=True)
+    assert torch.equal(ranks.cpu(), expected_ranks)

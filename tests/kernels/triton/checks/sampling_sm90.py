@@ -1,0 +1,57 @@
+"""The kernels of sampling, compiled for sm_90 at the vocabulary of Qwen3."""
+
+from typing import Any
+
+import pytest
+
+from troupellm.kernels.sampling.triton_adjust import (
+    ADJUST,
+    DESCRIBE,
+    describe_kernel,
+    keep_bits_kernel,
+    penalize_kernel,
+)
+from troupellm.kernels.sampling.triton_draw import (
+    MERGE,
+    PIECE,
+    TILES_OF_A_PIECE,
+    TRUNCATED,
+    merge_kernel,
+    piece_kernel,
+    truncated_kernel,
+)
+from troupellm.kernels.triton_support import Launch
+from troupellm.kernels.triton_support.offline import compile_for
+
+TYPES = {
+    **dict.fromkeys(("logits", "values", "scaled", "part_values", "out_values", "least_of"), "*fp32"),
+    **dict.fromkeys(("repetition", "frequency", "presence"), "*fp32"),
+    **dict.fromkeys(("keys", "codes", "part_ids", "bits", "counts", "seen", "ranks"), "*i32"),
+    **dict.fromkeys(("out", "rows", "chosen", "top_k", "thresholds"), "*i64"), "top_p": "*fp64",
+    **dict.fromkeys(("width", "row_stride", "pieces", "words"), "i32"),
+}  # fmt: skip
+
+
+def check(kernel: Any, launch: Launch, constants: dict[str, Any] | None = None, **types: str) -> None:
+    report = compile_for(kernel, {**TYPES, **types}, launch, constants)
+    assert report.spilled_bytes == 0
+    assert report.registers * launch.warps * 32 <= 65536
+
+
+def test_truncated_rows() -> None:
+    check(truncated_kernel, TRUNCATED)
+
+
+@pytest.mark.slow
+def test_whole_rows() -> None:
+    check(piece_kernel, PIECE, {"NOISE": True, "TILES": TILES_OF_A_PIECE})
+    check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
+    check(merge_kernel, MERGE, {"BLOCK": 32})
+    check(truncated_kernel, TRUNCATED, {"least_of": None})
+
+
+@pytest.mark.slow
+def test_adjustments() -> None:
+    check(keep_bits_kernel, ADJUST)
+    check(penalize_kernel, ADJUST)
+    check(describe_kernel, DESCRIBE, out="*fp32")
