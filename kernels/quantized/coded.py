@@ -5,6 +5,7 @@ and a group of inputs. That is exact: every code stands for the very number that
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ UNIT = 16
 Kind = Literal["int8", "table", "fp8"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Coded:
     """One weight.
 
@@ -41,6 +42,16 @@ class Coded:
     offset: Tensor | None = None
     table: Tensor | None = None
     order: Tensor | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the numbers of the table follow each other."""
+        return self.table is not None and bool((self.table.diff() == 1).all())
+
+    @cached_property
+    def base(self) -> int:
+        """What is added to a code of four bits where the table counts."""
+        return 0 if self.table is None else int(self.table[0])
 
 
 def coded(weight: QuantizedWeight) -> Coded | None:

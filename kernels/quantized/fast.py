@@ -50,7 +50,13 @@ def stays(mode: str) -> bool:
 
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
-    if weight.tensors()[0].device.type != "cpu":
+    device = weight.tensors()[0].device.type
+    if device == "cuda":
+        from troupellm.kernels.linear import batch_invariance
+        from troupellm.kernels.quantized.gpu import gpu_product
+
+        return gpu_product(weight, bias, batch_invariant=batch_invariance())
+    if device != "cpu":
         return None
     from troupellm.kernels.quantized import coded_cpu, int8_cpu  # which stand on kernels.linear
 

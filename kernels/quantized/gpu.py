@@ -1,0 +1,89 @@
+"""Products with quantized weights on a GPU."""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.quantized.base import QuantizedWeight
+from troupellm.kernels.quantized.coded import Coded, coded
+from troupellm.kernels.quantized.fp8 import Fp8
+from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.triton_support import usable
+
+SCALED_MM_ROWS = 64
+"""From so many rows on e4m3 goes to torch's own product: there it is bound by arithmetic, where cuBLAS is ahead, and
+below it by reading the weight, where one launch that also applies the scales is."""
+
+
+class GpuProduct:
+    """What the products here have in common."""
+
+    native = None
+
+    def best_rows(self, rows: int) -> int:
+        """As `kernels.linear.best_rows`."""
+        return rows
+
+
+class EightBitProduct(GpuProduct):
+    """Inputs are put into eight bits by row. For e4m3 too, whose definition leaves them as they are: what a GPU gains
+    of the format lies in its eight-bit tensor cores."""
+
+    def __init__(self, values: Tensor, scale: Tensor, bias: Tensor | None, *, batch_invariant: bool) -> None:
+        self.values, self.scale, self.bias, self.batch_invariant = values, scale, bias, batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in_features] to [rows, out_features]."""
+        from troupellm.kernels.row_codes import row_codes  # which stands on this package
+
+        codes, scale = row_codes(x, self.values.dtype)
+        return self.of_codes(codes, scale, x.dtype)
+
+    def of_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same of inputs that are in eight bits already, as norms and gates can give them."""
+        from troupellm.kernels.quantized.triton_products import eight_bit_product
+
+        if self._to_torch(codes, dtype):
+            weight_scale = self.scale[None, :]
+            return torch._scaled_mm(
+                codes, self.values.t(), scale[:, None], weight_scale, bias=self.bias, out_dtype=dtype
+            )
+        return eight_bit_product(
+            codes, scale, self.values, self.scale, self.bias, dtype, batch_invariant=self.batch_invariant
+        )
+
+    def _to_torch(self, codes: Tensor, dtype: torch.dtype) -> bool:
+        whole = codes.shape[1] % 16 == 0 and self.values.shape[0] % 16 == 0
+        large = codes.is_cuda and codes.shape[0] >= SCALED_MM_ROWS and not self.batch_invariant
+        return large and whole and codes.dtype == torch.float8_e4m3fn and dtype == torch.bfloat16
+
+
+class CodedGpuProduct(GpuProduct):
+    """Inputs keep their type; codes are decoded on the way."""
+
+    def __init__(self, weight: Coded, bias: Tensor | None, *, batch_invariant: bool) -> None:
+        self.weight, self.bias, self.batch_invariant = weight, bias, batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in_features] to [rows, out_features]."""
+        from troupellm.kernels.quantized.triton_products import coded_linear
+
+        if self.weight.order is not None:
+            x = x.index_select(1, self.weight.order)
+        return coded_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+
+
+def gpu_product(
+    weight: QuantizedWeight, bias: Tensor | None, *, batch_invariant: bool = False
+) -> EightBitProduct | CodedGpuProduct | None:
+    """The product with a weight on a GPU; None where there is none, or no triton."""
+    if not usable(weight.tensors()[0].device):
+        return None
+    if isinstance(weight, Int8Channel):
+        return EightBitProduct(weight.values, weight.scale, bias, batch_invariant=batch_invariant)
+    if isinstance(weight, Fp8) and weight.values.dtype == torch.float8_e4m3fn and weight.row_scale().shape[1] == 1:
+        scale = weight.row_scale().flatten().contiguous()
+        return EightBitProduct(weight.values, scale, bias, batch_invariant=batch_invariant)
+    found = coded(weight)
+    if found is None or (found.kind == "table" and not found.counts):
+        return None
+    return CodedGpuProduct(found, bias, batch_invariant=batch_invariant)

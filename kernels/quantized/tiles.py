@@ -1,0 +1,29 @@
+"""Tile sizes of products with quantized weights on a GPU, held to what compiles for sm_90 without spilling."""
+
+from troupellm.kernels.triton_support import Launch, next_power_of_2
+
+EIGHT_BIT = {16: (64, 256, 4, 4), 32: (64, 128, 4, 4), 64: (128, 128, 4, 3), 128: (128, 128, 8, 3)}
+CODED = {16: (32, 128, 4, 4), 32: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 8, 3)}
+"""BLOCK_N, BLOCK_K, warps and stages by the rows of a tile."""
+SUM = Launch(warps=4, stages=1, constants={"BLOCK": 512})
+
+
+def tile_rows(rows: int) -> int:
+    """Of a tile: as few as there are, within what tensor cores take."""
+    return min(max(next_power_of_2(rows), 16), 128)
+
+
+def eight_bit_launch(rows: int) -> Launch:
+    """For inputs in eight bits; sums of e4m3 are rounded once a tile, so that they depend on it."""
+    block_m = tile_rows(rows)
+    block_n, block_k, warps, stages = EIGHT_BIT[block_m]
+    return Launch(warps, stages, {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k})
+
+
+def coded_launch(rows: int, kind: str, group: int) -> Launch:
+    """For weights in codes, of which `group` inputs share a scale: a tile within a group has one for each output."""
+    block_m = tile_rows(rows)
+    block_n, block_k, warps, stages = CODED[block_m]
+    if group < block_k and group in (32, 64):
+        block_k = max(group, 64 if kind == "table" else 32)
+    return Launch(warps, stages, {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k})
