@@ -251,6 +251,11 @@ class ModelWorker:
         self.reset()
         return self._ready
 
+    @property
+    def runner(self) -> ModelRunner | EncoderRunner | None:
+        """What executes plans now. For benchmarks: the `graphs` of a GPU's can be repeated by themselves."""
+        return self._runner
+
     def reset(self) -> None:
         """Start over with the weights and the cache's memory, and nothing else."""
         if self._fresh_runner is None or self._parts is None or not self._parts.complete:

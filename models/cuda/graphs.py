@@ -4,7 +4,7 @@ A graph reads what it computes for from memory that stays where it is: the step'
 tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
 """
 
-from collections.abc import Callable
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,27 +17,13 @@ from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.kv_cache import KVCache
 
-Run = Callable[[GraphKey, Tensor], tuple[Tensor, Tensor]]
-
-
-class DecodeStep:
-    """One shape of step, whose memory does not move."""
-
-    def __init__(self, key: GraphKey, columns: Tensor, run: Run) -> None:
-        self._key, self._columns, self._run = key, columns, run
-        self.given: tuple[Tensor, Tensor] | None = None
-        """What `run` returns."""
-
-    def body(self) -> None:
-        """What is captured."""
-        self.given = self._run(self._key, self._columns)
-
 
 class DecodeGraphs:
     """Replays the graphs that there are, and captures the others one by one.
 
     Attributes:
         columns: int64 [n] on the device, whose beginning is where a step's columns go before `run`.
+        capture_seconds: what capturing has taken so far.
     """
 
     def __init__(
@@ -53,7 +39,11 @@ class DecodeGraphs:
         self._device, self._decoder, self._cache, self._maker = device, decoder, cache, maker
         self._rows, self._codes, self._generation = rows, codes, rows.generation
         self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
-        self._graphs: dict[GraphKey, tuple[DecodeStep, Graph]] = {}
+        # In no graph's own memory, which would keep what each of them gives apart from all others'.
+        self._logits = torch.empty(largest, decoder.config.vocab_size, device=device.torch_device)
+        self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
+        self._last: GraphKey | None = None
+        self.capture_seconds = 0.0
 
     def prepare(self, wanted: GraphKey | None) -> None:
         """Before a step: capture at most one graph, whose rows all pad. Nothing that is under way is disturbed.
@@ -63,6 +53,7 @@ class DecodeGraphs:
         """
         if self._generation != self._rows.generation:
             self._graphs.clear()
+            self._last = None
             self._device.forget_graphs()
             self.dispatcher.forget()
             self._generation = self._rows.generation
@@ -78,12 +69,29 @@ class DecodeGraphs:
         """Compute the step that `columns` tell of.
 
         Returns:
-            logits float32 and tokens int64, as of `decode`; they last until the next step.
+            logits float32 [rows, vocab], of no use where tokens are drawn, and tokens int64 [rows], as of `decode`;
+            they last until the next step.
         """
-        step, graph = self._graphs[key]
+        graph, given = self._graphs[key]
         graph.replay()
-        assert step.given is not None
-        return step.given
+        self._last = key
+        return self._logits[: key.requests], given[0]
+
+    def repeat(self, times: int) -> float:
+        """For benchmarks: seconds of the last step's graph alone, of `times` replays without anything between them.
+        Each computes the same step again, and leaves what the step left.
+
+        Raises:
+            RuntimeError: no step was replayed yet.
+        """
+        if self._last is None:
+            raise RuntimeError("no step had a graph yet")
+        self._device.record().wait()
+        begin = perf_counter()
+        for _ in range(times):
+            self._graphs[self._last][0].replay()
+        self._device.record().wait()
+        return (perf_counter() - begin) / times
 
     def decode(self, key: GraphKey, columns: Tensor) -> tuple[Tensor, Tensor]:
         """The step itself.
@@ -111,15 +119,23 @@ class DecodeGraphs:
         static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
-        step = DecodeStep(key, static, self.decode)
-        step.body()  # compiles, and sets up what is set up once
+        found: list[Tensor] = []
+
+        def body() -> None:
+            logits, tokens = self.decode(key, static)
+            if not key.draws and key.queries == 1:
+                self._logits[: key.requests].copy_(logits)
+            found[:] = [tokens]
+
+        begin = perf_counter()
+        body()  # compiles, and sets up what is set up once
         try:
-            graph = self._device.capture(step.body)
+            graph = self._device.capture(body)
         except RuntimeError as error:
-            raise RuntimeError(
-                f"no CUDA graph of {key.requests} rows: {error}; --enforce-eager does without"
-            ) from error
-        self._graphs[key] = (step, graph)
+            said = f"no CUDA graph of {key.requests} rows: {error}; --enforce-eager does without"
+            raise RuntimeError(said) from error
+        self._graphs[key] = (graph, found)
+        self.capture_seconds += perf_counter() - begin
         self.dispatcher.add(key)
 
 

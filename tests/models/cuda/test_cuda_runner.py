@@ -204,6 +204,21 @@ def test_every_graph_is_captured_in_the_end_and_used(llama: Pair) -> None:
     runner = device_runner(llama)
     check(replay(runner, told.plans), told.results)
     assert runner.graphs.dispatcher.missing == 0
+    assert runner.graphs.capture_seconds > 0.0
+
+
+def test_a_graph_that_is_repeated_changes_nothing(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=6)
+    runner = device_runner(llama)
+    with pytest.raises(RuntimeError, match="no step had a graph yet"):
+        runner.graphs.repeat(1)
+    before = replay(runner, told.plans[:4])
+    with torch.inference_mode():
+        assert runner.graphs.repeat(3) > 0.0
+    check(before + replay(runner, told.plans[4:]), told.results)
 
 
 def test_a_row_whose_logits_are_no_numbers_fails_alone(llama: Pair) -> None:

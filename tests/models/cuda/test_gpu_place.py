@@ -6,34 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tensor_attention import plan_tensors
 from tests.support.tiny_model import write_tiny_model
 from troupellm.models.cuda import place
-from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, WorkerReady
-
-MEMORY = 2 * 2**30
-
-
-class PretendedGpu(CpuDevice):
-    """Says how much memory it has."""
-
-    def memory(self) -> tuple[int, int]:
-        return MEMORY - 2**28, MEMORY
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troupellm.models.worker.find_device", lambda wanted: PretendedGpu())
-    monkeypatch.setattr(place, "host_planner", lambda planner: plan_tensors)
-    measured = place.GpuPlace.measured
-    monkeypatch.setattr(
-        place.GpuPlace, "measured",
-        lambda self, budget, decoder, dtype: measured(self, budget, decoder, dtype, lambda: None, lambda: 0),
-    )  # fmt: skip
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:

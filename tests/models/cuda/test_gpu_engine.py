@@ -1,0 +1,62 @@
+"""The whole engine over the device's runner answers as it does over the CPU's."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from tests.support.engines import SETTINGS
+from tests.support.tiny_model import write_tiny_model
+from troupellm import Engine
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
+
+pytestmark = pytest.mark.anyio
+
+LONG = {"max_tokens": 24, "ignore_eos": True}
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, **LONG},
+    {"temperature": 0.9, "seed": 1, "n": 3, **LONG},
+    {"temperature": 1.2, "seed": 2, "top_k": 20, "top_p": 0.8, **LONG},
+    {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "logprobs": 2, **LONG},
+    {"temperature": 1.0, "seed": 4, "guide": StructuredOutputsParams(regex="[a-z]{5,9}[0-9]{3}").spec(), **LONG},
+    {"temperature": 0.0, "guide": StructuredOutputsParams(choice=["a very long choice", "a short one"]).spec(), **LONG},
+    {"temperature": 0.0, "min_tokens": 6, "stop": ["e"], "max_tokens": 24},
+)
+
+
+async def answers(folder: Path, **settings: Any) -> tuple[list[Any], list[list[float]]]:
+    found: list[Any] = [None] * len(REQUESTS)
+    async with Engine(str(folder), **(SETTINGS | settings)) as engine:
+
+        async def one(number: int) -> None:
+            answer = await engine.generate([40 + number, 41, 42] * (1 + 3 * number), **REQUESTS[number])
+            found[number] = [(choice.text, choice.finish_reason) for choice in answer.choices]
+
+        async with anyio.create_task_group() as group:
+            for number in range(len(REQUESTS)):
+                group.start_soon(one, number)
+        vectors = await engine.embed(["a fox", "x y z", "0123456789 " * 6])
+    return found, vectors
+
+
+@pytest.mark.parametrize(
+    "pool", [{}, {"num_gpu_blocks_override": 20, "kv_cache_memory_bytes": None}], ids=["", "small"]
+)
+async def test_every_kind_of_request(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, pool: dict[str, Any]
+) -> None:
+    write_tiny_model(tmp_path)
+    common = {"max_model_len": 160, "block_size": 8, "max_num_batched_tokens": 32, **pool}
+    made = []
+    launch = CudaRunner.launch
+    monkeypatch.setattr(CudaRunner, "launch", lambda self, plan: made.append(plan.step) or launch(self, plan))
+    got, vectors = await answers(tmp_path, **common)
+    assert len(made) > 24
+    monkeypatch.undo()
+    expected, others = await answers(tmp_path, **common)
+    assert got == expected
+    for mine, theirs in zip(vectors, others, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
