@@ -229,7 +229,10 @@ class ModelWorker:
         match command:
             case SleepWorker():
                 self._runner = None
-                return self._parts.sleep(command)
+                report = self._parts.sleep(command)
+                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    torch.cuda.empty_cache()
+                return report
             case WakeWorker():
                 return self._parts.wake(command, progress, self._woken)
             case StartProfile():

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+EAGER_STEPS = 1
+"""Of one token per row that go ahead of the first capture."""
 BETWEEN_CAPTURES = 4
 """Steps from one capture that nobody waits for to the next: requests go on in the meantime."""
 
@@ -85,7 +87,7 @@ class Dispatcher:
             wanted: the graph of the step that is about to run.
         """
         self._steps += 1
-        if not self._waiting:
+        if not self._waiting or self._steps <= EAGER_STEPS:
             return None
         if not self._captured:
             return self._waiting[0]

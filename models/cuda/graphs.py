@@ -41,6 +41,7 @@ class DecodeGraphs:
         self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
         # In no graph's own memory, which would keep what each of them gives apart from all others'.
         self._logits = torch.empty(largest, decoder.config.vocab_size, device=device.torch_device)
+        device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
         self.capture_seconds = 0.0

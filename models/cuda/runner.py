@@ -192,8 +192,10 @@ class CudaRunner(ModelRunner):
             uniform = False
         batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform)
         key = self.graphs.dispatcher.key(batch, draws=kind == DRAWN)
+        if key is None:  # prompts do not wait for a capture either
+            return None
         self.graphs.prepare(key)
-        return key if key is not None and self.graphs.ready(key) else None
+        return key if self.graphs.ready(key) else None
 
     def _replay(self, key: GraphKey, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
         """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
