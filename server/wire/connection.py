@@ -10,6 +10,7 @@ from hypercorn.asyncio.task_group import TaskGroup, _handle
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
@@ -29,7 +30,7 @@ class Connection(TCPServer):  # type: ignore[misc]
 
     async def run(self) -> None:
         try:
-            async with _TaskGroup(self.loop) as group:
+            async with _TaskGroup(self.loop, self._write_piece) as group:
                 self._task_group = group
                 self.protocol = self._protocol(group)
                 await self.protocol.initiate()
@@ -50,6 +51,16 @@ class Connection(TCPServer):  # type: ignore[misc]
             parse_socket_addr(socket.family, socket.getsockname()), self.protocol_send,
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
+
+    def _write_piece(self, stream: HTTPStream, data: bytes) -> bool:
+        """Write a piece of an answer at once; False where its usual way may have to wait, or to do more."""
+        protocol, transport = self.protocol.protocol, self.writer.transport
+        if not isinstance(protocol, Http1) or not protocol.takes_pieces(stream) or self.send_lock.locked():
+            return False
+        if transport.get_write_buffer_size() or transport.is_closing():
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self.on_idle is not None:
@@ -106,17 +117,30 @@ class _Protocol:
 
 
 class _TaskGroup(TaskGroup):  # type: ignore[misc]
+    """
+    Args:
+        write_piece: sends a piece of an answer that others follow, if that takes nothing but a write.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, write_piece: Callable[[HTTPStream, bytes], bool]) -> None:
+        super().__init__(loop)
+        self._write_piece = write_piece
+
     async def spawn_app(
         self, app: Any, config: Any, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
-        inbox = _Inbox()
+        inbox, write_piece, stream = _Inbox(), self._write_piece, getattr(send, "__self__", None)
 
-        async def ended(message: Any) -> None:
+        async def swift_send(message: Any) -> None:
+            """hypercorn's takes 4 µs to find out that a piece of a stream is to be written."""
             if message is None:
                 inbox.close()
+            elif message.get("more_body") and (data := message.get("body")) and isinstance(stream, HTTPStream):
+                if write_piece(stream, data):
+                    return
             await send(message)
 
-        self.spawn(_handle, app, config, scope, inbox.get, ended, partial(self._loop.run_in_executor, None), None)
+        self.spawn(_handle, app, config, scope, inbox.get, swift_send, partial(self._loop.run_in_executor, None), None)
         return inbox.put
 
 

@@ -10,6 +10,7 @@ from h11._writers import ChunkedWriter
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event as StreamEvent, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
 
 from troupellm.server.errors import HttpError, answer, bad_request_head, head_timeout
 from troupellm.server.exchange import JSON
@@ -42,6 +43,15 @@ class Http1(H11Protocol):  # type: ignore[misc]
     async def refuse_slow_head(self, seconds: float) -> None:
         await self._refuse(head_timeout(seconds))
         await self.send(Closed())
+
+    def takes_pieces(self, stream: HTTPStream) -> bool:
+        """Whether pieces of the answer to `stream` are chunks of a body that has begun and not ended."""
+        connection = self.connection
+        return (
+            self.stream is stream
+            and connection.our_state is h11.SEND_BODY
+            and isinstance(getattr(connection, "_writer", None), ChunkedWriter)
+        )
 
     async def stream_send(self, event: StreamEvent) -> None:
         """hypercorn's, but for pieces of a chunked body: h11 would look at each for longer than sending it takes."""
