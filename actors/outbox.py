@@ -155,6 +155,13 @@ class LocalOutbox:
                 self._to_scheduler(ReaderResumed(self.request))
         return delta
 
+    def take_all(self) -> list[Delta]:
+        """All pieces that wait; at most one per sequence, unless pieces are kept apart."""
+        taken: list[Delta] = []
+        while self._pending and (delta := self.take()) is not None:
+            taken.append(delta)
+        return taken
+
     async def wait(self, timeout: float | None = None) -> bool:
         """Until the next wake; False after `timeout` seconds."""
         waiter = new_waiter()

@@ -241,12 +241,15 @@ class OutputCore:
     def _settle(self, row: _Row) -> None:
         """Show the tokens that were kept."""
         ids = row.ids
-        if ids:
-            push = row.request.outbox.push
-            portions = [ids] if row.request.interval != 1 else [[token_id] for token_id in ids]
-            for portion in portions:
-                push(Delta(index=row.index, text=row.feed(portion), token_ids=tuple(portion)))
-            ids.clear()
+        if not ids:
+            return
+        push = row.request.outbox.push
+        if row.request.interval != 1:
+            push(Delta(index=row.index, text=row.feed(ids), token_ids=tuple(ids)))
+        else:
+            for token_id in ids:
+                push(Delta(index=row.index, text=row.feed((token_id,)), token_ids=(token_id,)))
+        ids.clear()
 
     def _look_for_stop(self, row: _Row, number: int, text: SequenceText, token_id: int, now: float) -> None:
         """One more token of a sequence with stop strings."""
@@ -353,7 +356,9 @@ class OutputCore:
                 self.next_flush = request.due
 
     def _wake(self, request: _Request, now: float) -> None:
-        self._settle_all(request)
+        for row in request.members:
+            if row.ids:
+                self._settle(row)
         request.dirty = False
         if request.interval is None:
             request.due = now + min(self._flush_interval, len(self._requests) * self._wake_seconds)

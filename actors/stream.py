@@ -7,7 +7,7 @@ ended by its finaliser, with a ResourceWarning.
 import warnings
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
@@ -30,6 +30,8 @@ from troupellm.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from troupellm.actors.turn import Turn
+
+T = TypeVar("T")
 
 ABORT_DEADLINE_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
@@ -115,33 +117,50 @@ class Stream:
         Raises:
             TroupeError: the request failed; raised once everything that came before was read.
         """
-        if self._left:
+        delta = await self._next(LocalOutbox.take)
+        if delta is None:
             raise StopAsyncIteration
-        outbox = self._outbox or await self._entered()
-        while not self._left:
-            if (delta := outbox.take()) is not None:
-                if delta.finish_reason is not None:
-                    self.finish_reasons[delta.index] = delta.finish_reason
-                return delta
-            if outbox.terminal:
-                if outbox.error is not None:
-                    self._left = True
-                    raise outbox.error
-                break
-            await outbox.wait()
-        raise StopAsyncIteration
+        if delta.finish_reason is not None:
+            self.finish_reasons[delta.index] = delta.finish_reason
+        return delta
+
+    def wake(self) -> Awaitable[list[Delta] | None]:
+        """All pieces that wait to be read, at most one per sequence, once there are any; None at the end.
+
+        Raises:
+            TroupeError: the request failed; raised once everything that came before was read.
+        """
+        return self._next(self._taken)
 
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.
 
         What ended the stream, an error too, comes with the next iteration.
         """
-        ready: list[Delta] = []
-        while self._outbox is not None and not self._left and (delta := self._outbox.take()) is not None:
+        return [] if self._outbox is None or self._left else self._taken(self._outbox)
+
+    def _taken(self, outbox: LocalOutbox) -> list[Delta]:
+        ready = outbox.take_all()
+        for delta in ready:
             if delta.finish_reason is not None:
                 self.finish_reasons[delta.index] = delta.finish_reason
-            ready.append(delta)
         return ready
+
+    async def _next(self, take: Callable[[LocalOutbox], T]) -> T | None:
+        """What `take` finds once pieces wait; None at the end."""
+        if self._left:
+            return None
+        outbox = self._outbox or await self._entered()
+        while not self._left:
+            if outbox.waiting:
+                return take(outbox)
+            if outbox.terminal:
+                if outbox.error is not None:
+                    self._left = True
+                    raise outbox.error
+                return None
+            await outbox.wait()
+        return None
 
     def turn(self) -> "Turn":
         """The same answers as parsed pieces: content, thoughts, tool calls. Instead of iterating over deltas."""

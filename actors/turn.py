@@ -82,7 +82,9 @@ class Turn:
             TroupeError: the request failed.
         """
         while not self.ended:
-            deltas = [await anext(self._stream), *self._stream.take_ready()]
+            deltas = await self._stream.wake()
+            if deltas is None:
+                break
             events = self._events(deltas)
             if self._left <= 0:
                 async for rest in self._stream:

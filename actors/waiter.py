@@ -20,11 +20,10 @@ class Waiter(Protocol):
 
 
 class AsyncioWaiter:
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_future",)
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[bool] = self._loop.create_future()
+        self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def wait(self, timeout: float | None = None) -> Awaitable[bool]:
         return self._future if timeout is None else self._wait_for(timeout)
@@ -34,7 +33,7 @@ class AsyncioWaiter:
             self._future.set_result(True)
 
     async def _wait_for(self, timeout: float) -> bool:
-        timer = self._loop.call_later(timeout, self._settle, False)
+        timer = self._future.get_loop().call_later(timeout, self._settle, False)
         try:
             return await self._future
         finally:

@@ -72,6 +72,8 @@ class ChoiceWriter:
         self._continuous = continuous_usage(request)
         self._show_ids = bool(request.return_token_ids)
         self._as_ids = bool(request.return_tokens_as_token_ids)
+        self._text_only = not (self.scoring or self._continuous or self._show_ids)
+        """Chunks between the first and the last one of a choice hold its text, unless there are log-probabilities."""
         self._offsets: dict[int, TextOffsets] = {}
         """Of the choices that have begun."""
         self._generated = 0
@@ -110,6 +112,8 @@ class ChoiceWriter:
     def chunk(self, number: int, stream: Stream, delta: Delta, echo: PromptEcho | None) -> bytes:
         """The chunks for one delta, with the echoed prompt in front of a choice's first."""
         index = number * self._n + delta.index
+        if self._text_only and index in self._offsets and delta.finish_reason is None and not delta.logprobs:
+            return self._encoder.text(index, delta.text) if delta.text else b""
         reason = finish_reason(delta)
         self._generated += len(delta.token_ids)
         data, prompt = b"", None

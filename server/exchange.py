@@ -154,7 +154,8 @@ class Exchange:
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status
         self.streaming = content_type == EVENTS
-        await self._send_in_time({"type": "http.response.start", "status": status, "headers": sent})
+        begun = _begin(self._send({"type": "http.response.start", "status": status, "headers": sent}))
+        await (checkpoint() if begun is None else self._end_in_time(*begun))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a piece of the body; the last one ends the response.
@@ -165,19 +166,20 @@ class Exchange:
         if self.gone:
             raise ClientGone
         self.finished = last
-        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": not last})
-
-    async def _send_in_time(self, message: Message) -> None:
-        """Most sends end without waiting for anybody: only those that do not are given a deadline, which costs as much
-        as the send. And since a send to a client that left waits for nobody either, some are a checkpoint."""
-        begun = _begin(self._send(message))
-        if begun is None:
-            self._swift_sends += 1
-            if self._swift_sends % SWIFT_SENDS == 0 or message["type"] != "http.response.body":
-                await checkpoint()
+        begun = _begin(self._send({"type": "http.response.body", "body": data, "more_body": not last}))
+        if begun is not None:
+            await self._end_in_time(*begun)
             return
+        self._swift_sends += 1
+        if self._swift_sends >= SWIFT_SENDS:
+            self._swift_sends = 0
+            await checkpoint()  # a send to a client that reads, or that has left, waits for nobody
+
+    async def _end_in_time(self, steps: "_Steps", waits_for: object) -> None:
+        """Most sends end without waiting for anybody: only those that do not are given a deadline, which costs as much
+        as the send."""
         with anyio.move_on_after(self._write_timeout) as deadline:
-            await _Rest(*begun)
+            await _Rest(steps, waits_for)
         if deadline.cancelled_caught:
             self.gone = True
             raise ClientGone

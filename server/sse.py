@@ -45,13 +45,18 @@ class EventStream:
 
     async def send(self, data: bytes) -> None:
         """Send whole events. Returns when the transport has room again."""
-        await self._take_turn()
+        if self._busy:
+            await self._take_turn()
+        self._busy = True
         try:
-            await self._begin()
+            if not self._exchange.status:
+                await self._begin()
             await self._exchange.write(data)
             self._last = time.monotonic()
         finally:
-            self._end_turn()
+            self._busy = False
+            if self._queue:
+                self._pass_turn()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""

@@ -19,11 +19,13 @@ async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], by
     Returns:
         The encoded deltas after which no sequence is left, unsent: they travel with the end of the response.
     """
-    async for first in stream:
-        deltas = [first, *stream.take_ready()]
-        data = b"".join([encode(delta) for delta in deltas])
-        events.delivered(sum([len(delta.token_ids) for delta in deltas]))
-        sequences -= sum(delta.finish_reason is not None for delta in deltas)
+    while deltas := await stream.wake():
+        data, tokens = b"", 0
+        for delta in deltas:
+            data += encode(delta)
+            tokens += len(delta.token_ids)
+            sequences -= delta.finish_reason is not None
+        events.delivered(tokens)
         if sequences == 0:
             async for rest in stream:
                 data += encode(rest)

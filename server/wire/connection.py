@@ -10,7 +10,6 @@ from hypercorn.asyncio.task_group import TaskGroup, _handle
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
-from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
@@ -52,7 +51,7 @@ class Connection(TCPServer):  # type: ignore[misc]
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
 
-    def _write_piece(self, stream: HTTPStream, data: bytes) -> bool:
+    def _write_piece(self, stream: object, data: bytes) -> bool:
         """Write a piece of an answer at once; False where its usual way may have to wait, or to do more."""
         protocol, transport = self.protocol.protocol, self.writer.transport
         if not isinstance(protocol, Http1) or not protocol.takes_pieces(stream) or self.send_lock.locked():
@@ -122,7 +121,7 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
         write_piece: sends a piece of an answer that others follow, if that takes nothing but a write.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, write_piece: Callable[[HTTPStream, bytes], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, write_piece: Callable[[object, bytes], bool]) -> None:
         super().__init__(loop)
         self._write_piece = write_piece
 
@@ -135,9 +134,8 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
             """hypercorn's takes 4 µs to find out that a piece of a stream is to be written."""
             if message is None:
                 inbox.close()
-            elif message.get("more_body") and (data := message.get("body")) and isinstance(stream, HTTPStream):
-                if write_piece(stream, data):
-                    return
+            elif message.get("more_body") and (data := message.get("body")) and write_piece(stream, data):
+                return
             await send(message)
 
         self.spawn(_handle, app, config, scope, inbox.get, swift_send, partial(self._loop.run_in_executor, None), None)

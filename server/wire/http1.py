@@ -10,7 +10,6 @@ from h11._writers import ChunkedWriter
 from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event as StreamEvent, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
 
 from troupellm.server.errors import HttpError, answer, bad_request_head, head_timeout
 from troupellm.server.exchange import JSON
@@ -44,7 +43,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
         await self._refuse(head_timeout(seconds))
         await self.send(Closed())
 
-    def takes_pieces(self, stream: HTTPStream) -> bool:
+    def takes_pieces(self, stream: object) -> bool:
         """Whether pieces of the answer to `stream` are chunks of a body that has begun and not ended."""
         connection = self.connection
         return (

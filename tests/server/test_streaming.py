@@ -23,9 +23,8 @@ class Ready:
             self._rest = self._wakes.pop(0)
         return self._rest.pop(0)
 
-    def take_ready(self) -> list[Delta]:
-        ready, self._rest = self._rest, []
-        return ready
+    async def wake(self) -> list[Delta] | None:
+        return self._wakes.pop(0) if self._wakes else None
 
 
 class Events:
