@@ -18,7 +18,7 @@ class FakeWorker:
         self._num_blocks = num_blocks
         self._context = context
         self._prompts: dict[int, int] = {}
-        """Known tokens by row, as of its start."""
+        """Known tokens of the rows that have not computed all of them, as of their start."""
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         progress(LoadProgress(phase="weights", done=1, total=1))
@@ -43,9 +43,17 @@ class FakeWorker:
             self._prompts.pop(row, None)
         for new in plan.new_rows:
             self._prompts[new.row] = len(new.token_ids) // 4
-        columns = zip(plan.rows, plan.starts, plan.counts, strict=True)
-        counts = tuple([int(start + count >= self._prompts[row]) for row, start, count in columns])
+        if not self._prompts:
+            counts: tuple[int, ...] = (1,) * len(plan.rows)
+        else:
+            counts = tuple([self._samples(*row) for row in zip(plan.rows, plan.starts, plan.counts, strict=True)])
         return reply(plan, counts, (FIRST_TOKEN,) * sum(counts))
+
+    def _samples(self, row: int, start: int, count: int) -> int:
+        if start + count < self._prompts.get(row, 0):
+            return 0
+        self._prompts.pop(row, None)
+        return 1
 
     def collect(self, ticket: Ticket) -> StepResult:
         assert isinstance(ticket, StepResult)

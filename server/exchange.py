@@ -27,7 +27,7 @@ HEADER_OVERHEAD = 32
 """What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
 PIECE_BYTES = 32_768
 """Of a whole answer, so that no more of it is copied than its client reads."""
-SWIFT_SENDS = 8
+SWIFT_SENDS = 32
 """So many sends may end at once before others get their turn."""
 CLIENT_CLOSED = 499
 """Only ever logged and counted: the client left before the answer was complete."""

@@ -36,12 +36,10 @@ class EventStream:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        self.delivered = exchange.delivered
         self._busy = False
         self._queue: deque[anyio.Event] = deque()
         self._last = time.monotonic()
-
-    def delivered(self, tokens: int) -> None:
-        self._exchange.delivered(tokens)
 
     async def send(self, data: bytes) -> None:
         """Send whole events. Returns when the transport has room again."""

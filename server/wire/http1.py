@@ -33,6 +33,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
         self.buffer = self.connection._receive_buffer = StrictBuffer()
         self._pieces = 0
         self._piece_bytes = 0
+        self._in_chunks = False
+        """An answer has begun whose body goes out in chunks, and has not ended."""
 
     @property
     def inside_head(self) -> bool:
@@ -45,12 +47,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
     def takes_pieces(self, stream: object) -> bool:
         """Whether pieces of the answer to `stream` are chunks of a body that has begun and not ended."""
-        connection = self.connection
-        return (
-            self.stream is stream
-            and connection.our_state is h11.SEND_BODY
-            and isinstance(getattr(connection, "_writer", None), ChunkedWriter)
-        )
+        return self._in_chunks and self.stream is stream
 
     async def stream_send(self, event: StreamEvent) -> None:
         """hypercorn's, but for pieces of a chunked body: h11 would look at each for longer than sending it takes."""
@@ -58,7 +55,11 @@ class Http1(H11Protocol):  # type: ignore[misc]
             if event.data and self.connection.our_state is h11.SEND_BODY:
                 await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
             return
+        self._in_chunks = False
         await super().stream_send(event)
+        if isinstance(event, Response):
+            writer = getattr(self.connection, "_writer", None)
+            self._in_chunks = self.connection.our_state is h11.SEND_BODY and isinstance(writer, ChunkedWriter)
 
     async def _handle_events(self) -> None:
         """hypercorn's loop, with pieces of a body that came together handed on together."""
