@@ -118,10 +118,11 @@ def pivot(row, width, least, cut, target, MASS: tl.constexpr, BLOCK: tl.constexp
 def truncated_kernel(
     scaled, least_of, top_k, top_p, keys, codes, out, thresholds, width, row_stride, BLOCK: tl.constexpr
 ):
-    """One row's token, and the ordered number of the smallest logit that it could have been.
+    """One row's token, and a number that the smallest logit that it could have been reaches and no smaller one does.
 
     Args:
         least_of: float32 [rows], what min_p leaves; or None.
+        keys: None draws nothing.
     """
     index = tl.program_id(0).to(tl.int64)
     row, lanes = scaled + index * row_stride, tl.arange(0, BLOCK)
@@ -140,17 +141,20 @@ def truncated_kernel(
             sums += tl.where(ordered(x) >= cut, tl.exp(x), 0.0).to(tl.float64)
         nucleus = pivot(row, width, least, cut, share * tl.sum(sums, 0), True, BLOCK)
         threshold = tl.where(nucleus > cut, nucleus, cut)
-    low, high = tl.load(keys + index * 2), tl.load(keys + index * 2 + 1)
-    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
-    for begin in range(0, width, BLOCK):
-        ids = begin + lanes
-        x = load_logits(row, ids, width, least)
-        scores = x - log_exponential(tl.load(codes + ids, ids < width, 0), low, high)
-        kept = (ordered(x) >= threshold) & (x > float("-inf"))
-        here, here_id = winner(tl.where(kept, scores, float("-inf")), ids)
-        best, best_id = better(best, best_id, here, here_id)
-    tl.store(out + index, tl.minimum(best_id, width - 1).to(tl.int64))
-    tl.store(thresholds + index, threshold.to(tl.int64))
+    if keys is not None:
+        low, high = tl.load(keys + index * 2), tl.load(keys + index * 2 + 1)
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+        for begin in range(0, width, BLOCK):
+            ids = begin + lanes
+            x = load_logits(row, ids, width, least)
+            scores = x - log_exponential(tl.load(codes + ids, ids < width, 0), low, high)
+            kept = (ordered(x) >= threshold) & (x > float("-inf"))
+            here, here_id = winner(tl.where(kept, scores, float("-inf")), ids)
+            best, best_id = better(best, best_id, here, here_id)
+        tl.store(out + index, tl.minimum(best_id, width - 1).to(tl.int64))
+    number = tl.where((threshold >> 31) != 0, threshold ^ 0x80000000, threshold ^ 0xFFFFFFFF)
+    everything = float("-inf")
+    tl.store(thresholds + index, tl.where(threshold == 0, everything, number.to(tl.float32, bitcast=True)))
 
 
 def best_triton(values: Tensor, keys: Tensor | None = None, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -174,26 +178,28 @@ def best_triton(values: Tensor, keys: Tensor | None = None, codes: Tensor | None
 
 
 def draw_truncated_triton(
-    scaled: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, codes: Tensor, log_min_p: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    scaled: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor | None, codes: Tensor | None,
+    log_min_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `draw_truncated` on any rows.
 
     Args:
         scaled: float32 [rows, vocab] with the largest of each row at 0.
         top_k: int64 [rows]; at least the vocabulary's width keeps all.
         top_p: float64 [rows], above 0; 1 keeps all.
+        keys: None draws nothing, and the tokens are undefined.
         log_min_p: float32 [rows]; smaller logits are not there.
 
     Returns:
-        tokens int64 [rows], and int64 [rows], the ordered bits of the smallest logit that is kept.
+        tokens int64 [rows], and float32 [rows], what a logit must reach to be kept.
     """
     rows = scaled.shape[0]
     scaled = scaled if scaled.stride(1) == 1 else scaled.contiguous()
     out = torch.empty(rows, dtype=torch.int64, device=scaled.device)
-    thresholds = torch.empty(rows, dtype=torch.int64, device=scaled.device)
+    limits = torch.empty(rows, dtype=torch.float32, device=scaled.device)
     if rows:
         truncated_kernel[(rows,)](
-            scaled, log_min_p, top_k, top_p, keys, codes, out, thresholds, scaled.shape[1], scaled.stride(0),
-            **TRUNCATED.options,
+            scaled, log_min_p, top_k.contiguous(), top_p.contiguous(), keys, codes, out, limits, scaled.shape[1],
+            scaled.stride(0), **TRUNCATED.options,
         )  # fmt: skip
-    return out, thresholds
+    return out, limits

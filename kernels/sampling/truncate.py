@@ -13,6 +13,7 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import top_values
+from troupellm.kernels.triton_support import usable
 
 
 class Nucleus(NamedTuple):
@@ -50,7 +51,11 @@ def draw_from_prefix(
 
 
 def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
-    """The smallest logit kept per row, float32 [rows, 1]; sorts the rows."""
+    """What a logit must reach to be kept, float32 [rows, 1]; sorts the rows, but for a GPU, where pivots find it."""
+    if scaled.device.type == "cuda" and usable(scaled.device):
+        from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
+
+        return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), None, None)[1][:, None]
     values = _sorted(scaled)
     return values.masked_fill(~_kept(scaled, values, nucleus), torch.inf).amin(1, keepdim=True)
 

@@ -24,10 +24,10 @@ from troupellm.kernels.triton_support import Launch
 from troupellm.kernels.triton_support.offline import compile_for
 
 TYPES = {
-    **dict.fromkeys(("logits", "values", "scaled", "part_values", "out_values", "least_of"), "*fp32"),
+    **dict.fromkeys(("logits", "values", "scaled", "thresholds", "part_values", "out_values", "least_of"), "*fp32"),
     **dict.fromkeys(("repetition", "frequency", "presence"), "*fp32"),
     **dict.fromkeys(("keys", "codes", "part_ids", "bits", "counts", "seen", "ranks"), "*i32"),
-    **dict.fromkeys(("out", "rows", "chosen", "top_k", "thresholds"), "*i64"), "top_p": "*fp64",
+    **dict.fromkeys(("out", "rows", "chosen", "top_k"), "*i64"), "top_p": "*fp64",
     **dict.fromkeys(("width", "row_stride", "pieces", "words"), "i32"),
 }  # fmt: skip
 
@@ -48,6 +48,7 @@ def test_whole_rows() -> None:
     check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
     check(merge_kernel, MERGE, {"BLOCK": 32})
     check(truncated_kernel, TRUNCATED, {"least_of": None})
+    check(truncated_kernel, TRUNCATED, {"least_of": None, "keys": None, "codes": None})
 
 
 @pytest.mark.slow
