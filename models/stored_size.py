@@ -12,6 +12,8 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.config import EMBEDDING
 from troupellm.models.gguf.header import is_gguf, read_header
 from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.on_load import TURNED
+from troupellm.models.quantization.sizes import held_whole
 
 CODES_GROW = 1.5
 """Scales become float32 and codes of six bits whole bytes."""
@@ -43,6 +45,7 @@ def stored_size(folder: Path, model: DecoderConfig, form: Format | None, dtype: 
     numbers, codes = _in_blocks(folder) if file else _in_tensors(folder)
     if model.tie_word_embeddings and model.head == "lm":  # a packed copy of the embedding is the head
         numbers += model.vocab_size * model.hidden_size
+    numbers += held_whole(model)
     return StoredSize(method, numbers * dtype.itemsize + ceil(CODES_GROW * codes))
 
 
@@ -51,6 +54,8 @@ def _in_tensors(folder: Path) -> tuple[int, int]:
     numbers = codes = 0
     checkpoint = Checkpoint(folder, torch.float32)
     for name in checkpoint.names():
+        if any(f"{end}." in name for end in TURNED):  # counted by `held_whole`
+            continue
         count = prod(checkpoint.shape_of(name) or ())
         kind = checkpoint.type_of(name) or ""
         if kind in FLOATS:

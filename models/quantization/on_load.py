@@ -28,7 +28,8 @@ QUANTIZE: dict[OnLoad, Callable[[Tensor], Weight]] = {
 WITH_HEAD: frozenset[OnLoad] = frozenset({"int8", "int8-weight-only"})
 """Eight whole bits are enough for the vocabulary's scores; the others keep the head as it came."""
 
-
+TURNED = (".kv_b_proj",)
+"""Ends of names of weights that layers take apart and hold whole: fewer bits would cost accuracy and save nothing."""
 ANY_STORED: frozenset[OnLoad] = frozenset({"int8"})
 """Modes that take weights of quantized checkpoints too: what is stored in other bits is quantized once more."""
 
@@ -44,7 +45,7 @@ class QuantizeOnLoad:
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         weight = self._source.linear(name, shape)
-        whole = name == "score" or (name == HEAD and not self._head)
+        whole = name == "score" or name.endswith(TURNED) or (name == HEAD and not self._head)
         return weight if whole else self._quantized(weight)
 
     def tied(self, embedding: Tensor) -> Weight:

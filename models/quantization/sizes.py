@@ -26,6 +26,14 @@ def weight_bytes(model: DecoderConfig, numbers: int, dtype: torch.dtype, mode: O
     kept = model.hidden_size * (tables * model.vocab_size + model.num_labels + 4 * model.num_layers + 1)
     if model.moe is not None:
         kept += model.hidden_size * model.moe.num_experts * sum(model.moe.layers)
+    kept += held_whole(model)
     quantized = max(0, numbers - kept)
     per_weight = BYTES[mode] + PER_ROW / model.hidden_size
     return kept * dtype.itemsize + math.ceil(quantized * per_weight)
+
+
+def held_whole(model: DecoderConfig) -> int:
+    """Weights that latent attention holds in the type to compute with, however they are stored: `kv_b_proj`."""
+    if model.mla is None:
+        return 0
+    return model.num_layers * model.num_heads * (model.mla.plain + model.mla.value) * model.mla.latent
