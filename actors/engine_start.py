@@ -32,7 +32,7 @@ from troupellm.protocol.errors import ConfigError, EngineStopped, ModelLoadError
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
-from troupellm.protocol.worker import LoadProgress, PreparesGuides, ProgressSink, Worker, WorkerReady
+from troupellm.protocol.worker import HasMeanwhile, LoadProgress, PreparesGuides, ProgressSink, Worker, WorkerReady
 from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
 POOL_SIZE = 2
@@ -126,6 +126,8 @@ class Machinery:
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
         prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
+        if isinstance(worker, HasMeanwhile):
+            worker.meanwhile(self.thread.hold())
         return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
 
     def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:

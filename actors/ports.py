@@ -9,6 +9,7 @@ import secrets
 import threading  # noqa: TID251
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
@@ -146,9 +147,13 @@ class ExitWatch:
 
 
 class _Call(Generic[T]):
-    __slots__ = ("call", "dropped", "settle")
+    __slots__ = ("call", "dropped", "posted", "settle")
 
-    def __init__(self, call: Callable[[], T], settle: Callable[[T | None, BaseException | None], None]) -> None:
+    def __init__(
+        self, call: Callable[[], T], settle: Callable[[T | None, BaseException | None], None], *, posted: bool = False
+    ) -> None:
+        self.posted = posted
+        """By `post`: a call that tells when an outcome that is held may go."""
         self.call = call
         self.settle = settle
         self.dropped = False
@@ -232,11 +237,18 @@ class ThreadPool:
                     return
                 continue
             if call is None:
+                self._end()
                 break
-            if not call.dropped:
-                _execute(call, loop)
+            self._make(call, loop)
             del call  # an idle thread keeps nothing alive
         _post(loop, self._thread_ended)
+
+    def _end(self) -> None:
+        """No call comes any more."""
+
+    def _make(self, call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+        if not call.dropped:
+            _post(loop, call.settle, *_outcome(call))
 
     def _thread_ended(self) -> None:
         self._alive -= 1
@@ -249,19 +261,51 @@ class StepThread(ThreadPool):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 1)
+        self._holds = False
+        self._held: Callable[[], None] | None = None
 
     def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        self._hand_over(_Call(call, done))
+        self._hand_over(_Call(call, done, posted=True))
+
+    def hold(self) -> Callable[[], None]:
+        """From now on the outcome of a posted call waits for a good moment in the next one, if that is there already.
+
+        The event loop takes the interpreter's lock to look at an outcome, and this thread then stands still. That costs
+        nothing while the next call computes without the lock.
+
+        Returns:
+            what the calls call, on this thread, at the good moment.
+        """
+        self._holds = True
+        return self._tell
+
+    def _tell(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            held()
+
+    def _make(self, call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+        if not call.posted:
+            self._tell()
+        if call.dropped:
+            return
+        outcome = _outcome(call)
+        self._tell()  # the calls' order is that of their outcomes
+        told = partial(_post, loop, call.settle, *outcome)
+        if self._holds and call.posted and not self._queue.empty():
+            self._held = told
+        else:
+            told()
+
+    def _end(self) -> None:
+        self._tell()
 
 
-def _execute(call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
-    result: Any = None
-    error: BaseException | None = None
+def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:
     try:
-        result = call.call()
+        return call.call(), None
     except BaseException as raised:  # it belongs to the caller
-        error = raised
-    _post(loop, call.settle, result, error)
+        return None, raised
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:

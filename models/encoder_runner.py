@@ -1,6 +1,7 @@
 """The runner of encoders: one plan of whole prompts in, one vector per prompt out. It keeps nothing between steps but
 the rows that it was told about, and touches no cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -39,8 +40,11 @@ class EncoderRunner:
         self._rows: dict[int, _Row] = {}
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Compute one step.
+
+        Args:
+            meanwhile: called once, before the model computes.
 
         Raises:
             PlanError: the plan contradicts what earlier plans said, or asks for a part of a prompt; nothing was
@@ -50,6 +54,8 @@ class EncoderRunner:
         rows = self._apply(plan)
         batches = [(members, self._batch([rows[index] for index in members])) for members in group(rows)]
         prepared = perf_counter()
+        if meanwhile is not None:
+            meanwhile()
         pooled = torch.zeros(len(rows), self._encoder.config.hidden_size)
         for members, batch in batches:
             hidden = self._encoder.forward(batch)

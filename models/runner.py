@@ -1,6 +1,6 @@
 """The model runner: one plan in, one result out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -28,6 +28,11 @@ from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, 
 
 PIECE_TOKENS = 256
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
+
+
+QUICK_SECONDS, QUICK_TOKENS = 0.005, 64
+"""Where steps take and have no more, what others do with the interpreter meanwhile can hold up half a step: they get
+it while the head, most of a small model's step in one call, is computed. Longer steps do not keep them waiting."""
 
 
 class ModelRunner:
@@ -68,10 +73,15 @@ class ModelRunner:
         self.sampler = Sampler(decoder.config.vocab_size, device, processors)
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
         """Knows rows by their slots."""
+        self._quick = False
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Compute one step and append the sampled tokens to their rows.
+
+        Args:
+            meanwhile: called once, before a part of the step that leaves the interpreter to others; not at all by a
+                step without rows.
 
         Raises:
             PlanError: the plan contradicts what earlier plans said; nothing was computed.
@@ -89,6 +99,9 @@ class ModelRunner:
         filled = None if self.guides is None else self.guides.begin(drawn)
         pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
+        late = self._quick and int(counts.sum()) <= QUICK_TOKENS
+        if meanwhile is not None and not late:
+            meanwhile()
         last_hidden, about_prompts = [], []
         for spans, (batch, num_sampling) in pieces:
             hidden = self.decoder.forward(batch, self.cache.layers)
@@ -96,8 +109,11 @@ class ModelRunner:
             about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
             self._pool(spans, hidden)
         hidden = last_hidden[0] if len(last_hidden) == 1 else torch.cat(last_hidden)
+        if meanwhile is not None and late:
+            meanwhile()
         logits = self.decoder.logits(hidden) if drawn else None
         computed = perf_counter()
+        self._quick = computed - prepared < QUICK_SECONDS
         masks = None if self.guides is None or filled is None else self.guides.filled(filled)
         sampled = None if logits is None else self._sample(drawn, whole.slots[sampling], logits, masks)
         guided = None

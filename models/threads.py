@@ -5,6 +5,7 @@ A small step is a few hundred short parallel regions, each of which waits for it
 fast; on a quiet machine all threads are. The products do not depend on the number of threads, so the tokens do not.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,28 +19,26 @@ PROBE_SHARE = 32
 """The slower choice is tried again when steps have taken so many times what it would take."""
 PROBE_SECONDS = 15.0
 """Or when they have taken so long: what was measured of it may be of another time."""
-WEIGHT = 0.4
-"""Of the newest step in the average."""
-MOST_GROWTH = 4.0
-"""A step counts as no longer than so many times the average: a process that was stopped for a while, or a machine that
-was suspended, says nothing about threads. Steps that stay slow still raise the average in a few steps."""
+RECENT_STEPS = 5
+"""Of each choice, that are remembered; their median counts. One or two steps that the machine spoiled, or in which the
+process was stopped for a while, say nothing about threads; three of five do."""
 FIRST_STEPS = 2
 """Steps that each choice gets at first, of which the faster one counts."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """seconds: per step, of which `steps` were measured."""
+    """seconds: of a step, from the `recent` ones of all `steps`."""
 
     seconds: float = 0.0
     steps: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def learn(self, seconds: float) -> None:
-        if self.steps < FIRST_STEPS:
-            self.seconds = min(self.seconds, seconds) if self.steps else seconds
-        else:
-            self.seconds += WEIGHT * (min(seconds, MOST_GROWTH * self.seconds) - self.seconds)
         self.steps += 1
+        self.recent.append(seconds)
+        ordered = sorted(self.recent)
+        self.seconds = ordered[(len(ordered) - 1) // 2]
 
 
 @dataclass(slots=True)

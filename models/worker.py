@@ -99,6 +99,7 @@ class ModelWorker:
         self._guides: Guides | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
+        self._meanwhile: Callable[[], None] | None = None
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         """Read the model and take the memory.
@@ -209,13 +210,19 @@ class ModelWorker:
             raise RuntimeError("collect was called after close")
         if isinstance(self._runner, CudaRunner):
             assert ticket.launched is not None
+            if self._meanwhile is not None:
+                self._meanwhile()  # what follows waits for the device
             result = self._runner.collect(ticket.launched)
         else:
             with self._threads.step(sum(ticket.plan.counts)):
-                result = self._runner.run(ticket.plan)
+                result = self._runner.run(ticket.plan, self._meanwhile)
         if self._profile is not None:
             self._profile.stepped()
         return result
+
+    def meanwhile(self, call: Callable[[], None]) -> None:
+        """As `protocol.worker.HasMeanwhile`."""
+        self._meanwhile = call
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
         """Sleep, wake, or record what steps do. No plan is under way.

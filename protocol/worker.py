@@ -8,6 +8,7 @@ the whole scheduling budget of a step.
 Everything here is plain data: any message may cross a process border. Token ids travel as little-endian int32 bytes.
 """
 
+from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -351,6 +352,15 @@ class Worker(Protocol):
         """After a step that failed: forget every row and every plan, keep the weights. The cache's content is void."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasMeanwhile(Protocol):
+    """A worker on a thread that knows a good moment in each step to let others have the interpreter's lock."""
+
+    def meanwhile(self, call: Callable[[], None]) -> None:
+        """Have `call` called in every step, on its thread: before a stretch that needs no lock, and never late in a
+        long step. May be called before `load`."""
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@
 
 #include "codes.h"
 #include "rows.h"
+#include "shares.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -174,9 +175,9 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int6
     const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
     Quantized* shared = &memory;
     shared->fit(rows, weight);
+    Shares shares(units, weight.panel / kLanes, weight.outs * weight.padded, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
-        const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
         Quantized* inputs = shared;
         if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
             inputs = &memory;
@@ -187,24 +188,26 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int6
             for (int64_t row = 0; row < rows; ++row) shared->take(x, weight, row);
         }
         alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
-        const int64_t end = units * (me + 1) / team;
-        for (int64_t unit = units * me / team, width; unit < end; unit += width) {
-            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
-            if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
-            width = width < columns ? width : columns;
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
-                sums_of(*inputs, begin, count, weight, unit, width, first);
-                if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
-                for (int64_t r = 0; r < count; ++r) {
-                    for (int64_t c = 0; c < width; ++c) {
-                        const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
-                        const float scale = inputs->scales[begin + r];
-                        Floats value = meaning(first + at, weight, column, scale);
-                        if (gated)
-                            value = activated(value, activation) *
-                                    meaning(second + at, weight, units * kLanes + column, scale);
-                        write(begin + r, column, value);
+        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+            const int64_t end = shares.at(share + 1);
+            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+                width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+                if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
+                width = width < columns ? width : columns;
+                for (int64_t part = 0; part < parts; ++part) {
+                    const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
+                    sums_of(*inputs, begin, count, weight, unit, width, first);
+                    if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
+                    for (int64_t r = 0; r < count; ++r) {
+                        for (int64_t c = 0; c < width; ++c) {
+                            const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
+                            const float scale = inputs->scales[begin + r];
+                            Floats value = meaning(first + at, weight, column, scale);
+                            if (gated)
+                                value = activated(value, activation) *
+                                        meaning(second + at, weight, units * kLanes + column, scale);
+                            write(begin + r, column, value);
+                        }
                     }
                 }
             }

@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "shares.h"
 #include "tile.h"
 
 namespace {
@@ -104,12 +105,6 @@ Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
     return {x.data + first * x.stride, x.stride, x.count * (tile + 1) / tiles - first};
 }
 
-// Where this thread begins and, with one more, ends.
-int64_t share(int64_t units, int64_t per_panel, int64_t thread, int64_t team) {
-    if (units < 8 * per_panel * team) return units * thread / team;
-    return thread == team ? units : units / per_panel * thread / team * per_panel;
-}
-
 inline float biased(const Weight& weight, float value, int64_t out) {
     return weight.bias ? value + weight.bias[out] : value;
 }
@@ -145,22 +140,24 @@ extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, i
                        double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
     const int64_t units = (weight->outs + kLanes - 1) / kLanes, per_panel = weight->panel / kLanes;
     const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
+    Shares shares(units, per_panel, weight->outs * weight->padded * 4, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
-        const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
-        const int64_t end = share(units, per_panel, me + 1, team);
         const Rows given{x, x_stride, rows};
         const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
         alignas(64) float sums[kMostRows * 64];
-        for (int64_t unit = share(units, per_panel, me, team), width; unit < end; unit += width) {
-            width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
-            const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
-            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                const Rows some = cut(ready, tile, tiles);
-                segment(some, *weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
-                finish(*weight, sums, some.count, unit, width, adds != 0, static_cast<float>(factor),
-                       out + first * out_stride, out_stride);
-                first += some.count;
+        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+            const int64_t end = shares.at(share + 1);
+            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+                width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
+                const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
+                for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                    const Rows some = cut(ready, tile, tiles);
+                    segment(some, *weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
+                    finish(*weight, sums, some.count, unit, width, adds != 0, static_cast<float>(factor),
+                           out + first * out_stride, out_stride);
+                    first += some.count;
+                }
             }
         }
     }
@@ -172,29 +169,31 @@ extern "C" void linear_gated(const Weight* weight, const float* x, int64_t x_str
                              double eps, int64_t activation, float* out, int64_t out_stride, int64_t threads) {
     const int64_t units = weight->outs / 2 / kLanes, per_panel = weight->panel / kLanes;
     const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
+    Shares shares(units, per_panel, weight->outs * weight->padded * 4, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
-        const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
-        const int64_t end = share(units, per_panel, me + 1, team);
         const Rows given{x, x_stride, rows};
         const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
         alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
-        for (int64_t unit = share(units, per_panel, me, team), width; unit < end; unit += width) {
-            width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
-            if (weight->beside(units + unit) < width) width = weight->beside(units + unit);
-            const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
-            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                const Rows some = cut(ready, tile, tiles);
-                const bool last = tile + 1 == tiles;
-                segment(some, *weight, unit, width, last ? weight->at(units + unit) : nullptr, gates);
-                segment(some, *weight, units + unit, width, last ? next : nullptr, ups);
-                for (int64_t r = 0; r < some.count; ++r, ++first)
-                    for (int64_t c = 0; c < width * kLanes; c += kLanes) {
-                        const int64_t at = unit * kLanes + c;
-                        const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
-                        const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
-                        store(out + first * out_stride + at, activated(gate, activation) * up);
-                    }
+        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+            const int64_t end = shares.at(share + 1);
+            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+                width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
+                if (weight->beside(units + unit) < width) width = weight->beside(units + unit);
+                const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
+                for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                    const Rows some = cut(ready, tile, tiles);
+                    const bool last = tile + 1 == tiles;
+                    segment(some, *weight, unit, width, last ? weight->at(units + unit) : nullptr, gates);
+                    segment(some, *weight, units + unit, width, last ? next : nullptr, ups);
+                    for (int64_t r = 0; r < some.count; ++r, ++first)
+                        for (int64_t c = 0; c < width * kLanes; c += kLanes) {
+                            const int64_t at = unit * kLanes + c;
+                            const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
+                            const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
+                            store(out + first * out_stride + at, activated(gate, activation) * up);
+                        }
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 """The model runner of a device that works by itself: plans are launched, and what they gave is collected later."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -106,9 +107,12 @@ class CudaRunner(ModelRunner):
             self._codes,
         )  # fmt: skip
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """As `ModelRunner.run`: one step from its beginning to its end."""
-        return self.collect(self.launch(plan))
+        ticket = self.launch(plan)
+        if meanwhile is not None:
+            meanwhile()
+        return self.collect(ticket)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedPlan:

@@ -95,6 +95,98 @@ async def test_posting_from_a_thread_runs_on_the_loop() -> None:
     await thread.close()
 
 
+async def test_an_outcome_waits_for_a_good_moment_in_the_next_posted_call() -> None:
+    thread, told, order = StepThread("step"), LoopPort(), list[str]()
+    gate, second_begun, moment = threading.Event(), threading.Event(), threading.Event()
+    heard, all_heard = anyio.Event(), anyio.Event()
+    tell = thread.hold()
+
+    def first() -> str:
+        gate.wait()
+        return "first"
+
+    def second() -> str:
+        second_begun.set()
+        moment.wait()
+        tell()
+        told.post(all_heard.set)
+        return "second"
+
+    def done(result: str | None, error: BaseException | None) -> None:
+        order.append(str(result))
+        if result == "second":
+            heard.set()
+
+    thread.post(first, done)
+    thread.post(second, done)
+    gate.set()
+    second_begun.wait()
+    told.post(lambda: order.append("while the second computes"))
+    await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+    moment.set()
+    await all_heard.wait()
+    await heard.wait()
+    assert order == ["while the second computes", "first", "second"]
+    await thread.close()
+
+
+async def test_an_outcome_waits_neither_for_other_calls_nor_for_those_that_never_tell() -> None:
+    thread, order = StepThread("step"), list[str]()
+    gate, heard = threading.Event(), anyio.Event()
+    thread.hold()
+
+    def done(result: str | None, error: BaseException | None) -> None:
+        order.append(result or type(error).__name__)
+        if error is not None:
+            heard.set()
+
+    def fails() -> str:
+        raise ZeroDivisionError
+
+    def waits() -> str:
+        gate.wait()
+        return "waited"
+
+    thread.post(waits, done)
+    thread.post(lambda: "never tells", done)
+    thread.post(fails, done)
+    gate.set()
+    await heard.wait()
+    assert order == ["waited", "never tells", "ZeroDivisionError"]
+    gate.clear()
+    thread.post(waits, done)
+
+    async def look() -> None:
+        order.extend(await thread.run(lambda: ["run"]))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        await anyio.lowlevel.checkpoint()
+        gate.set()
+    assert order[3:] == ["waited", "run"]
+    await thread.close()
+
+
+async def test_closing_tells_what_is_held() -> None:
+    thread, order, gate = StepThread("step"), list[str | None](), threading.Event()
+    thread.hold()
+
+    def waits() -> str:
+        gate.wait()
+        return "waited"
+
+    thread.post(waits, lambda result, error: order.append(result))
+    with anyio.move_on_after(0):
+        await thread.close(0)
+    gate.set()
+    for other in threading.enumerate():
+        if other.name == "step":
+            other.join(60)
+    await anyio.lowlevel.checkpoint()
+    assert order == ["waited"]
+
+
 async def test_seeds() -> None:
     first, second = SeededRandomness(3), SeededRandomness(3)
     assert [first.seed() for _ in range(3)] == [second.seed() for _ in range(3)]

@@ -59,6 +59,28 @@ def test_a_step_in_which_the_process_was_stopped_changes_nothing(seconds: float)
     assert machine.now - begin < 200 * 0.025 + 0.5
 
 
+def test_a_busy_moment_now_and_then_changes_nothing() -> None:
+    """Every third step waits for a time slice; alone, a thread would be no faster than the others."""
+    machine, used = Machine(all_threads=1.6, one=2.4), 0
+    machine.run(20)
+    for _ in range(100):
+        machine.milliseconds[4] = 8.0
+        used += machine.run(1)[4]
+        machine.milliseconds[4] = 1.6
+        used += machine.run(2)[4]
+    assert used > 285
+
+
+def test_all_threads_are_back_within_a_second_of_quiet() -> None:
+    machine = Machine(all_threads=40.0, one=2.4)
+    machine.run(1000)
+    machine.milliseconds[4] = 1.6
+    begin = machine.now
+    while machine.run(3)[4] < 3:
+        assert machine.now - begin < 1.5
+    assert machine.run(100)[4] > 95
+
+
 def test_a_first_step_that_was_stalled_is_not_believed() -> None:
     machine = Machine(all_threads=25.0, one=100.0)
     machine.stall(60.0)
