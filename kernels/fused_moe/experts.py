@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
 from troupellm.kernels.fused_moe.spec import Swiglu
 from troupellm.kernels.linear import PackedLinear, gated_linear, linear, linear_add
 
@@ -18,14 +19,15 @@ def gated_product(swiglu: Swiglu) -> Product:
     """The first product of an expert with the gate behind it: [rows, hidden] to [rows, size]."""
     if swiglu.limit is None:
         return lambda x, gate_up: gated_linear(x, gate_up, "silu")
-    return lambda x, gate_up: clamped_gate(linear(x, gate_up), swiglu)
+    return lambda x, gate_up: clamped_gate(linear(x, gate_up), swiglu, invariant=gate_up.invariant)
 
 
-def clamped_gate(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
+def clamped_gate(gate_up: Tensor, swiglu: Swiglu, *, invariant: bool = False) -> Tensor:
     """The gate of `Swiglu` with a limit.
 
     Args:
         gate_up: [rows, 2 * size], the gate's half first; overwritten.
+        invariant: no row depends on how many there are.
 
     Returns:
         [rows, size].
@@ -33,7 +35,8 @@ def clamped_gate(gate_up: Tensor, swiglu: Swiglu) -> Tensor:
     size, limit = gate_up.shape[-1] // 2, swiglu.limit
     assert limit is not None
     gate, up = gate_up[:, :size].clamp_(max=limit), gate_up[:, size:].clamp_(-limit, limit)
-    return torch.sigmoid(gate * swiglu.alpha).mul_(gate).mul_(up.add_(1))
+    sigmoid = placeless_sigmoid if invariant else torch.sigmoid
+    return sigmoid(gate * swiglu.alpha).mul_(gate).mul_(up.add_(1))
 
 
 def experts_by_products(

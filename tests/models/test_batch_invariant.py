@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no comp
 CASES = [
     *(
         pytest.param(family, torch.float32, True, marks=needs_compiler, id=family)
-        for family in ("llama", "qwen3", "gemma2", "olmo2", "smollm3", "glm4")
+        for family in ("llama", "qwen3", "gemma2", "olmo2", "smollm3", "glm4", "qwen2_moe", "deepseek_v3", "gpt_oss")
     ),
     pytest.param("mixtral", torch.float32, True, marks=[needs_compiler, pytest.mark.slow], id="mixtral"),
     pytest.param("llama", torch.float32, False, marks=pytest.mark.slow, id="llama-torch"),
@@ -86,6 +86,8 @@ class Recorder:
 
 def recorder_of(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = FAMILIES[family]()
+    if family == "gpt_oss":
+        made.intermediate_size = 37  # no whole number of vectors
     known = {**made.to_dict(), "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made.model_type]]}
     config = describe_decoder(ConfigReader(known))
     return Recorder(Decoder(config, RandomWeights(dtype, scale=0.3), max_model_len=MAX_LEN), dtype, monkeypatch)
