@@ -1,10 +1,12 @@
 """Special tokens, chat templates and sampling defaults of a GGUF file, as a model folder's JSON files have them."""
 
+from array import array
 from typing import Any
 
 from troupellm.models.gguf.header import Header
 from troupellm.models.hf_config import ConfigReader
-from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.protocol.sampling import SamplingParams
 
 CONTROL, USER_DEFINED = 3, 4
 _PREFIX = "tokenizer.ggml."
@@ -30,16 +32,39 @@ def vocabulary(header: Header) -> tuple[list[str], list[int]]:
     Raises:
         ModelLoadError: there are none, or a kind for some of them only.
     """
-    tokens = header.metadata.get(f"{_PREFIX}tokens")
-    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+    tokens, key = _tokens(header), f"{_PREFIX}token_type"
+    if not tokens:
         raise ModelLoadError(
             f"{header.name}: {_PREFIX}tokens is missing", hint="name a folder with a tokenizer by --tokenizer"
         )
-    kinds = header.metadata.get(f"{_PREFIX}token_type")
-    kinds = [1] * len(tokens) if kinds is None else list(kinds)
+    kinds = header.metadata.get(key)
+    if kinds is None:
+        return tokens, [1] * len(tokens)
+    if not isinstance(kinds, array) or kinds.typecode in "fd":
+        raise ModelLoadError(f"{header.name}: {key} must be an array of integers")
     if len(kinds) != len(tokens):
-        raise ModelLoadError(f"{header.name}: {_PREFIX}token_type is for {len(kinds)} of {len(tokens)} tokens")
-    return tokens, kinds
+        raise ModelLoadError(f"{header.name}: {key} is for {len(kinds)} of {len(tokens)} tokens")
+    return tokens, kinds.tolist()
+
+
+def _tokens(header: Header) -> list[str]:
+    """None where the file has no tokenizer."""
+    return _texts(header, f"{_PREFIX}tokens")
+
+
+def _texts(header: Header, key: str) -> list[str]:
+    """An array of texts; arrays hold values of one type."""
+    found = header.metadata.get(key, [])
+    if not isinstance(found, list | array) or not all(isinstance(text, str) for text in found[:1]):
+        raise ModelLoadError(f"{header.name}: {key} must be an array of texts")
+    return list(found)
+
+
+def _text(header: Header, key: str) -> str | None:
+    found = header.metadata.get(key)
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{header.name}: {key} must be text")
+    return found
 
 
 def special_id(header: Header, key: str) -> int | None:
@@ -48,7 +73,7 @@ def special_id(header: Header, key: str) -> int | None:
     Raises:
         ModelLoadError: no token has it.
     """
-    reader, tokens = ConfigReader(header.metadata, file=header.name), header.metadata.get(f"{_PREFIX}tokens", ())
+    reader, tokens = ConfigReader(header.metadata, file=header.name), _tokens(header)
     key = f"{_PREFIX}{key}"
     if not reader.has(key):
         return None
@@ -77,14 +102,26 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
     for name, key in _SPECIAL.items():
         index = special_id(header, key)
         if index is not None:
-            found[name] = header.metadata[f"{_PREFIX}tokens"][index]
-    templates = {"default": header.metadata.get("tokenizer.chat_template")}
-    for name in header.metadata.get("tokenizer.chat_templates", ()):
-        templates[str(name)] = header.metadata.get(f"tokenizer.chat_template.{name}")
+            found[name] = _tokens(header)[index]
+    templates = {"default": _text(header, "tokenizer.chat_template")}
+    for name in _texts(header, "tokenizer.chat_templates"):
+        templates[name] = _text(header, f"tokenizer.chat_template.{name}")
     named = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
     return found | ({"chat_template": named} if named else {})
 
 
 def generation_config(header: Header) -> dict[str, Any]:
-    """What generation_config.json would say: the sampling that the model's maker recommends."""
-    return {theirs: header.metadata[key] for key, theirs in _SAMPLING.items() if header.metadata.get(key) is not None}
+    """What generation_config.json would say: the sampling that the model's maker recommends.
+
+    Raises:
+        ModelLoadError: a value that `SamplingParams` refuses.
+    """
+    found: dict[str, Any] = {}
+    for key, theirs in _SAMPLING.items():
+        if key in header.metadata:
+            found[theirs] = header.metadata[key]
+            try:
+                SamplingParams(**{theirs: found[theirs]})
+            except InvalidRequest as error:
+                raise ModelLoadError(f"{header.name}: {key} is refused: {error.message}") from error
+    return found

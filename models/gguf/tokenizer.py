@@ -4,6 +4,7 @@ Two kinds: byte-level BPE ("gpt2"), whose way of cutting text into words goes by
 ("llama"), whose merges follow from the scores. Both come out as the model's own tokenizer.json has them.
 """
 
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +88,8 @@ def _words(reader: ConfigReader) -> Words:
 
 def _byte_level(reader: ConfigReader, tokens: Sequence[str]) -> Tokenizer:
     merges = reader.values.get("tokenizer.ggml.merges")
-    pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) else []
+    written = isinstance(merges, list) and all(isinstance(merge, str) for merge in merges[:1])
+    pairs = [tuple(merge.split(" ")) for merge in merges] if written and merges else []
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise reader.refuse("tokenizer.ggml.merges", "must be pairs of tokens")
     words = _words(reader)
@@ -107,7 +109,9 @@ def _byte_level(reader: ConfigReader, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _sentence_piece(reader: ConfigReader, header: Header, tokens: Sequence[str]) -> Tokenizer:
-    scores = reader.values.get("tokenizer.ggml.scores", ())
+    scores = reader.values.get("tokenizer.ggml.scores", array("f"))
+    if not isinstance(scores, array):
+        raise reader.refuse("tokenizer.ggml.scores", "must be an array of numbers")
     if len(scores) != len(tokens):
         raise ModelLoadError(f"{header.name}: tokenizer.ggml.scores is for {len(scores)} of {len(tokens)} tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}

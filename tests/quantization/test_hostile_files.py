@@ -39,7 +39,8 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(path: Path) -> str:
     """Everything that reads a header; only one kind of error may come out."""
     try:
-        document(path, "config.json")
+        for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+            document(path, name)
         gguf_tokenizer(path)
     except ModelLoadError as error:
         return error.message
