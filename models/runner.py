@@ -26,7 +26,7 @@ from troupellm.models.spans import Spans
 from troupellm.models.step_result import Histories, step_result
 from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
-PIECE_TOKENS = 256
+PIECE_TOKENS = 512
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
 
 
