@@ -1,7 +1,7 @@
 """What is measured: cells of a table, the rates found in them, and how we compare."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, log
 from statistics import median
 
@@ -11,6 +11,10 @@ OURS = "troupellm"
 LEAST_DECODE, LEAST_PREFILL, LEAST_MEAN, LEAST_RIVAL = 0.9, 0.95, 1.0, 1.3
 """Wanted against the best peer in every cell, and in the geometric mean; and against each rival in the mean."""
 RIVALS = ("vllm", "llama")
+PEERS = ("openvino", "vllm", "llama", "transformers")
+"""Of whom each has to be there before anything is said of the best."""
+LEAST_SAME = 0.5
+"""Of the tokens at fp32, where all compute the same model: rounding parts answers late, a wrong model at once."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -58,6 +62,11 @@ class Comparison(msgspec.Struct, frozen=True):
     """Share of the tokens that are ours, up to each answer's first difference."""
 
     @property
+    def differing(self) -> dict[str, float]:
+        """Whose tokens are not all ours, and how many are."""
+        return {name: share for name, share in self.same_tokens.items() if share < 1.0}
+
+    @property
     def best(self) -> str | None:
         peers = {name: rate for name, rate in self.rates.items() if name != OURS}
         return max(peers, key=peers.__getitem__) if peers else None
@@ -101,30 +110,46 @@ class Verdict(msgspec.Struct, frozen=True):
     what: str
     found: float
     wanted: float
+    peers: tuple[str, ...]
+    """Against whom it is, in some cell at least."""
+    cells: int
+    """That it is over."""
+    missing: tuple[str, ...]
+    """Who has no number in some cell that belongs to it."""
 
     @property
     def kept(self) -> bool:
-        return self.found >= self.wanted
+        """Nothing is kept while numbers are missing."""
+        return self.found >= self.wanted and not self.missing
 
 
 def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """What must hold, per precision over all configurations: worst cells, and means against the best and the rivals."""
-    verdicts = []
+    verdicts: list[Verdict] = []
     for precision in dict.fromkeys(comparison.precision for comparison in comparisons):
         chosen = [comparison for comparison in comparisons if comparison.precision == precision]
-        best = [(one.cell.name == "prefill", one.ratio(one.best)) for one in chosen]
-        decode = [ratio for prefill, ratio in best if ratio is not None and not prefill]
-        prefill = [ratio for prefill, ratio in best if ratio is not None and prefill]
-        if decode:
-            verdicts.append(Verdict(f"{precision}: worst decoding cell / best peer", min(decode), LEAST_DECODE))
-        if prefill:
-            verdicts.append(Verdict(f"{precision}: worst prefill cell / best peer", min(prefill), LEAST_PREFILL))
-        if decode + prefill:
-            mean = geometric_mean(decode + prefill)
-            verdicts.append(Verdict(f"{precision}: geometric mean / best peer", mean, LEAST_MEAN))
+        decode = [one for one in chosen if one.cell.name != "prefill"]
+        prefill = [one for one in chosen if one.cell.name == "prefill"]
+        for what, cells, judged, wanted in (
+            ("worst decoding cell", decode, min, LEAST_DECODE),
+            ("worst prefill cell", prefill, min, LEAST_PREFILL),
+            ("geometric mean", chosen, geometric_mean, LEAST_MEAN),
+        ):
+            verdicts += _verdict(f"{precision}: {what} / best peer", cells, PEERS, None, judged, wanted)
         for rival in RIVALS:
-            ratios = [ratio for one in chosen if (ratio := one.ratio(rival)) is not None]
-            if ratios:
-                mean = geometric_mean(ratios)
-                verdicts.append(Verdict(f"{precision}: geometric mean / {rival}", mean, LEAST_RIVAL))
+            what = f"{precision}: geometric mean / {rival}"
+            verdicts += _verdict(what, chosen, (rival,), rival, geometric_mean, LEAST_RIVAL)
     return verdicts
+
+
+def _verdict(
+    what: str, chosen: Sequence[Comparison], peers: Sequence[str], other: str | None,
+    judged: Callable[[list[float]], float], wanted: float,
+) -> list[Verdict]:  # fmt: skip
+    """Of our ratios to `other`, or to the best where it is None; nothing where there are none."""
+    ratios = [ratio for one in chosen if (ratio := one.ratio(other or one.best)) is not None]
+    if not ratios:
+        return []
+    there = tuple(name for name in peers if any(name in one.rates for one in chosen))
+    missing = tuple(name for name in (OURS, *peers) if any(name not in one.rates for one in chosen))
+    return [Verdict(what, judged(ratios), wanted, there, len(ratios), missing)]

@@ -73,9 +73,8 @@ class Bench:
             print("\n" + table.heading(self._args.contestants), flush=True)
             for cell in cells:
                 measured = self._measure(cell, config, contestants)
-                if measured:
-                    self.comparisons.append(compare(config, precision, cell, measured))
-                    print(table.line(self.comparisons[-1], self._args.contestants), flush=True)
+                self.comparisons.append(compare(config, precision, cell, measured))
+                print(table.line(self.comparisons[-1], self._args.contestants), flush=True)
                 self._write()
         finally:
             for contestant in contestants.values():

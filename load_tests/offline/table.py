@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from troupellm.load_tests.offline.cells import OURS, Comparison, Verdict, geometric_mean
+from troupellm.load_tests.offline.cells import LEAST_SAME, OURS, Comparison, Verdict, geometric_mean
 
 WIDTH = 13
 
@@ -20,7 +20,18 @@ def line(comparison: Comparison, contestants: Sequence[str]) -> str:
     best = comparison.best
     ratio = comparison.ratio(best)
     end = f"{best or '-':>{WIDTH}}" + (f"{ratio:>7.2f}x" if ratio is not None else f"{'-':>8}")
-    return f"{comparison.config:<12}{comparison.precision:<6}{comparison.cell.name:<10}{rates}{end}"
+    return f"{comparison.config:<12}{comparison.precision:<6}{comparison.cell.name:<10}{rates}{end}" + _differing(
+        comparison
+    )
+
+
+def _differing(comparison: Comparison) -> str:
+    """Whose answers are not ours; at 8 bits everybody rounds in a way of his own."""
+    if not comparison.differing:
+        return ""
+    early = comparison.precision == "fp32" and min(comparison.differing.values()) < LEAST_SAME
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in comparison.differing.items())
+    return f"   same tokens: {shares}" + (" DIFFERS EARLY: is it the same model?" if early else "")
 
 
 def means(comparisons: Sequence[Comparison], contestants: Sequence[str]) -> str:
@@ -41,6 +52,8 @@ def means(comparisons: Sequence[Comparison], contestants: Sequence[str]) -> str:
 def judgement(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(
         f"{verdict.what:<44}{verdict.found:>7.2f}x   wanted {verdict.wanted:.2f}x   "
-        + ("kept" if verdict.kept else "MISSED")
+        + ("kept" if verdict.kept else "MISSED" if verdict.found < verdict.wanted else "not shown")
+        + f"   {verdict.cells} cells; {', '.join(verdict.peers)}"
+        + (f"; numbers MISSING of {', '.join(verdict.missing)}" if verdict.missing else "")
         for verdict in verdicts
     )

@@ -193,9 +193,10 @@ def test_prompts_differ_between_rounds_and_are_the_same_for_all() -> None:
 
 
 def test_what_must_hold_is_judged_per_precision() -> None:
+    slow = {"openvino": 1.0, "transformers": 1.0}
     found = [
-        comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0),
-        comparison("fp32", "prefill", troupellm=160.0, vllm=100.0, llama=80.0),
+        comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0, **slow),
+        comparison("fp32", "prefill", troupellm=160.0, vllm=100.0, llama=80.0, **slow),
         comparison("int8", "1 seq", troupellm=10.0, openvino=20.0),
     ]
     verdicts = {verdict.what: verdict for verdict in judge(found)}
@@ -208,8 +209,40 @@ def test_what_must_hold_is_judged_per_precision() -> None:
     assert "int8: geometric mean / vllm" not in verdicts
     assert "MISSED" in judgement(list(verdicts.values()))
     names = ("troupellm", "openvino", "vllm", "llama")
-    assert line(found[0], names).split() == ["c", "fp32", "1", "seq", "90.0", "-", "45.0", "100.0", "llama", "0.90x"]
-    assert "geometric mean against vllm 1.79x, llama 1.34x, best of each cell 1.20x" in means(found, names)
+    assert line(found[0], names).split() == ["c", "fp32", "1", "seq", "90.0", "1.0", "45.0", "100.0", "llama", "0.90x"]
+    assert "geometric mean against openvino 120.00x, vllm 1.79x, llama 1.34x, best of each cell 1.20x" in means(
+        found, names
+    )
+
+
+def test_nothing_is_kept_while_a_number_is_missing() -> None:
+    """Whoever is not installed might have been the best, and a cell where we failed has no ratio."""
+    there = dict.fromkeys(("openvino", "vllm", "llama", "transformers"), 50.0)
+    whole, empty = comparison("fp32", "1 seq", troupellm=100.0, **there), comparison("fp32", "8 seq", **there)
+    assert all(one.kept for one in judge([whole]))
+    assert not any(one.kept for one in judge([whole, empty, comparison("fp32", "prefill")]))
+    verdicts = {
+        one.what.split(": ")[1]: one for one in judge([comparison("fp32", "1 seq", troupellm=100.0, vllm=50.0)])
+    }
+    best, rival = verdicts["geometric mean / best peer"], verdicts["geometric mean / vllm"]
+    assert (best.kept, best.peers, best.cells) == (False, ("vllm",), 1)
+    assert best.missing == ("openvino", "llama", "transformers")
+    assert (rival.kept, rival.peers, rival.missing) == (True, ("vllm",), ())
+    text = judgement([best])
+    assert "not shown   1 cells; vllm; numbers MISSING of openvino, llama, transformers" in text
+
+
+def test_answers_that_are_not_ours_are_told() -> None:
+    cell = Cell("1 seq", 1, 5, 4)
+
+    def told(precision: str, answer: list[int]) -> str:
+        found = {"troupellm": Measured([1.0], [[1, 2, 3, 4]]), "llama": Measured([1.0], [answer])}
+        return line(compare("c", precision, cell, found), ("troupellm", "llama"))
+
+    assert "same" not in told("fp32", [1, 2, 3, 4])
+    assert told("fp32", [1, 2, 3, 9]).endswith("same tokens: llama 75%")
+    assert "llama 0% DIFFERS EARLY" in told("fp32", [9, 2, 3, 4])
+    assert told("int8", [9, 2, 3, 4]).endswith("llama 0%")
 
 
 @pytest.mark.slow
