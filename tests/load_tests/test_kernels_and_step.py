@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -46,6 +47,13 @@ def test_what_is_wrong_is_seen() -> None:
     assert Outcome("near", one, one + 1e-3, 1e-2).error() < 1 < Outcome("far", one, one + 1.0, 1e-2).error()
     assert Outcome("nan", one / 0 * 0, one, 1e-2).error() == float("inf")
     assert Outcome("shape", one, torch.ones(4), 1e-2).error() == float("inf")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_case_takes_zeros_for_right(operation: str) -> None:
+    for outcome in checks._CHECKS[operation]("cpu"):
+        zeros = msgspec.structs.replace(outcome, got=torch.zeros_like(outcome.expected))
+        assert zeros.error() > 1, outcome.case
 
 
 def test_a_wrong_operation_is_not_measured(
