@@ -26,6 +26,7 @@ from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.load_notes import tell_compiling
 from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory, weight_count
 from troupellm.models.poison import Poison
@@ -111,6 +112,7 @@ class ModelWorker:
         begin = perf_counter()
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker.num_threads)
+        tell_compiling(progress, on_cpu=gpu is None)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)

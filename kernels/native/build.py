@@ -1,11 +1,13 @@
 """Building the library: every source by a compiler of its own at the same time, then one link."""
 
+import contextlib
 import functools
 import hashlib
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -13,23 +15,58 @@ import torch
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi", "-fno-math-errno")
 COMPILE_SECONDS = 120.0
+"""For all sources and the link together."""
+RETRY_SECONDS = 3600.0
+"""A build that took too long is not tried again before: every process of the machine would wait for it anew."""
 OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
 
 
 def library() -> Path | None:
     """The built library: found where an earlier process left it, else built now. None where that fails."""
-    compiler = shutil.which("g++") or shutil.which("c++")
+    compiler = _compiler()
     if compiler is None:
         return None
     name = f"native-{fingerprint(compiler)}.so"
     for folder in folders():
+        target = folder / name
         try:
-            if not (folder / name).exists():
-                _build(compiler, folder / name)
+            if not target.exists():
+                if _took_too_long(target):
+                    return None
+                _build(compiler, target)
+        except subprocess.TimeoutExpired:
+            _remember(target)
+            return None  # another folder makes it no faster
         except (OSError, subprocess.SubprocessError):
             continue
-        return folder / name
+        return target
     return None
+
+
+def to_be_built() -> bool:
+    """Whether `library` would compile: up to `COMPILE_SECONDS` on a busy machine."""
+    compiler = _compiler()
+    if compiler is None:
+        return False
+    targets = [folder / f"native-{fingerprint(compiler)}.so" for folder in folders()]
+    return not any(target.exists() or _took_too_long(target) for target in targets)
+
+
+def _compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def _took_too_long(target: Path) -> bool:
+    """Whether a build was given up of late."""
+    try:
+        return time.time() - target.with_suffix(".slow").stat().st_mtime < RETRY_SECONDS
+    except OSError:
+        return False
+
+
+def _remember(target: Path) -> None:
+    with contextlib.suppress(OSError):
+        target.with_suffix(".slow").touch()
 
 
 def folders() -> tuple[Path, ...]:
@@ -74,7 +111,12 @@ def loaded_openmp() -> list[str]:
 
 
 def _build(compiler: str, target: Path) -> None:
+    """
+    Raises:
+        subprocess.TimeoutExpired: `COMPILE_SECONDS` were not enough.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + COMPILE_SECONDS
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         fresh, objects = Path(folder) / target.name, []
         running: list[tuple[list[str], subprocess.Popen[bytes]]] = []
@@ -86,7 +128,7 @@ def _build(compiler: str, target: Path) -> None:
                     (command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
                 )
             for command, process in running:
-                if process.wait(timeout=COMPILE_SECONDS):
+                if process.wait(timeout=max(0.0, until - time.monotonic())):
                     raise subprocess.CalledProcessError(process.returncode, command)
         finally:
             for _, process in running:
@@ -94,5 +136,6 @@ def _build(compiler: str, target: Path) -> None:
                     process.kill()
                     process.wait()
         link = [compiler, "-shared", *objects, "-o", str(fresh), *openmp()]
-        subprocess.run(link, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+        left = max(0.0, until - time.monotonic())
+        subprocess.run(link, check=True, capture_output=True, timeout=left)
         fresh.replace(target)  # atomic: another process may be doing the same

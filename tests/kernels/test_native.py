@@ -11,6 +11,7 @@ import torch
 from troupellm.kernels import native
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.native import build
+from troupellm.models.load_notes import tell_compiling
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
@@ -24,6 +25,29 @@ def test_a_broken_compiler_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(build, "folders", lambda: (tmp_path / "cache",))
     assert native.load.__wrapped__() is None
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deadline for all sources, no second folder, and nothing for the next process."""
+    compiler, calls = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(f"#!/bin/sh\necho >> {calls}\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(build, "folders", lambda: (tmp_path / "first", tmp_path / "second"))
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 1.0)
+    told = []
+    tell_compiling(told.append, on_cpu=True)
+    assert [note.detail for note in told] == ["compiling the CPU's kernels, once on this machine"]
+    assert native.load.__wrapped__() is None
+    count = len(calls.read_text()) if calls.exists() else 0
+    assert not (tmp_path / "second").exists()
+    assert [file.suffix for file in (tmp_path / "first").iterdir()] == [".slow"]
+    tell_compiling(told.append, on_cpu=True)
+    assert len(told) == 1
+    assert native.load.__wrapped__() is None
+    assert (len(calls.read_text()) if calls.exists() else 0) == count
+    monkeypatch.setattr(build, "RETRY_SECONDS", 0.0)
+    assert build.to_be_built()
 
 
 def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
