@@ -1,6 +1,7 @@
 """What the load log says besides sizes and progress."""
 
 from troupellm.kernels.native.build import to_be_built
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 
@@ -8,3 +9,16 @@ def tell_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
     """Say why the first start on a machine takes longer."""
     if on_cpu and to_be_built():
         progress(LoadProgress(phase="resolve", detail="compiling the CPU's kernels, once on this machine"))
+
+
+def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:
+    """That one context length means one rotation, where shorter prompts would have another one by themselves."""
+    ropes = {model.rope_of(layer) for layer in range(model.num_layers)}
+    return [
+        f"longrope: long factors for all lengths; --max-model-len {rope.original_max_position} takes the short ones"
+        for rope in ropes
+        if rope is not None
+        and rope.kind == "longrope"
+        and rope.long_factor != rope.short_factor
+        and max_model_len > rope.original_max_position
+    ]

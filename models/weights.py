@@ -12,6 +12,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.weights import GgufWeights
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.load_notes import rope_notes
 from troupellm.models.memory import MemoryBudget
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
@@ -50,7 +51,7 @@ def read_decoder(
         done += size
         progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
 
-    for note in () if form is None else form.notes():
+    for note in (*rope_notes(model, budget.max_model_len), *(() if form is None else form.notes())):
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
     stored = open_weights(folder, model, form, dtype, taken)
     source: WeightSource = decoder_weights(model, stored, EMBEDDING)
