@@ -95,7 +95,7 @@ class CompressedTensors:
 
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
         scheme = None if name in self._ignored else self._scheme_of(name)
-        if scheme is None:
+        if scheme is None or _lies_plainly(stored, name):
             return stored.plain(name, shape)
         if scheme.form == "pack-quantized":
             return _packed(stored, name, shape, scheme)
@@ -122,6 +122,11 @@ class CompressedTensors:
             if name in names:
                 return scheme
         return next((scheme for targets, scheme in self._schemes if _EVERY_LINEAR in targets), None)
+
+
+def _lies_plainly(stored: QuantizedCheckpoint, name: str) -> bool:
+    """A float without a scale, which `ignore` names by the module's name where the file's name is another one."""
+    return stored.type_of(f"{name}.weight") in FLOATS and not stored.has(f"{name}.weight_scale")
 
 
 def _is_target(target: str) -> bool:
