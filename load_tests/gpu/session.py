@@ -28,7 +28,10 @@ CEILING_SECONDS = 0.3
 
 
 def run(argv: Sequence[str], folder: Path) -> int:
-    """0 when what was asked for was measured and right, whether goals are kept or not; 1 otherwise, 2 without a GPU."""
+    """0 when what was asked for was measured and right, whether goals are kept or not; 2 without a GPU.
+
+    1 when something was wrong or failed, or not one goal has a number.
+    """
     parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine")
     parser.add_argument("--goals", nargs="+", choices=[*GOALS, *OWED], default=list(FIRST), metavar="GOAL")
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no goal is begun")
@@ -45,7 +48,7 @@ def run(argv: Sequence[str], folder: Path) -> int:
         print("what is wrong is not timed", file=sys.stderr)
         return 1
     session.pursue(args.goals)
-    return 1 if session.failed else 0
+    return 1 if session.failed or not session.measured else 0
 
 
 class Session:
@@ -55,6 +58,8 @@ class Session:
         self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
         self._report: dict[str, Any] = {"random weights": True, "routing": "uniform", "goals": []}
         self.failed = False
+        self.measured = 0
+        """Goals that have a number."""
 
     def _write(self) -> None:
         if self._result:
@@ -104,6 +109,7 @@ class Session:
         measures = self._measures(ceilings)
         for name in names:
             result = self._pursued(name, measures.get(name))
+            self.measured += not result.skipped
             self._report["goals"].append(msgspec.to_builtins(result))
             self._write()
             print(goals.text(result), flush=True)

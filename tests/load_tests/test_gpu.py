@@ -126,3 +126,13 @@ def test_wheels_are_of_the_other_machine() -> None:
     assert told[-1] == "msgspec"
     assert json.dumps(told).count("manylinux_2_28_x86_64") == 1
     assert told[told.index("--python-version") + 1] == "3.12"
+
+
+def test_a_session_without_a_number_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(session.Session, "describe", lambda self: None)
+    monkeypatch.setattr(session.Session, "_ceilings", lambda self, when: CEILINGS)
+    monkeypatch.setattr(session.Session, "_measures", lambda self, ceilings: {"G3": lambda: ({"batch 1": 0.5}, {})})
+    argv = ["--skip-checks", "--goals", "G3"]
+    assert session.run([*argv, "--minutes", "0"], tmp_path) == 1
+    assert session.run([*argv, "--minutes", "5"], tmp_path) == 0
