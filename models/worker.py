@@ -192,6 +192,10 @@ class ModelWorker:
             raise ConfigError("batch_invariant is for decoders; this model is an encoder", param="batch_invariant")
         if config.model.quantization is not None:
             raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
+        if config.worker.attention_backend != "auto":
+            raise ConfigError("attention_backend is for decoders; this model is an encoder", param="attention_backend")
+        if config.cache.kv_cache_dtype != "auto":
+            raise ConfigError("kv_cache_dtype is for decoders; this model is an encoder", param="kv_cache_dtype")
         encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
         self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
         self.reset()

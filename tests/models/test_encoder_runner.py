@@ -120,7 +120,10 @@ def test_weights_that_do_not_fit_are_said_before_they_are_read(folder: Path, mon
         load(folder)
 
 
-def test_batch_invariance_is_refused(folder: Path) -> None:
-    config = EngineConfig.from_flat({"batch_invariant": True})
-    with pytest.raises(ConfigError, match="batch_invariant is for decoders"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_invariant", True), ("attention_backend", "sdpa"), ("kv_cache_dtype", "int8")]
+)
+def test_what_is_for_decoders_is_refused(folder: Path, name: str, value: Any) -> None:
+    config = EngineConfig.from_flat({name: value})
+    with pytest.raises(ConfigError, match=f"{name} is for decoders"):
         ModelWorker(folder).load(config, lambda _: None)
