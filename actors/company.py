@@ -50,11 +50,6 @@ class Company(msgspec.Struct, frozen=True, kw_only=True):
     """Keys the hashes of the prefix cache."""
 
 
-WAKES_PER_SECOND = 1600.0
-"""Of all streams together, where that is more than the flush interval gives: a wake and what it sends cost some 70 us,
-so a few streams see each token at once and take a tenth of a core at most."""
-
-
 class Mailboxes:
     """One per actor, as the table of edges has it. They outlive the actors behind them."""
 
@@ -152,6 +147,6 @@ class Builder:
             boxes.scheduler.control,
             company.clock,
             flush_interval=interval,
-            wakes_per_second=WAKES_PER_SECOND,
+            wakes_per_second=company.config.stream.wakes_per_second or 0.0,
             on_closed=self._on_closed,
         )

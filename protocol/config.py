@@ -168,9 +168,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     flush_interval: Annotated[
         Seconds | None,
         _help(
-            "seconds between wakes of one stream, less while there are few (default: 0.02 in the server, 0 embedded)"
+            "seconds between wakes of one stream (default: 0.02 in the server, less while there are few; 0 embedded)"
         ),
     ] = None
+    wakes_per_second: Annotated[Count | None, _help("of all streams; shortens a default flush_interval")] = None
     stall_timeout: Annotated[
         Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")
     ] = None

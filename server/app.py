@@ -39,7 +39,7 @@ from troupellm.server.body import decode_body, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, flatten
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
-from troupellm.server.host import STREAM_DEFAULTS, EngineHost
+from troupellm.server.host import EngineHost, stream_defaults
 from troupellm.server.http_counts import UNMATCHED
 from troupellm.server.inside import is_plain
 from troupellm.server.keys import read_keys, require_limits
@@ -90,7 +90,7 @@ def asgi(
     if engine is None or isinstance(engine, str | os.PathLike):
         host = EngineHost(config)
         settings.setdefault("tenants", keys.tenants)
-        owned = Engine(engine, progress=host.report, **(STREAM_DEFAULTS | settings))
+        owned = Engine(engine, progress=host.report, **(stream_defaults(settings) | settings))
     else:
         require_limits(keys.tenants, engine.config)
         host = EngineHost(config, engine)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -30,11 +30,18 @@ MAX_ECHO = 64
 """Most characters of a client's own text that an error repeats."""
 
 
-STREAM_DEFAULTS = {"flush_interval": 0.02, "stall_timeout": 60.0}
+STREAM_DEFAULTS = {"flush_interval": 0.02, "wakes_per_second": 1600, "stall_timeout": 60.0}
+"""What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us, so a few
+streams see each token at once and take a tenth of a core at most, and a client that stops reading must not hold its
+blocks for ever."""
 STEP_TIMEOUT = 60.0
 """Seconds. A step is bounded by its token budget, so a long prompt takes many steps and none of them long."""
-"""Seconds. What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 70 us,
-and a client that stops reading must not hold its blocks for ever."""
+
+
+def stream_defaults(given: Collection[str]) -> dict[str, float]:
+    """What to add to the settings whose names are given. An interval that somebody chose is kept as it is."""
+    chosen = {*given, "wakes_per_second"} if "flush_interval" in given else given
+    return {name: value for name, value in STREAM_DEFAULTS.items() if name not in chosen}
 
 
 class EngineHost:

@@ -24,7 +24,7 @@ from troupellm.server.exit_codes import EXIT_FAILED
 from troupellm.server.front import CLOSE_SECONDS, tls_context
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.guard import guard_of
-from troupellm.server.host import STEP_TIMEOUT, STREAM_DEFAULTS, EngineHost
+from troupellm.server.host import STEP_TIMEOUT, EngineHost, stream_defaults
 from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
 from troupellm.server.keys import read_keys, with_tenants
 from troupellm.server.listener import bind, unlink
@@ -119,7 +119,7 @@ async def _run_engine(
     logger.info("listening at %s, loading the model", url)
     given = msgspec.to_builtins(engine_config.stream)
     stream = msgspec.structs.replace(
-        engine_config.stream, **{name: value for name, value in STREAM_DEFAULTS.items() if given[name] is None}
+        engine_config.stream, **stream_defaults([name for name, value in given.items() if value is not None])
     )
     worker = engine_config.worker
     if worker.worker_process is None:  # a busy event loop slows a worker on a thread of the same interpreter

@@ -10,6 +10,7 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import add_config_flags, config_flags, human_int, load_configs, translate
 from troupellm.server.cli.main import main
 from troupellm.server.cli.vllm_flags import ELSEWHERE
+from troupellm.server.host import STREAM_DEFAULTS, stream_defaults
 
 
 def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[EngineConfig, ServerConfig]:
@@ -137,3 +138,10 @@ def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
 
 def test_every_flag_has_a_help_text() -> None:
     assert [flag.name for flag in config_flags() if not flag.help] == []
+
+
+def test_an_interval_that_was_chosen_is_kept_however_few_streams_there_are() -> None:
+    assert stream_defaults([]) == STREAM_DEFAULTS
+    assert set(stream_defaults(["flush_interval"])) == {"stall_timeout"}
+    assert set(stream_defaults(["stall_timeout"])) == {"flush_interval", "wakes_per_second"}
+    assert EngineConfig.from_flat({}).stream.wakes_per_second is None
