@@ -23,6 +23,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     read: float
     copy: float
     gemm_float32: float = 0.0
+    """On a CPU of the better of torch's product and the packed one."""
     gemm_bfloat16: float = 0.0
     gemm_int8: float = 0.0
     gemm_fp8: float = 0.0
@@ -48,15 +49,26 @@ def measure_ceilings(device: torch.device, seconds: float = 0.3) -> Measured:
         return _measure_cuda(device, seconds)
     source = torch.randn(CPU_BYTES // 4)
     target = torch.empty_like(source)
-    side = CPU_SIDE
-    left, right = torch.randn(side, side), torch.randn(side, side)
     return Measured(
         device=f"cpu, {torch.get_num_threads()} threads",
         read=CPU_BYTES / measure(lambda _: source.sum(), device, seconds).least,
         copy=2 * CPU_BYTES / measure(lambda _: target.copy_(source), device, seconds).least,
-        gemm_float32=2 * side**3 / measure(lambda _: torch.mm(left, right), device, seconds).least,
+        gemm_float32=max(float32_rates(device, seconds).values()),
         gemm_int8=_int8_rate(device, seconds),
     )
+
+
+def float32_rates(device: torch.device, seconds: float) -> dict[str, float]:
+    """Of torch's product and of the packed one; on some processors either is far from what the other reaches."""
+    from troupellm.kernels.linear import linear, pack
+
+    left, right = torch.randn(CPU_SIDE, CPU_SIDE), torch.randn(CPU_SIDE, CPU_SIDE)
+    packed = pack(right)
+    products: dict[str, Callable[[int], Tensor]] = {
+        "torch.mm": lambda _: torch.mm(left, right),
+        "packed": lambda _: linear(left, packed),
+    }
+    return {name: 2 * CPU_SIDE**3 / measure(run, device, seconds).least for name, run in products.items()}
 
 
 def _int8_rate(device: torch.device, seconds: float) -> float:

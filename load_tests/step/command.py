@@ -20,7 +20,7 @@ from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
 from troupellm.load_tests.step.above import prompts_of, through_engine, through_http
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
-from troupellm.load_tests.step.profile import Parts, parts_of, trace_native
+from troupellm.load_tests.step.profile import Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
 WARM_UP_STEPS = 4
@@ -52,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("bench step: there is no CUDA device; --device cpu", file=sys.stderr)
         return 2
-    trace_native()
     threads = args.num_threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     with ExitStack() as stack:

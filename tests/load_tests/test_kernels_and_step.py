@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.kernels import checks
+from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import Outcome, check
 from troupellm.load_tests.kernels.command import measured, size_of
@@ -67,6 +67,16 @@ def test_a_wrong_operation_is_not_measured(
     report = json.loads(result.read_text())
     assert {one["operation"] for one in report["found"]} == {"rms_norm"}
     assert "is WRONG" in capsys.readouterr().out
+
+
+def test_the_ceiling_of_products_is_the_best_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower of two products is no ceiling."""
+    monkeypatch.setattr(ceilings, "CPU_BYTES", 2**12)
+    monkeypatch.setattr(ceilings, "CPU_SIDE", 32)
+    monkeypatch.setattr(ceilings, "_int8_rate", lambda *_: 1.0)
+    assert set(ceilings.float32_rates(CPU, 1e-4)) == {"torch.mm", "packed"}
+    monkeypatch.setattr(ceilings, "float32_rates", lambda *_: {"torch.mm": 45e9, "packed": 113e9})
+    assert ceilings.measure_ceilings(CPU, 1e-4).gemm_float32 == 113e9
 
 
 CEILINGS = Measured(device="made up", read=1e9, copy=1e9, gemm_float32=1e12, gemm_int8=2e12)
