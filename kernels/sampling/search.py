@@ -29,7 +29,7 @@ def row_best(values: Tensor) -> tuple[Tensor, Tensor]:
 
         return best_triton(values)
     rows, width = values.shape
-    if not values.is_cuda and rows * width <= _HOST_VALUES:
+    if values.device.type == "cpu" and rows * width <= _HOST_VALUES:
         host = values.numpy()
         found = host.argmax(-1)  # a NaN, where there is one
         return torch.from_numpy(found), torch.from_numpy(host[np.arange(rows), found])

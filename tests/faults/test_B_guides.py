@@ -137,7 +137,7 @@ async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tin
 
 
 async def test_B10_one_that_takes_too_much_memory_is_refused(tiny_engine):
-    words = {"enum": [f"{number:x}" * 20 for number in range(2500)]}
+    words = {"enum": [f"{number:x}" * 20 for number in range(7000)]}
     async with tiny_engine(guide_memory_bytes=4 * 2**20) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine) as attacked:

@@ -93,8 +93,14 @@ async def test_B4_prompt_logprobs_with_a_cached_prompt_and_masked_tokens(tiny_en
         again = (await attacked.client.post("/v1/completions", json=body | {"prompt_logprobs": 2})).json()
         masked = await attacked.client.post("/v1/completions", json=body | {"logprobs": 20, "allowed_token_ids": [7]})
         refused = await attacked.client.post("/v1/completions", json=body | {"prompt_logprobs": 21})
-    assert first["choices"][0]["prompt_logprobs"] == again["choices"][0]["prompt_logprobs"]
-    assert len(first["choices"][0]["prompt_logprobs"]) == 64
+    tables = [answer["choices"][0]["prompt_logprobs"] for answer in (first, again)]
+    assert len(tables[0]) == 64
+    assert tables[0][0] is tables[1][0] is None
+    for one, other in zip(*(table[1:] for table in tables), strict=True):  # other tiles where the canary is beside it
+        assert {token: entry["rank"] for token, entry in one.items()} == {t: e["rank"] for t, e in other.items()}
+        assert [entry["logprob"] for entry in one.values()] == pytest.approx(
+            [e["logprob"] for e in other.values()], abs=1e-4
+        )
     numbers = [value for table in masked.json()["choices"][0]["logprobs"]["top_logprobs"] for value in table.values()]
     assert all(-9999 <= value <= 0 for value in numbers)
     assert refused.json()["error"]["param"] == "prompt_logprobs"

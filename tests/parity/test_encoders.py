@@ -178,6 +178,7 @@ class DecoderDriver:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         flat = {"model": str(folder), "num_gpu_blocks_override": 40, "max_num_prefill_tokens": 64, "device": "cpu"}
+        flat["disable_hybrid_kv_cache_manager"] = True  # one block table a row
         self.worker = ModelWorker(folder)
         self.ready = self.worker.load(EngineConfig.from_flat(flat | settings), lambda _: None)
         self.row = 0

@@ -90,8 +90,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a beam writes where its sibling reads": Mutation(
         "actors.scheduler.block_tables",
-        "if all(pool.references(block) == 1",
-        "if True or all(pool.references(block) == 1",
+        "if all(pool.references(table[last]) == 1",
+        "if True or all(pool.references(table[last]) == 1",
     ),
     "a beam goes on from itself": Mutation(
         "actors.scheduler.beam_search", "Step(place, beam.place, token)", "Step(place, place, token)"
