@@ -73,7 +73,7 @@ class Proxy:
     async def _probe(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=2) as client:
             while True:
-                for port in self._instances:
+                for port in list(self._instances):  # others come while a probe is waited for
                     try:
                         answer = await client.get(f"http://127.0.0.1:{port}/readyz")
                         self._instances[port] = answer.status_code == 200
