@@ -1,0 +1,35 @@
+"""Drawing drafts with the noise that the model will draw with.
+
+A token is argmax(processed logits / temperature + Gumbel noise), whose noise is a pure function of (seed, fork, position,
+token). Who adds the same noise to other logits draws from other probabilities, and yet gets the same token as often as the
+two agree: at least (1 - d) / (1 + d) of the time at a total variation distance d (Daliri, Musco and Suresh, "Coupling
+without communication and drafter-invariant speculative decoding", 2024). Since a draft is kept only where it equals the
+model's own token, nothing has to be known of the probabilities that it was drawn with.
+"""
+
+import torch
+from torch import Tensor
+
+from troupellm.kernels.sampling import draw
+from troupellm.kernels.sampling.noise import position_keys
+from troupellm.kernels.sampling.search import row_argmax
+from troupellm.models.speculation.proposer import RowDraws
+
+
+def draw_coupled(logits: Tensor, draws: RowDraws, positions: Tensor, codes: Tensor) -> Tensor:
+    """One token per row, int64 [rows].
+
+    Args:
+        logits: float32 [rows, vocab] of the proposer; not changed.
+        draws: of the same rows.
+        positions: int64 [rows] where the tokens would stand.
+        codes: `kernels.sampling.noise.token_codes` of the vocabulary.
+    """
+    tokens = row_argmax(logits)
+    random = draws.inverse_temperature.nonzero().squeeze(1)
+    if random.numel():
+        part = logits[random]
+        # With its peak at 0 a row cannot overflow, however low the temperature.
+        scaled = (part - part.amax(-1, keepdim=True)).mul_(draws.inverse_temperature[random, None])
+        tokens[random] = draw(scaled, position_keys(draws.streams[random], positions[random]), codes)
+    return torch.as_tensor(tokens)

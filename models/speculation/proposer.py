@@ -1,0 +1,134 @@
+"""What a proposer of drafts is, and what it is told.
+
+A proposer lives in the worker, beside the rows. At the beginning of a step it is asked once, for all rows that may draft,
+and its drafts are computed and judged in that very step. It may guess as it likes: a draft is kept only where it equals
+the token that the model itself draws at that position, so that a bad proposer costs time and never changes a text.
+
+Order of calls, all from the worker's thread: `add_row` when a row becomes known (also when it comes back after a
+preemption), then per step `propose`, at most once, and `observe`, at most once, after the step's tokens are drawn;
+`drop_row` at the end. Rows are named by their slots in the row table, which are given away again after `drop_row`.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.protocol.worker import NewRow
+
+MOST_DRAFTS: Final = 63
+"""Of a row in a step: with the token before them they are the bits of one word, see `Drafts.parents`."""
+ROOT: Final = -1
+"""In `Drafts.parents`: the row's last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Which hidden states of the model a proposer is shown. Without any it is never asked to `observe`."""
+
+    last: bool = False
+    """Those that leave the last layer, before the final norm."""
+    layers: tuple[int, ...] = ()
+    """Those that leave these layers, in this order: `layers[i]` = 0 is what comes out of the first layer."""
+
+    @property
+    def wanted(self) -> bool:
+        return self.last or bool(self.layers)
+
+
+NO_TAPS: Final = Taps()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses for the rows of one `ProposalBatch`, in its order."""
+
+    token_ids: NDArray[np.int32]
+    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
+    counts: NDArray[np.int64]
+    """[rows] drafts of each row, from 0 to the row's limit."""
+    parents: NDArray[np.int32] | None = None
+    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT. Siblings
+    differ. None: chains, in which each draft follows the one before it."""
+    confidence: NDArray[np.float32] | None = None
+    """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """How the model will draw the tokens of rows: who draws alike from its own logits is right more often.
+
+    See `coupling.draw_coupled`.
+    """
+
+    streams: Tensor
+    """int64 [rows]: with a position, the key of its noise; see `kernels.sampling.noise`."""
+    inverse_temperature: Tensor
+    """float32 [rows]; 0 is greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalBatch:
+    """The rows of a step that may draft."""
+
+    slots: NDArray[np.int64]
+    """[rows], each once."""
+    lengths: NDArray[np.int64]
+    """[rows] tokens of each row; the last one is not computed yet, and perhaps some before it. The first draft would stand
+    at this position."""
+    limits: NDArray[np.int64]
+    """[rows] most drafts wanted of each, at least 1."""
+    tokens: Tensor
+    """int32 [slots, max_model_len + 1]: of row i, `tokens[slots[i], :lengths[i]]`. To be read only, and not to be kept: the
+    table moves when it grows."""
+    blocks: NDArray[np.int32]
+    """[groups, slots, width] block tables. They hold the positions up to `lengths + limits`; a proposer with a KV cache of
+    its own layers writes to the same blocks, at the positions of its tokens, and to no others."""
+    draws: RowDraws
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the model has computed in a step, of rows that have drafts now or later: consecutive positions of each row,
+    refused drafts left out. The rows' tokens are known up to the one behind the last of these positions."""
+
+    slots: NDArray[np.int64]
+    """[rows]"""
+    starts: NDArray[np.int64]
+    """[rows] first position."""
+    counts: NDArray[np.int64]
+    """[rows] positions, at least 1."""
+    hidden: Tensor
+    """[sum of counts, width], row after row: the states that `Proposer.taps` names beside each other, the last ones last."""
+    tokens: Tensor
+    """As `ProposalBatch.tokens`."""
+    blocks: NDArray[np.int32]
+    """As `ProposalBatch.blocks`; they hold these positions and the one behind them."""
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of rows."""
+
+    taps: Taps
+
+    def add_row(self, slot: int, new: NewRow) -> None:
+        """A row has come; nothing of an earlier one in that slot stays. What of its tokens comes from the prefix cache is
+        never observed."""
+
+    def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
+        """A row has gone.
+
+        Args:
+            token_ids: [tokens] all that it had, perhaps more at the end than anybody was shown. A view: copy what is kept.
+        """
+
+    def observe(self, seen: Observation) -> None:
+        """Once per step, if `taps` asks for anything."""
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        """At most `batch.limits` drafts of each row; none where it has no idea."""
+
+    def reset(self) -> None:
+        """Forget every row: the cache's content is void. What was learned from rows that have gone may stay."""
