@@ -1,8 +1,9 @@
 """What a proposer of drafts is, and what it is told.
 
-A proposer lives in the worker, beside the rows. At the beginning of a step it is asked once, for all rows that may draft,
-and its drafts are computed and judged in that very step. It may guess as it likes: a draft is kept only where it equals
-the token that the model itself draws at that position, so that a bad proposer costs time and never changes a text.
+A proposer lives in the worker, beside the rows. At the beginning of a step it is asked once, for all rows that may
+draft, and its drafts are computed and judged in that very step. It may guess as it likes: a draft is kept only where it
+equals the token that the model itself draws at that position, so that a bad proposer costs time and never changes a
+text.
 
 Order of calls, all from the worker's thread: `add_row` when a row becomes known (also when it comes back after a
 preemption), then per step `propose`, at most once, and `observe`, at most once, after the step's tokens are drawn;
@@ -50,8 +51,8 @@ class Drafts:
     counts: NDArray[np.int64]
     """[rows] drafts of each row, from 0 to the row's limit."""
     parents: NDArray[np.int32] | None = None
-    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT. Siblings
-    differ. None: chains, in which each draft follows the one before it."""
+    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT.
+    Siblings differ. None: chains, in which each draft follows the one before it."""
     confidence: NDArray[np.float32] | None = None
     """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
 
@@ -76,16 +77,16 @@ class ProposalBatch:
     slots: NDArray[np.int64]
     """[rows], each once."""
     lengths: NDArray[np.int64]
-    """[rows] tokens of each row; the last one is not computed yet, and perhaps some before it. The first draft would stand
-    at this position."""
+    """[rows] tokens of each row; the last one is not computed yet, and perhaps some before it. The first draft would
+    stand at this position."""
     limits: NDArray[np.int64]
     """[rows] most drafts wanted of each, at least 1."""
     tokens: Tensor
-    """int32 [slots, max_model_len + 1]: of row i, `tokens[slots[i], :lengths[i]]`. To be read only, and not to be kept: the
-    table moves when it grows."""
+    """int32 [slots, max_model_len + 1]: of row i, `tokens[slots[i], :lengths[i]]`. To be read only, and not to be kept:
+    the table moves when it grows."""
     blocks: NDArray[np.int32]
-    """[groups, slots, width] block tables. They hold the positions up to `lengths + limits`; a proposer with a KV cache of
-    its own layers writes to the same blocks, at the positions of its tokens, and to no others."""
+    """[groups, slots, width] block tables. They hold the positions up to `lengths + limits`; a proposer with a KV cache
+    of its own layers writes to the same blocks, at the positions of its tokens, and to no others."""
     draws: RowDraws
 
 
@@ -101,7 +102,8 @@ class Observation:
     counts: NDArray[np.int64]
     """[rows] positions, at least 1."""
     hidden: Tensor
-    """[sum of counts, width], row after row: the states that `Proposer.taps` names beside each other, the last ones last."""
+    """[sum of counts, width], row after row: the states that `Proposer.taps` names beside each other, the last ones
+    last."""
     tokens: Tensor
     """As `ProposalBatch.tokens`."""
     blocks: NDArray[np.int32]
@@ -114,14 +116,15 @@ class Proposer(Protocol):
     taps: Taps
 
     def add_row(self, slot: int, new: NewRow) -> None:
-        """A row has come; nothing of an earlier one in that slot stays. What of its tokens comes from the prefix cache is
-        never observed."""
+        """A row has come; nothing of an earlier one in that slot stays. What of its tokens comes from the prefix cache
+        is never observed."""
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
         """A row has gone.
 
         Args:
-            token_ids: [tokens] all that it had, perhaps more at the end than anybody was shown. A view: copy what is kept.
+            token_ids: [tokens] all that it had, perhaps more at the end than anybody was shown. A view: copy what is
+            kept.
         """
 
     def observe(self, seen: Observation) -> None:
