@@ -85,8 +85,8 @@ class ProposalBatch:
     """int32 [slots, max_model_len + 1]: of row i, `tokens[slots[i], :lengths[i]]`. To be read only, and not to be kept:
     the table moves when it grows."""
     blocks: NDArray[np.int32]
-    """[groups, slots, width] block tables. They hold the positions up to `lengths + limits`; a proposer with a KV cache
-    of its own layers writes to the same blocks, at the positions of its tokens, and to no others."""
+    """[groups, slots, width] block tables. They hold the positions before `lengths + limits`; a proposer with a KV
+    cache of its own layers writes to the same blocks, at the positions of its tokens, and to no others."""
     draws: RowDraws
 
 
@@ -107,7 +107,7 @@ class Observation:
     tokens: Tensor
     """As `ProposalBatch.tokens`."""
     blocks: NDArray[np.int32]
-    """As `ProposalBatch.blocks`; they hold these positions and the one behind them."""
+    """As `ProposalBatch.blocks`; they hold these positions, and perhaps not the one behind them."""
 
 
 class Proposer(Protocol):
