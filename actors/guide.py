@@ -19,7 +19,6 @@ from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused
 from troupellm.actors.guide_turns import MOST_WAITING, Ticket, TooManyWaiting, Turns
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
-from troupellm.protocol.config import GuideConfig
 from troupellm.protocol.errors import (
     EngineStopped,
     InvalidRequest,
@@ -29,6 +28,7 @@ from troupellm.protocol.errors import (
     TroupeError,
 )
 from troupellm.protocol.guide import BACKENDS, GuideProgram, GuideSpec
+from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
 from troupellm.protocol.output import OutputMessage
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage, SubmitRequest

@@ -81,7 +81,7 @@ class EncoderRunner:
 
     def _apply(self, plan: StepPlan) -> list[_Row]:
         """Learn of rows and forget others; the plan's rows in its order."""
-        if plan.loads or plan.stores or plan.copies or plan.forks:
+        if plan.transfers or plan.lookups or plan.copies or plan.forks:
             raise PlanError(f"step {plan.step}: an encoder has no cache to move blocks in")
         for row in plan.retired:
             self._rows.pop(row, None)

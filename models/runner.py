@@ -126,7 +126,7 @@ class ModelRunner:
         return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
 
     def _apply(self, plan: StepPlan) -> None:
-        if plan.loads or plan.stores:
+        if plan.transfers or plan.lookups:
             raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
         for row in plan.retired:
             if row in self.rows:

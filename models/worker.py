@@ -114,6 +114,8 @@ class ModelWorker:
         self._set_threads(config.worker.num_threads)
         tell_compiling(progress, on_cpu=gpu is None)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
+        if config.offload.on:
+            raise ConfigError("kv_offloading_size: this worker has no host tier", param="kv_offloading_size")
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)

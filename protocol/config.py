@@ -10,18 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.logprobs import LogprobsMode
+from troupellm.protocol.offload import OffloadConfig
+from troupellm.protocol.setting_types import Auto, Count, Fraction, PositiveInt, Seconds, help_text as _help
 
-Auto = Literal["auto"]
 OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
-PositiveInt = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
-Seconds = Annotated[float, Meta(ge=0.0)]
-
-
-def _help(text: str) -> Meta:
-    return Meta(description=text)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,30 +229,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (EMBEDDED_STEP_TIMEOUT if self.step_timeout is None else self.step_timeout) or None
 
 
-class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Structured outputs: who compiles grammars, and what one may cost."""
-
-    guide_backend: Annotated[
-        Literal["auto", "guidance", "llguidance", "xgrammar"],
-        _help("grammar backend of requests that name none; auto and guidance: llguidance"),
-    ] = "auto"
-    guide_timeout: Annotated[
-        float, Meta(gt=0.0, le=60.0, description="seconds a grammar may take to compile; then it is refused")
-    ] = 1.0
-    guide_memory_bytes: Annotated[PositiveInt, _help("memory a grammar may take in the process that compiles it")] = (
-        512 * 2**20
-    )
-    guide_cache_bytes: Annotated[PositiveInt, _help("compiled grammars that are kept, in bytes")] = 64 * 2**20
-    guide_depth: Annotated[PositiveInt, _help("levels of nesting in a JSON schema or structural tag")] = 64
-    guide_fast_forward: Annotated[bool, _help("take tokens that a grammar forces without drawing them")] = True
-    guide_any_whitespace: Annotated[
-        bool, _help("JSON may hold any white space between its tokens, unless a request says otherwise")
-    ] = True
-    guide_additional_properties: Annotated[
-        bool, _help("objects whose schema does not say may have other properties, unless a request says otherwise")
-    ] = True
-
-
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -266,6 +236,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamConfig = StreamConfig()
     worker: WorkerConfig = WorkerConfig()
     guide: GuideConfig = GuideConfig()
+    offload: OffloadConfig = OffloadConfig()
 
     @classmethod
     def from_flat(cls, settings: dict[str, Any]) -> "EngineConfig":
@@ -287,6 +258,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(sections, cls)
         except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):  # a section's own check, which names the setting
+                raise error.__cause__ from None
             text, _, path = str(error).partition(" - at `$.")
             name = path.rstrip("`").rsplit(".", maxsplit=1)[-1]
             raise ConfigError(f"{name}: {text}", param=name) from None

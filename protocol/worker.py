@@ -17,6 +17,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
+from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierInfo, TierLookup, TierReport, TransferDone
 
 NULL_BLOCK = -1
 """Stands in a block table where a sequence has no block any more: all its positions lie behind a sliding window."""
@@ -136,15 +137,6 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     target: int
 
 
-class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Move one block between the device and an outer tier; the id comes back when it is done."""
-
-    transfer: int
-    group: int
-    block: int
-    key: bytes
-
-
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """What to compute in one step.
 
@@ -166,8 +158,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     forks: tuple[RowFork, ...] = ()
     """After new rows became known and before `changes`; all parents are read before any row is written."""
     copies: tuple[BlockCopy, ...] = ()
-    loads: tuple[BlockTransfer, ...] = ()
-    stores: tuple[BlockTransfer, ...] = ()
+    transfers: tuple[BlockTransfer, ...] = ()
+    """Begun in this order with the step: stores read their blocks before anything of this plan is written."""
+    lookups: tuple[TierLookup, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    """Transfers that nobody wants any more; they are answered all the same."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -234,8 +229,12 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     errors: tuple[RowError, ...] = ()
     finished: tuple[int, ...] = ()
     """Rows whose guide is complete with their last token here: nothing can follow it."""
-    transfers: tuple[int, ...] = ()
-    """Loads and stores that have finished."""
+    transfers: tuple[TransferDone, ...] = ()
+    """Those of this and earlier plans that are over. A plan without rows, while any is under way, comes back when one
+    is, or after a short while."""
+    found: tuple[LookupDone, ...] = ()
+    tiers: tuple[TierReport, ...] = ()
+    """Of tiers where something has changed."""
     timings: StepTimings = StepTimings()
 
 
@@ -312,6 +311,10 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Of weights; empty is none."""
     cache_dtype: str = "auto"
     """Of keys and values; auto is `dtype`."""
+    host_places: int = 0
+    """Blocks that the host tier holds; 0: there is none."""
+    tiers: tuple[TierInfo, ...] = ()
+    """Outer tiers, from number 1 on."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,8 @@ key `max_num_seqs` of a `--config` file, there either at the top or in its secti
 
 import argparse
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from msgspec import inspect
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.sizes import human_int
 from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value
 from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE, SHORT
 
@@ -24,8 +24,6 @@ ENV_PREFIX = "TROUPE_"
 SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes"})
 """List flags that take several words at once, as vLLM's do; the others are repeated."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,23 +39,6 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def option(self) -> str:
         return "--" + self.name.replace("_", "-")
-
-
-def human_int(text: str) -> int:
-    """`4096`, `8k` (8,000), `8K` (8,192), `1M`, `4GiB`, `2GB`: lower case and `B` alone are decimal, upper case binary.
-
-    Raises:
-        ValueError: not a size, or not a whole number.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        return int(text)
-    number, unit, binary, suffix = match.groups()
-    base = 1024 if binary or (unit.isupper() and not suffix) else 1000
-    value = float(number) * base ** _POWERS[unit.lower()]
-    if value != int(value):
-        raise ValueError(f"{text} is no whole number")
-    return int(value)
 
 
 def config_flags() -> Iterator[Flag]:
@@ -172,7 +153,7 @@ def load_configs(
     flags = {flag.name: flag for flag in config_flags()}
     settings: dict[str, Any] = {}
     if arguments.config:
-        for name, value in _read_toml(Path(arguments.config)).items():
+        for name, value in _read_toml(Path(arguments.config), flags.values()).items():
             if name not in flags:
                 raise ConfigError(f"{arguments.config}: unknown setting {name}", param=name)
             settings[name] = _parse(flags[name], value)
@@ -194,14 +175,17 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
         raise ConfigError(f"{path.rstrip('`')}: {text}", param=path.rstrip("`")) from None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path, known: Collection[Flag]) -> dict[str, Any]:
+    """Settings of a file, without their sections; a table that is a setting's and no section is its value."""
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", param="config") from None
     flat: dict[str, Any] = {}
+    tables = {flag.name for flag in known} - {flag.section for flag in known}
     for key, value in content.items():
-        flat.update(value if isinstance(value, dict) else {key: value})
+        is_section = isinstance(value, dict) and key.replace("-", "_") not in tables
+        flat.update(value if is_section else {key: value})
     return {key.replace("-", "_"): value for key, value in flat.items()}
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
-from troupellm.server.cli.flags import add_config_flags, human_int, load_configs
+from troupellm.protocol.sizes import human_int
+from troupellm.server.cli.flags import add_config_flags, load_configs
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ ELSEWHERE = {
     "distributed-executor-backend": ONE_DEVICE,
     "trust-remote-code": "remote code is never run; convert the model to a supported architecture",
     "tokenizer-mode": "the tokenizer is read from tokenizer.json; use --tokenizer to name another folder",
-    "swap-space": "preempted sequences are recomputed; size the KV cache with --kv-cache-memory-bytes",
+    "swap-space": "preempted sequences go to host memory with --kv-offloading-size",
     "cpu-offload-gb": _LATER + "; use a smaller --dtype",
     "compilation-config": "nothing is compiled at start; leave it out",
     "cuda-graph-sizes": _LATER + "; leave it out",

@@ -7,7 +7,8 @@ import pytest
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.cli.flags import add_config_flags, config_flags, human_int, load_configs, translate
+from troupellm.protocol.sizes import human_int
+from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
 from troupellm.server.cli.vllm_flags import ELSEWHERE
 from troupellm.server.host import STREAM_DEFAULTS, stream_defaults

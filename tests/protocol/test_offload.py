@@ -1,0 +1,84 @@
+"""Settings of KV offload: sizes as people write them, and what does not go together."""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.offload import GIB, OffloadConfig
+from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TierReport, TransferDone
+from troupellm.protocol.worker import StepPlan, StepResult
+from troupellm.server.cli.flags import add_config_flags, load_configs, translate
+
+
+def parse(*argv: str) -> OffloadConfig:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    return load_configs(parser.parse_args(translate(argv)), {})[0].offload
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [(None, 0), (0, 0), (4, 4 * GIB), (0.5, GIB // 2), ("2", 2 * GIB), ("512MiB", 2**29), ("1GB", 10**9)],
+)
+def test_sizes(given: float | str | None, size: int) -> None:
+    config = EngineConfig.from_flat({"kv_offloading_size": given}).offload
+    assert config.host_bytes == size
+    assert config.on is (size > 0)
+
+
+@pytest.mark.parametrize("given", ["much", "-1", -1, "nan", "inf", float("nan"), float("inf"), 2**30])
+def test_what_is_no_size(given: float | str) -> None:
+    with pytest.raises(ConfigError, match=r"kv_offloading_size: .* is no size") as raised:
+        EngineConfig.from_flat({"kv_offloading_size": given})
+    assert raised.value.param == "kv_offloading_size"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kv_offload_disk_path", "/somewhere"), ("preemption_mode", "offload"), ("preemption_mode", "swap"),
+        ("kv_offloading_backend", "lmcache"), ("kv_offload_disk_bytes", 0), ("kv_offload_timeout", 0.0),
+        ("kv_offload_store_threshold", -1),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name) as raised:
+        EngineConfig.from_flat({name: value})
+    assert raised.value.param == name
+
+
+def test_flags_and_tables(tmp_path: Path) -> None:
+    assert not parse().on
+    assert parse("--kv-offloading-size", "4").host_bytes == 4 * GIB
+    given = parse(
+        "--kv-offloading-size=512MiB", "--kv-offload-disk-path", "/blocks", "--kv-offload-disk-bytes", "8GiB",
+        "--preemption-mode", "offload", "--kv-offload-timeout", "2",
+    )  # fmt: skip
+    assert given == OffloadConfig(
+        kv_offloading_size="512MiB", kv_offload_disk_path="/blocks", kv_offload_disk_bytes=8 * GIB,
+        preemption_mode="offload", kv_offload_timeout=2.0,
+    )  # fmt: skip
+    file = tmp_path / "troupe.toml"
+    file.write_text('[offload]\nkv_offloading_size = 2.5\n[kv_transfer_config]\nkv_connector = "shared"\n')
+    read = parse("--config", str(file))
+    assert read.host_bytes == int(2.5 * GIB)
+    assert read.kv_transfer_config == {"kv_connector": "shared"}
+
+
+def test_plans_and_results_cross_a_process_border() -> None:
+    plan = StepPlan(
+        step=1, engine_epoch=2, rows=(), epochs=(), starts=(), counts=(), cancelled=(3,),
+        transfers=(BlockTransfer(1, "store", 0, 0, 7, 2, b"k"), BlockTransfer(2, "fetch", 1, 1, -1, 3, b"l")),
+        lookups=(TierLookup(4, 1, (b"k", b"l")),),
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan
+    result = StepResult(
+        step=1, engine_epoch=2, rows=(), epochs=(), token_counts=(), tokens=(),
+        transfers=(TransferDone(1, True, seconds=0.5), TransferDone(2, False, "miss")),
+        found=(LookupDone(4, 1),), tiers=(TierReport(tier=1, disabled="No space left on device", failed=1),),
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult) == result
