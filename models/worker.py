@@ -114,8 +114,7 @@ class ModelWorker:
         self._set_threads(config.worker.num_threads)
         tell_compiling(progress, on_cpu=gpu is None)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
-        if config.offload.on:
-            raise ConfigError("kv_offloading_size: this worker has no host tier", param="kv_offloading_size")
+        _refuse_offload(config)
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)
@@ -180,9 +179,8 @@ class ModelWorker:
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
-        ready = msgspec.structs.replace(ready, device=device.type)
         generates = model.head == "lm" and config.model.runner != "pooling"
-        self._ready = msgspec.structs.replace(ready, generates=generates, pooling=ability)
+        self._ready = msgspec.structs.replace(ready, device=device.type, generates=generates, pooling=ability)
         return self._ready
 
     def _load_encoder(
@@ -301,6 +299,11 @@ class ModelWorker:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
         self._threads = StepThreads(torch.get_num_threads())
+
+
+def _refuse_offload(config: EngineConfig) -> None:
+    if config.offload.on:
+        raise ConfigError("kv_offloading_size: this worker has no host tier", param="kv_offloading_size")
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
