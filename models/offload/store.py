@@ -1,0 +1,90 @@
+"""What an outer tier of KV blocks is: something that keeps bytes under keys, and may lose them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class StoreMiss(Exception):
+    """The store has no such block. Nothing is wrong with it."""
+
+
+class StoreCorrupt(StoreMiss):
+    """What lies under the key is damaged, short, misnamed or of another model: a miss that is counted."""
+
+
+class StoreError(Exception):
+    """The store does not work: full, unreachable, not permitted. It is left alone for a while. An `OSError` means the
+    same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContext:
+    """What every store is told of the blocks that it keeps."""
+
+    fingerprint: bytes
+    """32 bytes: of the model and of how its KV blocks are laid out. Blocks of another one are of no use."""
+    block_bytes: int
+    """Every block has this size."""
+    timeout: float
+    """Seconds after which an operation is given up by whoever waits for it; a store that can stop itself does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """What a store says of itself; zeros where it does not know."""
+
+    blocks: int = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    evicted: int = 0
+    """Since it was opened."""
+
+
+class BlockStore(ABC):
+    """Keeps blocks under keys.
+
+    Methods are called on threads of the transfer engine, several at a time, and may block. They raise `StoreMiss`,
+    `StoreError` or `OSError`, nothing else. What `get` has written to before it raised is void. `data` and `into` are
+    writable or not as their direction says, contiguous, of `block_bytes`, and not to be kept after the return.
+    """
+
+    name: str = "store"
+    """As metrics and the log call it."""
+    loads: bool = True
+    """`get` is worth a call."""
+    stores: bool = True
+    """`put` is worth a call."""
+
+    @abstractmethod
+    def contains(self, keys: Sequence[bytes]) -> int:
+        """How many of the keys are there, from the first on up to the first one that is not."""
+
+    @abstractmethod
+    def put(self, key: bytes, data: memoryview) -> None:
+        """Keep a block. One that is there already may stay: equal keys hold equal blocks."""
+
+    @abstractmethod
+    def get(self, key: bytes, into: memoryview) -> None:
+        """Read a block whole and verified.
+
+        Raises:
+            StoreMiss: it is not there; `StoreCorrupt` where something else is.
+        """
+
+    def probe(self) -> None:
+        """Find out whether the store works (again). It is called while nothing else is.
+
+        Raises:
+            StoreError, OSError: it does not.
+        """
+        self.contains(())
+
+    def use(self) -> StoreUse:
+        """From memory; called on the step's thread."""
+        return StoreUse()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; blocks that are meant to last stay. Called once, when no other call is under way or
+        those that are have been given up."""
