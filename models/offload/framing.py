@@ -1,9 +1,9 @@
 """How a KV block lies outside of memory: a header that says what it is, and a checksum over both.
 
-Header, little-endian, 128 bytes: magic, version, length of the key, zeros, length of the block, fingerprint of model and
-layout, key (zeros behind it), checksum. The checksum is XXH3 (64 bit, https://xxhash.com) over the block, seeded with
-that of the header in front of it, so one number covers all. It finds what media and half-done writes do to data; against
-people who mean harm stand file owners, modes and shared secrets.
+Header, little-endian, 128 bytes: magic, version, length of the key, zeros, length of the block, fingerprint of model
+and layout, key (zeros behind it), checksum. The checksum is XXH3 (64 bit, https://xxhash.com) over the block, seeded
+with that of the header in front of it, so one number covers all. It finds what media and half-done writes do to data;
+against people who mean harm stand file owners, modes and shared secrets.
 """
 
 import struct
