@@ -128,6 +128,8 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         if plan.transfers or plan.lookups:
             raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
+        if plan.draft_limits:
+            raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.retired:
             if row in self.rows:
                 self.pooler.drop_row(self.rows.slot(row))
@@ -146,8 +148,6 @@ class ModelRunner:
         if plan.forks:
             self.rows.fork(plan.forks)
         for change in plan.changes:
-            if change.draft_ids:
-                raise PlanError(f"row {change.row}: drafts are not verified by this worker")
             if change.dropped_blocks:
                 self.rows.drop_blocks(change.row, change.dropped_blocks)
             self.rows.append_blocks(change.row, change.appended_blocks)

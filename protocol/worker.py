@@ -97,6 +97,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     pooling: PoolingState | None = None
     """None generates; otherwise the row samples nothing: when its last token is computed its vector comes back in
     `StepResult.pooled`."""
+    tenant: str = ""
+    """Who shares what is kept of its tokens: opaque, another one for each tenant and each cache salt."""
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -107,10 +109,6 @@ class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=
     """How many blocks leave the end of the row's tables before others come: a shared one that gives way to its copy."""
     appended_blocks: tuple[tuple[int, ...], ...] = ()
     """New block ids per cache group, to go at the end of the row's tables."""
-    draft_ids: bytes = b""
-    """Proposed tokens to verify after the row's last token; int32 [drafts]. They count in `StepPlan.counts`."""
-    draft_parents: bytes = b""
-    """int32 [drafts]: index of each draft's parent, -1 is the row's last token. Empty means a chain."""
     sampling: SamplingState | None = None
 
 
@@ -143,6 +141,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     `rows`, `epochs`, `starts` and `counts` are parallel. Row i computes positions starts[i] .. starts[i] + counts[i].
     A row samples when its span reaches the last token that the worker holds for it; the sampled token is appended to
     the row's tokens on the device at once, so the next plan may name its position before the host has seen it.
+
+    Where drafts are verified the host cannot know how many tokens a plan in flight gives, so such a row is *elastic*:
+    its `draft_limits` entry is not -1, its start is the host's lower bound, its count 1. The worker computes the row's
+    next positions without KV, at most 1 + limit of them: first tokens that it holds, then its own drafts behind the
+    last one. It samples when it reaches that. Blocks cover all positions that it may write.
     """
 
     step: int
@@ -151,6 +154,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     epochs: tuple[int, ...]
     starts: tuple[int, ...]
     counts: tuple[int, ...]
+    draft_limits: tuple[int, ...] = ()
+    """Parallel to `rows`: -1 a row that computes just its span, else an elastic one and how many positions beyond one
+    it may compute. Empty: no row is elastic."""
     new_rows: tuple[NewRow, ...] = ()
     changes: tuple[RowChange, ...] = ()
     retired: tuple[int, ...] = ()
@@ -218,11 +224,14 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     rows: tuple[int, ...]
     epochs: tuple[int, ...]
     token_counts: tuple[int, ...]
-    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, more with accepted drafts."""
+    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, up to 1 + limit for an elastic row;
+    behind them those that a guide forces."""
     tokens: tuple[int, ...]
     """All new tokens, row after row."""
     accepted: tuple[int, ...] = ()
-    """Accepted drafts per row; empty when the plan had no drafts."""
+    """Accepted drafts per row, at most as many as `drafted`; empty when nothing was drafted."""
+    drafted: tuple[int, ...] = ()
+    """Drafts per row that were verified, every node of a tree; empty when nothing was drafted."""
     logprobs: tuple[RowLogprobs, ...] = ()
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
     pooled: tuple[RowPooled, ...] = ()

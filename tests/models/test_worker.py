@@ -203,7 +203,7 @@ def test_nan_fails_its_own_row_only(worker: ModelWorker) -> None:
         ({0: (0, 1)}, {"new_rows": (new_row(0),)}, "row 0: epoch 0 is not newer than 0"),
         ({0: (0, 1)}, {"changes": (RowChange(row=0, appended_blocks=((1,) * 10,)),)}, "row 0: 13 blocks"),
         ({0: (0, 1)}, {"changes": (RowChange(row=0, appended_blocks=((1,), (1,))),)}, "2 cache groups"),
-        ({0: (0, 1)}, {"changes": (RowChange(row=0, draft_ids=bytes(4)),)}, "row 0: drafts are not verified"),
+        ({0: (0, 1)}, {"draft_limits": (0,)}, "drafts are not verified"),
         ({0: (0, 1)}, {"loads": (BlockTransfer(1, 0, 1, b""),)}, "no outer tier"),
     ],
 )
