@@ -14,6 +14,7 @@ from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.setting_types import Auto, Count, Fraction, PositiveInt, Seconds, help_text as _help
+from troupellm.protocol.speculative import SpeculationConfig, read_speculative_config
 
 OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 
@@ -236,6 +237,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamConfig = StreamConfig()
     worker: WorkerConfig = WorkerConfig()
     guide: GuideConfig = GuideConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
 
     @classmethod
@@ -254,6 +256,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in settings.items():
             if name not in homes:
                 raise ConfigError(f"unknown setting {name}", param=name, code="unknown_parameter")
+            if name == "speculative_config":
+                value = read_speculative_config(value)
             sections.setdefault(homes[name], {})[name] = value
         try:
             return msgspec.convert(sections, cls)

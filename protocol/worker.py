@@ -224,7 +224,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     rows: tuple[int, ...]
     epochs: tuple[int, ...]
     token_counts: tuple[int, ...]
-    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, up to 1 + limit for an elastic row;
+    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, up to 1 + limit if it is elastic;
     behind them those that a guide forces."""
     tokens: tuple[int, ...]
     """All new tokens, row after row."""
@@ -320,6 +320,8 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Of weights; empty is none."""
     cache_dtype: str = "auto"
     """Of keys and values; auto is `dtype`."""
+    most_drafts: int = 0
+    """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is elastic."""
     host_places: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()

@@ -13,6 +13,7 @@ SHORT = {
     "-q": "--quantization",
     "-O": "--compilation-config",
     "-asc": "--api-server-count",
+    "-sc": "--speculative-config",
 }
 """Short spellings of vLLM and llama.cpp."""
 
@@ -30,7 +31,6 @@ ELSEWHERE = {
     "cuda-graph-sizes": _LATER + "; leave it out",
     "enable-lora": _LATER + "; merge the adapter into the checkpoint",
     "lora-modules": _LATER + "; merge the adapter into the checkpoint",
-    "speculative-config": _LATER + "; leave it out",
     "tool-parser-plugin": "dialects are plug-ins of the entry point group troupellm.dialects",
     "reasoning-parser-plugin": "dialects are plug-ins of the entry point group troupellm.dialects",
     "exclude-tools-when-tool-choice-none": "tools that may not be called are never shown to the model; leave it out",

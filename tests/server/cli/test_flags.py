@@ -8,6 +8,7 @@ import pytest
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.sizes import human_int
+from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
 from troupellm.server.cli.vllm_flags import ELSEWHERE
@@ -146,3 +147,21 @@ def test_an_interval_that_was_chosen_is_kept_however_few_streams_there_are() -> 
     assert set(stream_defaults(["flush_interval"])) == {"stall_timeout"}
     assert set(stream_defaults(["stall_timeout"])) == {"flush_interval", "wakes_per_second"}
     assert EngineConfig.from_flat({}).stream.wakes_per_second is None
+
+
+def test_speculation_is_json_or_a_table(tmp_path: Path) -> None:
+    wanted = EngineConfig.from_flat({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}})
+    assert wanted.speculation.speculative_config == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    text = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert parse("--speculative-config", text)[0] == wanted
+    assert parse(f"-sc={text}")[0] == wanted
+    assert parse(environment={"TROUPE_SPECULATIVE_CONFIG": text})[0] == wanted
+    assert parse("--speculative-config", "null") == parse("--speculative-config", "none") == parse()
+    file = tmp_path / "troupe.toml"
+    table = 'method = "ngram"\nnum_speculative_tokens = 3\n'
+    for heading in ("[speculative_config]", "[speculation.speculative_config]"):
+        file.write_text(f"{heading}\n{table}")
+        assert parse("--config", str(file))[0] == wanted, heading
+    with pytest.raises(ConfigError, match="num_speculative_tokens is wrong") as caught:
+        parse("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 1000}')
+    assert caught.value.param == "speculative_config.num_speculative_tokens"
