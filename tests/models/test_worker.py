@@ -204,7 +204,11 @@ def test_nan_fails_its_own_row_only(worker: ModelWorker) -> None:
         ({0: (0, 1)}, {"changes": (RowChange(row=0, appended_blocks=((1,) * 10,)),)}, "row 0: 13 blocks"),
         ({0: (0, 1)}, {"changes": (RowChange(row=0, appended_blocks=((1,), (1,))),)}, "2 cache groups"),
         ({0: (0, 1)}, {"draft_limits": (0,)}, "drafts are not verified"),
-        ({0: (0, 1)}, {"loads": (BlockTransfer(1, 0, 1, b""),)}, "no outer tier"),
+        (
+            {0: (0, 1)},
+            {"transfers": (BlockTransfer(transfer=1, kind="load", tier=0, group=0, block=1, place=0, key=b""),)},
+            "no outer tier",
+        ),
     ],
 )
 def test_plans_that_contradict_what_is_known(
