@@ -15,6 +15,7 @@ from troupellm.models.layers.attention import Angles, KVPair
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.rope import rope_tables
+from troupellm.models.speculation.proposer import NO_TAPS, Taps
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -41,6 +42,9 @@ class RunnableDecoder(Protocol):
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """As `Decoder.forward`."""
+
+    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
+        """As `Decoder.forward_tapped`."""
 
     def normed(self, hidden: Tensor) -> Tensor:
         """As `Decoder.normed`."""
@@ -102,24 +106,53 @@ class Decoder:
         Returns:
             hidden states [logits, hidden] of the tokens that logits are wanted for, before the final norm.
         """
+        return self._run(batch, caches, NO_TAPS, None)
+
+    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
+        """The same, with what is in between for whoever looks at it: of all tokens, not only of those with logits.
+
+        Returns:
+            as `forward`, and the states that `taps` names [tokens, width], beside each other in its order.
+        """
+        width = self.config.hidden_size * (len(taps.layers) + taps.last)
+        tapped = self.embedding.new_empty(batch.token_ids.shape[0], width)
+        return self._run(batch, caches, taps, tapped), tapped
+
+    def _run(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps, tapped: Tensor | None) -> Tensor:
+        """tapped: [tokens, width], to be written to; None where `taps` are none."""
         token_ids, positions = batch.token_ids, batch.positions
         missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self._angles(positions)
-        residual = functional.embedding(token_ids, self.embedding)
-        if self.embedding_scale != 1.0:
-            residual.mul_(self.embedding_scale)
+        residual = self.embed(token_ids)
         if batch.inputs is not None:
             places, values = batch.inputs
             scale = self.embedding_scale if self.config.scale_inputs else 1.0
             residual[places] = values.to(residual.dtype) * scale
         update = None
-        for layer, turns, cache in zip(self.layers[:-1], angles, caches, strict=False):
+        last = len(self.layers) - 1
+        for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
             update, residual = layer(update, residual, batch, turns, cache)
+            if number in taps.layers:
+                _tap(tapped, taps.layers.index(number), update, residual)
         # After the last keys and values are written, only the tokens that logits are wanted for matter.
-        update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], batch.logit_tokens)
-        return residual if update is None else residual.add_(update)
+        every = taps.last or last in taps.layers
+        keep = None if every else batch.logit_tokens
+        update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], keep)
+        hidden = residual if update is None else residual.add_(update)
+        if not every:
+            return hidden
+        if last in taps.layers:
+            _tap(tapped, taps.layers.index(last), None, hidden)
+        if taps.last:
+            _tap(tapped, len(taps.layers), None, hidden)
+        return hidden[batch.logit_tokens]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What enters the first layer [tokens, hidden], of int64 [tokens]."""
+        embedded = functional.embedding(token_ids, self.embedding)
+        return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Hidden states behind the final norm."""
@@ -145,3 +178,15 @@ class Decoder:
         if self.score is None:
             raise RuntimeError("this model has no classifier")
         return linear(hidden.to(self.embedding.dtype), self.score)
+
+
+def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
+    """Keep a layer's output of all tokens; those are the first rows, before what pads."""
+    assert tapped is not None
+    width = residual.shape[1]
+    found = tapped[:, place * width : (place + 1) * width]
+    rows = residual[: found.shape[0]]
+    if update is None:
+        found.copy_(rows)
+    else:
+        torch.add(rows, update[: found.shape[0]], out=found)

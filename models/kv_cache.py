@@ -12,29 +12,35 @@ CPU = torch.device("cpu")
 
 
 class KVCache:
-    """Keys and values of all layers.
+    """Keys and values of all layers, and of a drafter's.
 
     Attributes:
         layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim], or wider where the type needs
             it (see `kernels.kv_codes`); with latent attention it is twice the same tensor. Layers of different cache
             groups may share the memory, not the blocks.
+        draft_layers: the same of a drafter; its heads may have other shapes.
+        storages: what holds them, of the model and, if there is one, of its drafter: [layers, keys and values, blocks,
+            kv_heads, block_size, width] each. A block is its part of all of them.
     """
 
     def __init__(
         self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
-        device: torch.device = CPU,
+        device: torch.device = CPU, *, drafter: DecoderConfig | None = None,
     ) -> None:  # fmt: skip
-        """Reserve the memory; the system hands it out as it is written to, and nothing is read before that."""
+        """Reserve the memory; the system hands it out as it is written to, and nothing is read before that.
+
+        Args:
+            drafter: further layers, in the same blocks: whatever is said of a block is said of their part, too.
+        """
         self.layout = cache_layout(config)
-        width = row_width(config.head_dim, dtype)
-        shape = (self.layout.num_slots, parts_of(config), num_blocks, config.num_kv_heads, block_size, width)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
-        self.storage = torch.empty(shape, dtype=dtype, device=device)
-        if device.type == "cpu":
-            prefer_huge_pages(self.storage.data_ptr(), self.storage.nbytes, written=False)
-        self.layers: list[tuple[Tensor, Tensor]] = [
-            (self.storage[slot, 0], self.storage[slot, -1]) for slot in self.layout.slot_of
-        ]
+        self.storage = _reserve(config, num_blocks, block_size, dtype, device)
+        self.layers = _pairs(self.storage, config)
+        self.storages: tuple[Tensor, ...] = (self.storage,)
+        self.draft_layers: list[tuple[Tensor, Tensor]] = []
+        if drafter is not None:
+            more = _reserve(drafter, num_blocks, block_size, dtype, device)
+            self.storages, self.draft_layers = (self.storage, more), _pairs(more, drafter)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
@@ -42,8 +48,25 @@ class KVCache:
         if self.storage.is_cuda:  # pinned: nobody waits
             blocks = blocks.pin_memory().to(self.storage.device, non_blocking=True)
         sources, targets = blocks.T
-        storage = as_bytes(self.storage)
-        storage[:, :, targets] = storage[:, :, sources]
+        for every in self.storages:
+            storage = as_bytes(every)
+            storage[:, :, targets] = storage[:, :, sources]
+
+
+def _reserve(
+    config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    width = row_width(config.head_dim, dtype)
+    slots = cache_layout(config).num_slots
+    shape = (slots, parts_of(config), num_blocks, config.num_kv_heads, block_size, width)
+    storage = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        prefer_huge_pages(storage.data_ptr(), storage.nbytes, written=False)
+    return storage
+
+
+def _pairs(storage: Tensor, config: DecoderConfig) -> list[tuple[Tensor, Tensor]]:
+    return [(storage[slot, 0], storage[slot, -1]) for slot in cache_layout(config).slot_of]
 
 
 def parts_of(config: DecoderConfig) -> int:

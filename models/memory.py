@@ -11,6 +11,7 @@ from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig, MlaConfig, MoeConfig
 from troupellm.models.kv_cache import parts_of
 from troupellm.models.quantization.sizes import weight_bytes
+from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.stored_size import StoredSize
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
@@ -57,7 +58,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_memory(
     model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
-    stored: StoredSize | None = None, *, on_gpu: bool = False,
+    stored: StoredSize | None = None, *, on_gpu: bool = False, drafter: DrafterNeeds = NO_DRAFTER,
 ) -> MemoryBudget:  # fmt: skip
     """Divide the available memory.
 
@@ -65,6 +66,7 @@ def plan_memory(
         available: bytes; measured when not given.
         stored: of a quantized checkpoint.
         on_gpu: the cache may take all that is left; on a CPU others live, too.
+        drafter: what speculative decoding takes beside the model.
 
     Raises:
         ConfigError: the wanted context or cache does not fit; `param` names the setting.
@@ -75,9 +77,11 @@ def plan_memory(
     weights = weight_bytes(model, weight_count(model, with_head=True), dtype, mode)
     if mode is None and stored is not None and stored.nbytes is not None:
         weights = stored.nbytes
-    activations = _activation_bytes(model, config, size)
+    weights += drafter.weight_bytes
+    activations = _activation_bytes(model, config, size) + drafter.activation_bytes
+    activations += config.scheduler.max_num_seqs * drafter.row_bytes(size)
     longest = model_limit(model, config)
-    block = block_bytes(model, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
+    block = whole_block_bytes(model, drafter, config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype))
     windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
     most = count_blocks(windows, longest, span, config.cache.block_size)
     num_blocks = _num_blocks(config.cache, block, available - weights - activations, most, config, on_gpu=on_gpu)
@@ -154,6 +158,12 @@ def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> in
     """One block's keys and values in all layers of a cache group, in a cache of `dtype`."""
     row = row_width(model.head_dim, dtype) * dtype.itemsize
     return parts_of(model) * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
+
+
+def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
+    """The same, with the drafter's layers."""
+    more = 0 if drafter.layers is None else block_bytes(drafter.layers, block_size, dtype)
+    return block_bytes(model, block_size, dtype) + more
 
 
 def available_memory() -> int:

@@ -19,7 +19,8 @@ from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.memory import MemoryBudget, block_bytes
+from troupellm.models.memory import MemoryBudget, whole_block_bytes
+from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -78,9 +79,13 @@ class GpuPlace:
         share = self._config.cache.gpu_memory_utilization
         return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
 
-    def make_cache(self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype) -> KVCache:
+    def make_cache(
+        self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DecoderConfig | None = None
+    ) -> KVCache:
         """With one block more than plans may name, the null page of rows that pad."""
-        return KVCache(model, num_blocks + 1, self._config.cache.block_size, dtype, self.device.torch_device)
+        return KVCache(
+            model, num_blocks + 1, self._config.cache.block_size, dtype, self.device.torch_device, drafter=drafter
+        )
 
     def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> CudaRunner:
         """more: as of `CudaRunner`."""
@@ -108,6 +113,7 @@ class GpuPlace:
         self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,
         reset_peak: Callable[[], None] = torch.cuda.reset_peak_memory_stats,
         peak: Callable[[], int] = torch.cuda.max_memory_allocated,
+        drafter: DrafterNeeds = NO_DRAFTER,
     ) -> MemoryBudget:  # fmt: skip
         """The budget once more, now that the weights are there and a step as large as any was computed.
 
@@ -115,7 +121,7 @@ class GpuPlace:
             ConfigError: what is left does not hold the context that was asked for; `param` names the setting.
         """
         model, config = decoder.config, self._config
-        block = block_bytes(model, config.cache.block_size, kv_dtype)
+        block = whole_block_bytes(model, drafter, config.cache.block_size, kv_dtype)
         used = self._total - self.device.memory()[0]
         activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak)
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)

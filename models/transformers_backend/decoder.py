@@ -11,6 +11,7 @@ from troupellm.kernels.linear import batch_invariance
 from troupellm.models.checkpoint import weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.speculation.proposer import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
@@ -86,6 +87,10 @@ class TransformersDecoder:
             output = self.body(**inputs, position_ids=batch.positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden[batch.logit_tokens]
+
+    def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
+        """Never called: who needs hidden states is refused while the model is loaded."""
+        raise RuntimeError("this model's hidden states are not shown")
 
     def normed(self, hidden: Tensor) -> Tensor:
         """They have gone through the final norm before."""

@@ -1,0 +1,23 @@
+"""What a drafter takes of the memory: known before anything of it is read."""
+
+import msgspec
+
+from troupellm.models.decoder_config import DecoderConfig
+
+
+class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, and layers of the cache."""
+
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    layers: DecoderConfig | None = None
+    """Whose keys and values lie in the model's blocks, beside those of its own layers; None has no cache."""
+    width: int = 0
+    """Numbers of a hidden state that is kept for every row between two steps."""
+
+    def row_bytes(self, itemsize: int) -> int:
+        """What is kept per row."""
+        return self.width * itemsize
+
+
+NO_DRAFTER = DrafterNeeds()
