@@ -24,6 +24,7 @@ from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
+from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import import_beside
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
@@ -203,6 +204,7 @@ async def start(
     machinery = Machinery("troupellm", processes)
     stack.push_async_exit(_Shielded(lambda: _close(machinery, systems)))
     systems: list[System] = []
+    secret = await machinery.pool.run(_secret, config) or bytes.fromhex(randomness.token(HASH_KEY_BYTES))
     loaded = await machinery.load(config, progress, factory)
     ready = loaded.ready
     limits = Limits(
@@ -217,7 +219,7 @@ async def start(
         config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
-        clock=clock, randomness=randomness, hash_key=bytes.fromhex(randomness.token(HASH_KEY_BYTES)),
+        clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint),
     )  # fmt: skip
     system = System(company)
     systems.append(system)
@@ -263,6 +265,12 @@ def _cache_config(config: EngineConfig, ready: WorkerReady) -> dict[str, str]:
         "cache_dtype": ready.dtype if ready.cache_dtype == "auto" else ready.cache_dtype,
         "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
     }
+
+
+def _secret(config: EngineConfig) -> bytes | None:
+    """None: nothing outlives this engine."""
+    path = secret_file(config)
+    return None if path is None else read_secret(path)
 
 
 def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:

@@ -22,6 +22,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.fingerprint import same_model
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
@@ -140,9 +141,13 @@ class ModelWorker:
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
 
+        same = same_model(self._folder, model, config, dtype, cached)
+
         def read(sink: ProgressSink) -> RunnableDecoder:
             with batch_invariant(invariant):
-                return read_decoder(self._folder, model, form, config.model, dtype, budget, sink, device)
+                decoder = read_decoder(self._folder, model, form, config.model, dtype, budget, sink, device)
+            same.check()
+            return decoder
 
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             read,
@@ -180,7 +185,9 @@ class ModelWorker:
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
         generates = model.head == "lm" and config.model.runner != "pooling"
-        self._ready = msgspec.structs.replace(ready, device=device.type, generates=generates, pooling=ability)
+        self._ready = msgspec.structs.replace(
+            ready, device=device.type, generates=generates, pooling=ability, fingerprint=same.fingerprint
+        )
         return self._ready
 
     def _load_encoder(

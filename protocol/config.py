@@ -92,6 +92,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
+    prefix_hash_secret_file: Annotated[str | None, _help("secret that names KV blocks; made if missing")] = None
     disable_hybrid_kv_cache_manager: Annotated[
         bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
     ] = False

@@ -326,6 +326,9 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()
     """Outer tiers, from number 1 on."""
+    fingerprint: str = ""
+    """Digest of all that the content of a KV block depends on besides tokens; empty where no block outlives the engine.
+    """
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 _EARLY_ABORTS = 1024
 """How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
 _SPARE_DEADLINES = 64
+_LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
+"""What a restarted worker has as the one before it had."""
 _PRIORITY_SPAN = 2**33
 """More than priorities of requests differ by: that of the tenant counts before them."""
 
@@ -274,12 +276,8 @@ class SchedulerCore:
         Raises:
             ValueError: the new worker serves another model.
         """
-        if (ready.vocab_width, ready.block_size, ready.groups) != (
-            self._ready.vocab_width,
-            self._ready.block_size,
-            self._ready.groups,
-        ):
-            raise ValueError("the restarted worker has another vocabulary, block size or cache layout than before")
+        if any(getattr(ready, name) != getattr(self._ready, name) for name in _LASTING):
+            raise ValueError("the restarted worker has another model, block size or cache layout than before")
         self._ready = ready
         self._replay.resume(ready)
 

@@ -1,0 +1,138 @@
+"""What the content of a KV block depends on besides tokens, as one digest: weights, architecture, types, layout.
+
+It is part of the root of the prefix hash, so engines that differ in any of it have no block key in common, and a block
+that was kept by one of them is never found by another.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from troupellm.models.cache_layout import cache_layout
+from troupellm.models.checkpoint import weight_files
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.gguf.header import is_gguf, read_header
+from troupellm.models.prefix_secret import secret_file
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ModelLoadError
+
+FORMAT = "troupellm KV block 1"
+"""Of blocks' bytes; another one when their layout changes."""
+PART_BYTES = 64 * 2**20
+"""Files are digested in parts of so many bytes, several at once."""
+_READ_BYTES = 2**20
+
+
+def model_fingerprint(
+    folder: Path,
+    model: DecoderConfig,
+    config: EngineConfig,
+    *,
+    dtype: str,
+    cache_dtype: str,
+    extra: Sequence[str] = (),
+) -> str:
+    """64 hexadecimal digits.
+
+    Args:
+        folder: of the checkpoint, or a GGUF file.
+        model: as it is run, cache groups included.
+        dtype: of activations.
+        cache_dtype: of keys and values.
+        extra: what else counts: of each drafter whose keys and values are in the blocks, its own digest.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    said = {
+        "format": FORMAT,
+        "weights": _weights(folder, config),
+        "model": msgspec.to_builtins(model),
+        "layout": msgspec.to_builtins(cache_layout(model)),
+        "dtype": dtype,
+        "cache_dtype": cache_dtype,
+        "quantization": config.model.quantization,
+        "block_size": config.cache.block_size,
+        "batch_invariant": config.worker.batch_invariant,
+        "extra": list(extra),
+    }
+    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+class SameModel:
+    """Holds on to what was loaded first: weights that are read again after a sleep must be the same.
+
+    Attributes:
+        fingerprint: empty before `check`, and where no block outlives the engine, so that nobody asks for one.
+    """
+
+    def __init__(self, compute: Callable[[], str] | None) -> None:
+        self._compute = compute
+        self.fingerprint = ""
+
+    def check(self) -> None:
+        """To be called whenever weights were read.
+
+        Raises:
+            ModelLoadError: they cannot be read again, or they are others than before.
+        """
+        if self._compute is None:
+            return
+        try:
+            now = self._compute()
+        except OSError as error:
+            raise ModelLoadError(f"the weights cannot be read: {error.strerror}") from error
+        if self.fingerprint and now != self.fingerprint:
+            raise ModelLoadError(
+                "the weights on disk are others than those that kept KV blocks are of", hint="restart the engine"
+            )
+        self.fingerprint = now
+
+
+def same_model(
+    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object
+) -> SameModel:
+    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
+    if secret_file(config) is None:
+        return SameModel(None)
+    types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
+    return SameModel(partial(model_fingerprint, folder, model, config, **types))
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """Of the content of files and their order; 64 hexadecimal digits. Parts are digested on all cores."""
+    parts = [part for file in files for part in _parts(file)]
+    with ThreadPoolExecutor(os.cpu_count() or 1, "troupellm-digest") as pool:
+        digests = list(pool.map(_digest, parts))
+    sizes = b"".join(file.stat().st_size.to_bytes(8, "little") for file in files)
+    return sha256(sizes + b"".join(digests)).hexdigest()
+
+
+def _weights(folder: Path, config: EngineConfig) -> str:
+    if config.model.load_format == "dummy":
+        return f"random {config.model.seed}"
+    if is_gguf(folder):
+        return files_digest(sorted({folder, *(tensor.file for tensor in read_header(folder).tensors.values())}))
+    return files_digest([folder / "config.json", *(folder / name for name in weight_files(folder))])
+
+
+def _parts(file: Path) -> Iterator[tuple[Path, int]]:
+    for begin in range(0, file.stat().st_size, PART_BYTES):
+        yield file, begin
+
+
+def _digest(part: tuple[Path, int]) -> bytes:
+    path, begin = part
+    digest, left = sha256(), PART_BYTES
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while left and (piece := file.read(min(left, _READ_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+    return digest.digest()

@@ -1,0 +1,84 @@
+"""The secret behind the names of KV blocks, in a file, so that names survive a restart and agree between engines.
+
+Who knows it can name, read and forge blocks of everybody who shares it. So nobody but the file's owner may write it and
+nobody outside its group read it, and what is kept or sent under it is authenticated by keys that follow from it.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+
+SECRET_BYTES = 32
+BESIDE_BLOCKS = "prefix-hash-secret"
+"""Name of the file in the folder of a disk tier, where no other was given."""
+_FIELD = "prefix_hash_secret_file"
+_LARGEST_FILE = 4096
+
+
+def secret_file(config: EngineConfig) -> Path | None:
+    """Where an engine's secret is kept; None where nothing outlives the engine, whose secret is drawn at its start."""
+    given, disk = config.cache.prefix_hash_secret_file, config.offload.kv_offload_disk_path
+    if given is not None:
+        return Path(given).expanduser()
+    return None if disk is None else Path(disk).expanduser() / BESIDE_BLOCKS
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret of a file, which is made with a fresh one if it is not there; engines may do so at the same time.
+
+    Raises:
+        ConfigError: the file cannot be read or made, others may write or read it, or it holds something else.
+    """
+    try:
+        if not path.exists():
+            _create(path)
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_LARGEST_FILE)
+    except OSError as error:
+        raise ConfigError(f"{_FIELD} cannot be read or made: {error.strerror}", param=_FIELD) from error
+    if stat.S_IMODE(mode) & 0o027:
+        raise ConfigError(f"{_FIELD}: only its owner may write it, and nobody else read it; chmod 600", param=_FIELD)
+    try:
+        secret = bytes.fromhex(content.decode("ascii"))
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise ConfigError(f"{_FIELD} must hold {2 * SECRET_BYTES} hexadecimal digits and nothing else", param=_FIELD)
+    return secret
+
+
+def derived_key(secret: bytes, purpose: str) -> bytes:
+    """A key for one purpose, which tells nothing of the secret or of other purposes' keys; 32 bytes."""
+    return hmac.digest(secret, purpose.encode(), "sha256")
+
+
+def prefix_hash_key(secret: bytes, fingerprint: str) -> bytes:
+    """What keys the prefix hash: another model or another setting has no block key in common with this one.
+
+    Args:
+        fingerprint: `WorkerReady.fingerprint`.
+    """
+    return derived_key(secret, f"prefix hash of {fingerprint}")
+
+
+def _create(path: Path) -> None:
+    """Appears whole or not at all; who comes second finds the first one's."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_hex(SECRET_BYTES).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
