@@ -14,11 +14,10 @@ from troupellm.kernels import paged_attention
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
-from troupellm.models.cache_layout import cache_layout, with_cache_groups
+from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.cuda.place import GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
-from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
@@ -29,7 +28,7 @@ from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.load_notes import tell_compiling
 from troupellm.models.logits_processors import describe, load_processors
-from troupellm.models.memory import MemoryBudget, model_limit, plan_memory, weight_count
+from troupellm.models.memory import MemoryBudget, model_limit, plan_memory
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.report import quantization_report
@@ -42,16 +41,15 @@ from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
+from troupellm.models.worker_ready import decoder_ready
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
-    CacheGroup,
     LoadProgress,
     NewRow,
-    ProcessorInfo,
     ProgressSink,
     SamplingState,
     StepPlan,
@@ -183,7 +181,7 @@ class ModelWorker:
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
-        ready = _ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
+        ready = decoder_ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
         generates = model.head == "lm" and config.model.runner != "pooling"
         self._ready = msgspec.structs.replace(
             ready, device=device.type, generates=generates, pooling=ability, fingerprint=same.fingerprint
@@ -357,50 +355,3 @@ def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
         pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
     )  # fmt: skip
     runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
-
-
-def _ready(
-    model: DecoderConfig,
-    budget: MemoryBudget,
-    config: EngineConfig,
-    dtype: torch.dtype,
-    seconds: float,
-    saturation: tuple[int, float],
-    processors: tuple[ProcessorInfo, ...],
-) -> WorkerReady:
-    return WorkerReady(
-        vocab_width=model.vocab_size,
-        max_model_len=budget.max_model_len,
-        num_blocks=budget.num_blocks,
-        block_size=config.cache.block_size,
-        groups=_cache_groups(model, budget),
-        step_tokens=config.scheduler.max_num_batched_tokens,
-        dtype=str(dtype).removeprefix("torch."),
-        cache_dtype=config.cache.kv_cache_dtype,
-        quantization=budget.quantization,
-        device="cpu",
-        architecture=model.architecture,
-        num_parameters=weight_count(model, with_head=False),
-        weight_bytes=budget.weight_bytes,
-        kv_cache_bytes=budget.kv_cache_bytes,
-        activation_bytes=budget.activation_bytes,
-        memory_free_bytes=budget.free_bytes,
-        load_seconds=seconds,
-        saturation_tokens=saturation[0],
-        saturation_seconds=saturation[1],
-        hidden_size=model.hidden_size,
-        logits_processors=processors,
-    )
-
-
-def _cache_groups(model: DecoderConfig, budget: MemoryBudget) -> tuple[CacheGroup, ...]:
-    layout, whole = cache_layout(model), budget.kv_cache_bytes // budget.num_blocks
-    return tuple(
-        CacheGroup(
-            num_layers=layers,
-            sliding_window=window,
-            kind="latent" if model.mla is not None else "full" if window is None else "sliding",
-            block_bytes=whole * layers // layout.num_slots,
-        )
-        for window, layers in zip(layout.windows, layout.group_layers, strict=True)
-    )

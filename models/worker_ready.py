@@ -1,0 +1,60 @@
+"""What a worker says of a decoder once it is loaded."""
+
+import torch
+
+from troupellm.models.cache_layout import cache_layout
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.memory import MemoryBudget, weight_count
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady
+
+
+def decoder_ready(
+    model: DecoderConfig,
+    budget: MemoryBudget,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    seconds: float,
+    saturation: tuple[int, float],
+    processors: tuple[ProcessorInfo, ...],
+) -> WorkerReady:
+    """
+    Args:
+        saturation: from how many tokens on, and from what time, a step does no more of them per second.
+    """
+    return WorkerReady(
+        vocab_width=model.vocab_size,
+        max_model_len=budget.max_model_len,
+        num_blocks=budget.num_blocks,
+        block_size=config.cache.block_size,
+        groups=_cache_groups(model, budget),
+        step_tokens=config.scheduler.max_num_batched_tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=config.cache.kv_cache_dtype,
+        quantization=budget.quantization,
+        device="cpu",
+        architecture=model.architecture,
+        num_parameters=weight_count(model, with_head=False),
+        weight_bytes=budget.weight_bytes,
+        kv_cache_bytes=budget.kv_cache_bytes,
+        activation_bytes=budget.activation_bytes,
+        memory_free_bytes=budget.free_bytes,
+        load_seconds=seconds,
+        saturation_tokens=saturation[0],
+        saturation_seconds=saturation[1],
+        hidden_size=model.hidden_size,
+        logits_processors=processors,
+    )
+
+
+def _cache_groups(model: DecoderConfig, budget: MemoryBudget) -> tuple[CacheGroup, ...]:
+    layout, whole = cache_layout(model), budget.kv_cache_bytes // budget.num_blocks
+    return tuple(
+        CacheGroup(
+            num_layers=layers,
+            sliding_window=window,
+            kind="latent" if model.mla is not None else "full" if window is None else "sliding",
+            block_bytes=whole * layers // layout.num_slots,
+        )
+        for window, layers in zip(layout.windows, layout.group_layers, strict=True)
+    )
