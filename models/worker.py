@@ -7,7 +7,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, assert_never
 
-import msgspec
 import torch
 
 from troupellm.kernels import paged_attention
@@ -21,7 +20,7 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
-from troupellm.models.fingerprint import same_model
+from troupellm.models.fingerprint import SameModel, same_model
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
@@ -140,15 +139,12 @@ class ModelWorker:
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
 
         same = same_model(self._folder, model, config, dtype, cached)
-
-        def read(sink: ProgressSink) -> RunnableDecoder:
-            with batch_invariant(invariant):
-                decoder = read_decoder(self._folder, model, form, config.model, dtype, budget, sink, device)
-            same.check()
-            return decoder
-
         parts = self._parts = Parts[RunnableDecoder, KVCache](
-            read,
+            lambda sink: _read(
+                partial(read_decoder, self._folder, model, form, config.model, dtype, budget, sink, device),
+                same,
+                invariant=invariant,
+            ),
             lambda: (
                 KVCache(model, budget.num_blocks, config.cache.block_size, cached)
                 if place is None
@@ -181,11 +177,10 @@ class ModelWorker:
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
-        ready = decoder_ready(model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors))
-        generates = model.head == "lm" and config.model.runner != "pooling"
-        self._ready = msgspec.structs.replace(
-            ready, device=device.type, generates=generates, pooling=ability, fingerprint=same.fingerprint
-        )
+        self._ready = decoder_ready(
+            model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors),
+            device=device.type, pooling=ability, fingerprint=same.fingerprint,
+        )  # fmt: skip
         return self._ready
 
     def _load_encoder(
@@ -317,6 +312,13 @@ def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
         elsewhere = ModelConfig(model=config.tokenizer, download_dir=config.download_dir)
         folder = resolve_model(elsewhere, lambda progress: None)
     return Tokenizer.load(folder)
+
+
+def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bool) -> RunnableDecoder:
+    with batch_invariant(invariant):
+        decoder = read()
+    same.check()
+    return decoder
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:

@@ -6,6 +6,7 @@ from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.memory import MemoryBudget, weight_count
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.pooling import PoolingAbility
 from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady
 
 
@@ -17,6 +18,10 @@ def decoder_ready(
     seconds: float,
     saturation: tuple[int, float],
     processors: tuple[ProcessorInfo, ...],
+    *,
+    device: str,
+    pooling: PoolingAbility | None,
+    fingerprint: str,
 ) -> WorkerReady:
     """
     Args:
@@ -32,7 +37,7 @@ def decoder_ready(
         dtype=str(dtype).removeprefix("torch."),
         cache_dtype=config.cache.kv_cache_dtype,
         quantization=budget.quantization,
-        device="cpu",
+        device=device,
         architecture=model.architecture,
         num_parameters=weight_count(model, with_head=False),
         weight_bytes=budget.weight_bytes,
@@ -44,6 +49,9 @@ def decoder_ready(
         saturation_seconds=saturation[1],
         hidden_size=model.hidden_size,
         logits_processors=processors,
+        generates=model.head == "lm" and config.model.runner != "pooling",
+        pooling=pooling,
+        fingerprint=fingerprint,
     )
 
 
