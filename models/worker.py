@@ -17,6 +17,7 @@ from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.cuda.place import GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder
@@ -137,7 +138,6 @@ class ModelWorker:
             stored_size(self._folder, model, form, dtype), on_gpu=place is not None,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-
         same = same_model(self._folder, model, config, dtype, cached)
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             lambda sink: _read(
@@ -145,11 +145,7 @@ class ModelWorker:
                 same,
                 invariant=invariant,
             ),
-            lambda: (
-                KVCache(model, budget.num_blocks, config.cache.block_size, cached)
-                if place is None
-                else place.make_cache(model, budget.num_blocks, cached)
-            ),
+            lambda: _make_cache(place, model, budget.num_blocks, config.cache.block_size, cached),
         )
         decoder = parts.read(progress)
         if place is not None:
@@ -319,6 +315,14 @@ def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bo
         decoder = read()
     same.check()
     return decoder
+
+
+def _make_cache(
+    place: GpuPlace | None, model: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype
+) -> KVCache:
+    if place is None:
+        return KVCache(model, num_blocks, block_size, dtype)
+    return place.make_cache(model, num_blocks, dtype)
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:
