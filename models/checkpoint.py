@@ -52,13 +52,17 @@ class WeightSource(Protocol):
 class Checkpoint:
     """The safetensors files of one folder."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None,
+        files: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """Open every file and list its tensors.
 
         Args:
             folder: in Hugging Face's format: one file, or an index and its shards.
             dtype: what tensors are converted to.
             taken: called with the bytes of each tensor after its conversion.
+            files: names within the folder, where they are not the usual ones.
 
         Raises:
             ModelLoadError: a file is missing, damaged or outside the folder.
@@ -66,7 +70,7 @@ class Checkpoint:
         self._dtype, self._taken = dtype, taken
         self._files: dict[str, Any] = {}
         self._homes: dict[str, str] = {}
-        for file in weight_files(folder):
+        for file in files or weight_files(folder):
             try:
                 handle: Any = safe_open(folder / file, framework="pt")
                 names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping

@@ -134,8 +134,8 @@ class Decoder:
         last = len(self.layers) - 1
         for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
             update, residual = layer(update, residual, batch, turns, cache)
-            if number in taps.layers:
-                _tap(tapped, taps.layers.index(number), update, residual)
+            for place in _places(taps, number):
+                _tap(tapped, place, update, residual)
         # After the last keys and values are written, only the tokens that logits are wanted for matter.
         every = taps.last or last in taps.layers
         keep = None if every else batch.logit_tokens
@@ -143,10 +143,8 @@ class Decoder:
         hidden = residual if update is None else residual.add_(update)
         if not every:
             return hidden
-        if last in taps.layers:
-            _tap(tapped, taps.layers.index(last), None, hidden)
-        if taps.last:
-            _tap(tapped, len(taps.layers), None, hidden)
+        for place in [*_places(taps, last), *([len(taps.layers)] if taps.last else ())]:
+            _tap(tapped, place, None, hidden)
         return hidden[batch.logit_tokens]
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -167,7 +165,16 @@ class Decoder:
         """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        logits = norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head).float()
+        return self._scaled(norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head))
+
+    def scores(self, normed: Tensor) -> Tensor:
+        """The same, of hidden states that are not to go through the final norm, or have gone through it."""
+        if self.head is None:
+            raise RuntimeError("this model does not generate text")
+        return self._scaled(linear(normed, self.head))
+
+    def _scaled(self, scores: Tensor) -> Tensor:
+        logits = scores.float()
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap
@@ -178,6 +185,11 @@ class Decoder:
         if self.score is None:
             raise RuntimeError("this model has no classifier")
         return linear(hidden.to(self.embedding.dtype), self.score)
+
+
+def _places(taps: Taps, layer: int) -> list[int]:
+    """Where a layer's output goes; a model of few layers may be asked for one of them more than once."""
+    return [place for place, wanted in enumerate(taps.layers) if wanted == layer] if taps.layers else []
 
 
 def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:

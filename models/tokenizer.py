@@ -89,6 +89,11 @@ class Tokenizer:
             definition = backend.to_str().encode()
         return cls(backend, definition, _eos_token_ids(folder, config, backend), _token_text(config.get("bos_token")))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id by its form within the tokenizer."""
+        found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return found
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids

@@ -54,7 +54,10 @@ def make_attention(config: DecoderConfig, layer: int, source: WeightSource) -> S
 class Attention:
     """Self-attention with grouped heads and rotary positions."""
 
-    def __init__(self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource, *, input_size: int | None = None
+    ) -> None:
+        """input_size: of what queries, keys and values are made from, where it is not the hidden size."""
         size = config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
         self.view = cache_layout(config).view_of[layer]
@@ -66,7 +69,8 @@ class Attention:
         if config.qkv_name is not None:
             sizes = {config.qkv_name: query + 2 * key}
         names = tuple(f"{prefix}.{name}" for name in sizes)
-        self.qkv = merged_linear(source, names, tuple(sizes.values()), config.hidden_size, bias=config.qkv_bias)
+        inputs = input_size or config.hidden_size
+        self.qkv = merged_linear(source, names, tuple(sizes.values()), inputs, bias=config.qkv_bias)
         self.out = merged_linear(source, (f"{prefix}.o_proj",), (config.hidden_size,), query, bias=config.out_bias)
         self.sinks: Tensor | None = None
         if config.attention_sinks:

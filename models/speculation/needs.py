@@ -1,8 +1,13 @@
 """What a drafter takes of the memory: known before anything of it is read."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import msgspec
+import torch
 
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.protocol.config import ModelConfig
 
 
 class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,3 +26,16 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_DRAFTER = DrafterNeeds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The model that is drafted for."""
+
+    folder: Path
+    model: ModelConfig
+    """How it is read."""
+    config: DecoderConfig
+    dtype: torch.dtype
+    """Of activations."""
+    max_model_len: int

@@ -34,9 +34,13 @@ class Taps:
     layers: tuple[int, ...] = ()
     """Those that leave these layers, in this order: `layers[i]` = 0 is what comes out of the first layer."""
 
+    tokens: bool = False
+    """None is needed, but each token that is computed is to be observed all the same: `Observation.hidden` may be
+    empty, [tokens, 0]."""
+
     @property
     def wanted(self) -> bool:
-        return self.last or bool(self.layers)
+        return self.last or bool(self.layers) or self.tokens
 
 
 NO_TAPS: Final = Taps()

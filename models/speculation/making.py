@@ -1,0 +1,111 @@
+"""What the makers of drafters with layers of their own have in common."""
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from troupellm.models.cache_layout import cache_layout
+from troupellm.models.decoder import Decoder, RunnableDecoder
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.hf_config import ConfigReader, decoder_config
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.layers.attention import Angles
+from troupellm.models.rope import rope_tables
+from troupellm.models.speculation.guess import Guesser
+from troupellm.models.speculation.needs import Target
+from troupellm.models.speculation.network import Network
+from troupellm.models.speculation.paged import PagedProposer
+from troupellm.models.speculation.paging import Paging, own_windows
+from troupellm.models.speculation.stored import refuse
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.speculative import SpeculativeConfig
+
+
+class Context(Protocol):
+    """What is read of `registry.ProposerContext`."""
+
+    @property
+    def decoder(self) -> RunnableDecoder: ...
+    @property
+    def cache(self) -> KVCache: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+
+def target_of(context: Context) -> Target:
+    """The model that is drafted for."""
+    return Target(
+        folder=context.folder, model=context.model, config=context.decoder.config, dtype=context.dtype,
+        max_model_len=context.max_model_len,
+    )  # fmt: skip
+
+
+def own_decoder(config: SpeculativeConfig, context: Context) -> Decoder:
+    """The target, whose hidden states, embedding and head are read.
+
+    Raises:
+        ModelLoadError: it does not show them.
+    """
+    if not isinstance(context.decoder, Decoder):
+        raise refuse(
+            f"method {config.method} reads hidden states, which a model run by the code of transformers does not show",
+            "method ngram, suffix or draft_model",
+        )
+    return context.decoder
+
+
+def paged(
+    network: Network, layers: DecoderConfig, config: SpeculativeConfig, context: Context, longest: int
+) -> PagedProposer:
+    """A proposer for a network whose layers lie in the context's cache."""
+    device = context.cache.storage.device
+    paging = Paging(layers, context.cache, context.dtype, batch_invariant=context.decoder.batch_invariant)
+    guesser = Guesser(
+        context.decoder.config.vocab_size, network.vocabulary, coupled=config.draft_sample_method == "probabilistic",
+        device=device,
+    )  # fmt: skip
+    return PagedProposer(
+        network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
+        widths=config.tree_widths,
+    )  # fmt: skip
+
+
+def describe_head(reader: ConfigReader, target: DecoderConfig) -> DecoderConfig:
+    """The layers of an EAGLE head: those of a Llama, by its config.json; what that leaves out is as in the target.
+
+    Raises:
+        ModelLoadError: a value is wrong, or does not fit the target.
+    """
+    known = reader.with_values(architectures=["LlamaForCausalLM"]).with_defaults(
+        max_position_embeddings=target.max_position_embeddings, vocab_size=target.vocab_size,
+        rms_norm_eps=target.rms_norm_eps, hidden_size=target.hidden_size, num_hidden_layers=1,
+    )  # fmt: skip
+    bias = known.flag("attention_bias", False)
+    found = decoder_config(
+        known, qkv_bias=known.flag("qkv_bias", bias), out_bias=bias, mlp_bias=known.flag("mlp_bias", False)
+    )
+    if found.vocab_size != target.vocab_size:
+        raise reader.refuse("vocab_size", f"must be the target's ({target.vocab_size})")
+    windows = own_windows(found, cache_layout(target))
+    return msgspec.structs.replace(found, windows=windows, hybrid_cache=False)
+
+
+class Turns:
+    """Rotations of a drafter's layers, which are all alike."""
+
+    def __init__(self, config: DecoderConfig, longest: int, like: torch.Tensor) -> None:
+        size = config.rotary_dim or config.head_dim
+        cos, sin = rope_tables(config.rope, size, longest, like.dtype)
+        self._cos, self._sin = cos.to(like.device), sin.to(like.device)
+
+    def __call__(self, positions: torch.Tensor) -> Angles:
+        """At some positions."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -1,0 +1,217 @@
+"""Medusa (Cai et al., 2024): heads that foretell several tokens from one hidden state, each by itself.
+
+Head i reads the state, behind the final norm, that the model drew its last token from, and tells the token that comes
+i + 1 after that one. Nothing of it is in the cache.
+
+Checkpoint, by Medusa's own names: `{head}.{block}.linear.weight` and `.bias` of residual blocks, then
+`{head}.{blocks}.weight`, an output matrix; or by vLLM's: `blocks.{head}.layers.{block}` and `lm_heads.{head}`. Heads
+without an output matrix share the model's.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.linear import PackedLinear, batch_invariant, linear, pack
+from troupellm.models.checkpoint import Checkpoint, WeightSource
+from troupellm.models.decoder import Decoder
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.speculation.folder import drafter_folder
+from troupellm.models.speculation.guess import Guesser
+from troupellm.models.speculation.making import Context, own_decoder, target_of
+from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.paging import Ints
+from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
+from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.models.speculation.trees import Trees
+from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.worker import NewRow
+
+MOST_HEADS = 16
+MOST_CANDIDATES = 16
+"""Of one head, for a level of a tree."""
+
+
+class Heads:
+    """The heads alone."""
+
+    def __init__(self, target: Decoder, source: WeightSource, names: "_Names", heads: int, blocks: int) -> None:
+        size, vocab = target.config.hidden_size, target.config.vocab_size
+        self._target = target
+        self._blocks: list[list[PackedLinear]] = []
+        self._outputs: list[PackedLinear | None] = []
+        for head in range(heads):
+            made = []
+            for block in range(blocks):
+                name = names.block(head, block)
+                bias = source.take(f"{name}.bias", (size,)) if source.has(f"{name}.bias") else None
+                made.append(pack(source.linear(name, (size, size)), bias))
+            self._blocks.append(made)
+            output = names.output(head, blocks)
+            has = source.has(f"{output}.weight")
+            self._outputs.append(pack(source.linear(output, (vocab, size))) if has else None)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def scores(self, states: Tensor, head: int) -> Tensor:
+        """float32 [rows, vocab] of one head."""
+        for block in self._blocks[head]:
+            states = states + functional.silu(linear(states, block))
+        output = self._outputs[head]
+        return self._target.scores(states) if output is None else linear(states, output).float()
+
+
+class Medusa:
+    """A `Proposer`."""
+
+    taps = Taps(last=True)
+
+    def __init__(
+        self, heads: Heads, target: Decoder, guesser: Guesser, *, longest: int, widths: tuple[int, ...] = ()
+    ) -> None:
+        """
+        Args:
+            longest: tokens of a row, its drafts included.
+            widths: nodes per level of a tree; empty drafts chains.
+        """
+        self._heads, self._target, self._guesser = heads, target, guesser
+        self._longest, self._widths = longest, widths[: len(heads)]
+        self._states = target.embedding.new_empty(0, target.config.hidden_size)
+        self._ready: Ints = np.zeros(0, dtype=np.int64)
+        """Tokens that the row had when its state was kept; 0 is none."""
+
+    def add_row(self, slot: int, new: NewRow) -> None:
+        """As `Proposer.add_row`."""
+        missing = slot + 1 - self._ready.size
+        if missing > 0:
+            more = max(missing, self._ready.size)
+            self._ready = np.concatenate((self._ready, np.zeros(more, dtype=np.int64)))
+            self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
+        self._ready[slot] = 0
+
+    def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
+        """As `Proposer.drop_row`."""
+        self._ready[slot] = 0
+
+    def reset(self) -> None:
+        """As `Proposer.reset`."""
+        self._ready[:] = 0
+
+    @torch.inference_mode()
+    def observe(self, seen: Observation) -> None:
+        """As `Proposer.observe`: the last state of each row is kept."""
+        last = torch.from_numpy(np.cumsum(seen.counts) - 1)
+        self._states[torch.from_numpy(seen.slots)] = self._target.normed(seen.hidden[last])
+        self._ready[seen.slots] = seen.starts + seen.counts + 1
+
+    @torch.inference_mode()
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        """As `Proposer.propose`."""
+        depth = len(self._heads)
+        most = sum(self._widths) if self._widths else depth
+        limits = np.minimum(np.minimum(batch.limits, self._longest - batch.lengths), most)
+        limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
+        if not limits.any():
+            return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
+        states = self._states[torch.from_numpy(batch.slots)]
+        draws = RowDraws(
+            batch.draws.streams.to(states.device), batch.draws.inverse_temperature.to(states.device)
+        )  # fmt: skip
+        if self._widths:
+            return self._trees(states, draws, batch.lengths, limits)
+        found = []
+        for head in range(int(limits.max())):
+            positions = torch.from_numpy(batch.lengths + head).to(states.device)
+            found.append(self._guesser.one(self._heads.scores(states, head), draws, positions))
+        tokens, shares = (torch.stack(parts, dim=1).cpu().numpy() for parts in zip(*found, strict=True))
+        return Drafts(tokens.astype(np.int32), limits, confidence=shares.astype(np.float32))
+
+    def _trees(self, states: Tensor, draws: RowDraws, lengths: Ints, limits: Ints) -> Drafts:
+        """The jointly likeliest nodes of each level, whatever their parents: no head knows what another one told."""
+        trees, parents = Trees(limits.size), 1
+        for head, width in enumerate(self._widths):
+            positions = torch.from_numpy(lengths + head).to(states.device)
+            scores = self._heads.scores(states, head)
+            count = min(width, MOST_CANDIDATES, scores.shape[1])
+            chosen, shares = (part.cpu().numpy() for part in self._guesser.several(scores, draws, positions, count))
+            shape = (limits.size, parents, count)
+            level = trees.grow(
+                np.broadcast_to(chosen[:, None], shape),
+                np.broadcast_to(shares[:, None], shape).astype(np.float32),
+                width,
+            )
+            parents = level.shape[1]
+        return trees.cut(limits)
+
+
+class _Names:
+    """What a checkpoint calls its tensors."""
+
+    def __init__(self, stored: Checkpoint) -> None:
+        names = list(stored.names())
+        self._prefix = next((part for part in ("medusa_heads.", "medusa_head.") if _starts(names, part)), "")
+        self._vllm = _starts(names, f"{self._prefix}blocks.")
+
+    def block(self, head: int, block: int) -> str:
+        if self._vllm:
+            return f"{self._prefix}blocks.{head}.layers.{block}"
+        return f"{self._prefix}{head}.{block}.linear"
+
+    def output(self, head: int, blocks: int) -> str:
+        return f"{self._prefix}lm_heads.{head}" if self._vllm else f"{self._prefix}{head}.{blocks}"
+
+
+def _starts(names: list[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in names)
+
+
+def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
+    """What the heads take.
+
+    Raises:
+        ModelLoadError: they are not of this target; says why.
+    """
+    folder, reader, _, _ = _described(config, target)
+    stored = open_head(folder, reader, config, target, lambda _: None)
+    return DrafterNeeds(weight_bytes=held_bytes(stored, target.dtype), width=target.config.hidden_size)
+
+
+def make(config: SpeculativeConfig, context: Context) -> Proposer:
+    """Read the heads.
+
+    Raises:
+        ModelLoadError: they are not of this target; says why.
+    """
+    decoder, target = own_decoder(config, context), target_of(context)
+    folder, reader, heads, blocks = _described(config, target)
+    stored = open_head(folder, reader, config, target, lambda _: None)
+    with batch_invariant(decoder.batch_invariant):
+        made = Heads(decoder, source_of(stored, config, {}), _Names(stored), heads, blocks)
+    stored.finish()
+    if len(config.tree_widths) > heads:
+        raise refuse(f"tree_widths has {len(config.tree_widths)} levels, the checkpoint {heads} heads")
+    guesser = Guesser(
+        decoder.config.vocab_size, None, coupled=config.draft_sample_method == "probabilistic",
+        device=context.cache.storage.device,
+    )  # fmt: skip
+    return Medusa(made, decoder, guesser, longest=target.max_model_len, widths=config.tree_widths)
+
+
+def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigReader, int, int]:
+    folder = drafter_folder("medusa", config.model, target.model, lambda _: None)
+    reader, model = ConfigReader.load(folder), target.config
+    for key, wanted in (("hidden_size", model.hidden_size), ("vocab_size", model.vocab_size)):
+        if reader.integer(key, wanted) != wanted:
+            raise reader.refuse(key, f"must be the target's ({wanted})")
+    if reader.integer("truncated_vocab_size", model.vocab_size) != model.vocab_size:
+        raise reader.refuse("truncated_vocab_size", f"must be vocab_size ({model.vocab_size})")
+    heads = reader.integer("medusa_num_heads" if reader.has("medusa_num_heads") else "num_heads")
+    if heads > MOST_HEADS:
+        raise reader.refuse("medusa_num_heads", f"must be at most {MOST_HEADS}")
+    key = "medusa_num_layers" if reader.has("medusa_num_layers") else "num_hidden_layers"
+    return folder, reader, heads, reader.integer(key, 1)

@@ -1,0 +1,120 @@
+"""A model's own layers for further tokens: multi-token prediction as in DeepSeek-V3 (2024, section 2.2).
+
+The layer behind the last one reads the normed hidden state of a position beside the normed embedding of the token after
+it, and ends in a norm of its own before the model's output matrix. It is used again and again for longer drafts.
+
+Checkpoint: `model.layers.{num_hidden_layers}.` with `enorm`, `hnorm`, `eh_proj`, a whole layer, and `shared_head`;
+copies of the embedding and the output matrix, which are the model's, are not read, nor are layers behind the first.
+"""
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.linear import batch_invariant, linear, pack
+from troupellm.kernels.rms_norm import rms_norm
+from troupellm.models.cache_layout import cache_layout
+from troupellm.models.checkpoint import WeightSource
+from troupellm.models.decoder import Decoder
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.block import DecoderLayer
+from troupellm.models.speculation.making import Context, Turns, own_decoder, paged, target_of
+from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.paging import own_windows
+from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.protocol.speculative import SpeculativeConfig
+
+FAMILIES = ("DeepseekV3ForCausalLM",)
+COUNT = "num_nextn_predict_layers"
+
+
+class NextTokenLayer:
+    """A `Network` that reads states."""
+
+    taps = Taps(last=True)
+    reads_states = True
+    vocabulary: Tensor | None = None
+
+    def __init__(
+        self, config: DecoderConfig, target: Decoder, source: WeightSource, prefix: str, *, longest: int
+    ) -> None:
+        """
+        Args:
+            source: whose layer 0 it is.
+            prefix: of its other tensors.
+        """
+        size = config.hidden_size
+        self.width, self._target, self._eps = size, target, config.rms_norm_eps
+        names = ("enorm", "hnorm", "shared_head.norm")
+        self._embedded, self._hidden, self._norm = (source.take(f"{prefix}{name}.weight", (size,)) for name in names)
+        self._fusion = pack(source.linear(f"{prefix}eh_proj", (size, 2 * size)))
+        self._layer = DecoderLayer(config, 0, source)
+        self._turns = Turns(config, longest, target.embedding)
+
+    def states(self, tapped: Tensor) -> Tensor:
+        """As `Network.states`."""
+        return self._target.normed(tapped)
+
+    def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
+        """As `Network.forward`; its states are normed like the model's."""
+        assert states is not None
+        embedded = functional.embedding(batch.token_ids, self._target.embedding)
+        both = (rms_norm(embedded, self._embedded, self._eps), rms_norm(states, self._hidden, self._eps))
+        residual = linear(torch.cat(both, dim=-1), self._fusion)
+        angles = self._turns(batch.positions)
+        update, residual = self._layer(None, residual, batch, angles, caches[0], batch.logit_tokens)
+        return rms_norm(residual if update is None else residual.add_(update), self._norm, self._eps)
+
+    def scores(self, states: Tensor) -> Tensor:
+        """As `Network.scores`."""
+        return self._target.scores(states)
+
+
+def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
+    """What the layer takes.
+
+    Raises:
+        ModelLoadError: the model has none.
+    """
+    reader, layers, prefix = _described(target)
+    stored = open_head(target.folder, reader, config, target, lambda _: None)
+    weights = held_bytes(stored, target.dtype, prefix)
+    return DrafterNeeds(weight_bytes=weights, layers=layers, width=layers.hidden_size)
+
+
+def make(config: SpeculativeConfig, context: Context) -> Proposer:
+    """Read the layer.
+
+    Raises:
+        ModelLoadError: the model has none.
+    """
+    decoder, target = own_decoder(config, context), target_of(context)
+    reader, layers, prefix = _described(target)
+    longest = min(target.max_model_len, config.max_model_len or target.max_model_len)
+    stored = open_head(target.folder, reader, config, target, lambda _: None)
+    source = source_of(stored, config, {"model.layers.0.": prefix})
+    with batch_invariant(decoder.batch_invariant):
+        layer = NextTokenLayer(layers, decoder, source, prefix, longest=longest)
+    return paged(layer, layers, config, context, longest)
+
+
+def _described(target: Target) -> tuple[ConfigReader, DecoderConfig, str]:
+    model = target.config
+    if model.architecture not in FAMILIES or is_gguf(target.folder):
+        raise refuse(
+            f"method mtp: {model.architecture} has no layers for further tokens here",
+            f"those of {', '.join(FAMILIES)} are read, from safetensors; see the other methods",
+        )
+    reader = ConfigReader.load(target.folder)
+    if not reader.integer(COUNT, 0, least=0):
+        raise refuse(f"method mtp: {COUNT} is 0 in the model's config.json", "see the other methods")
+    moe = None if model.moe is None else msgspec.structs.replace(model.moe, layers=(True,))
+    one = msgspec.structs.replace(model, num_layers=1, moe=moe, windows=(None,), hybrid_cache=False)
+    one = msgspec.structs.replace(one, windows=own_windows(one, cache_layout(model)))
+    return reader, one, f"model.layers.{model.num_layers}."

@@ -1,0 +1,229 @@
+"""Drafting with a network that has keys and values of its own, in the blocks of the model's rows.
+
+What it keeps of a position depends on nothing but the row's tokens up to there (one further for a network that reads
+states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
+an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
+Of a row that shares its beginning with another one up to the very end of a block, and only of such a row, the entry at
+that end was made with the other row's next token, since the block is shared: one key among all, which costs no text and
+hardly a draft.
+
+Entries of drafts lie where those of true tokens will, and give way to them.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.models.layers.attention import KVPair
+from troupellm.models.spans import Spans
+from troupellm.models.speculation.guess import Guesser
+from troupellm.models.speculation.network import Network
+from troupellm.models.speculation.paging import Ints, Paging, positions_of
+from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, RowDraws
+from troupellm.models.speculation.trees import Trees
+from troupellm.protocol.worker import NewRow
+
+PIECE_TOKENS = 512
+"""Entries that go through the network together."""
+UNKNOWN = -1
+
+
+class PagedProposer:
+    """A `Proposer`. One state per slot is kept between steps, and nothing else."""
+
+    def __init__(
+        self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
+        dtype: torch.dtype, widths: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            longest: tokens of a row that is drafted for, its drafts included.
+            dtype: of the network's states.
+            widths: nodes per level of a tree; empty drafts chains.
+        """
+        self.taps = network.taps
+        self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
+        self._longest, self._widths = longest, widths
+        self._behind = 1 if network.reads_states else 0
+        """How far the entry that a token is in lies behind the token."""
+        self._states = torch.empty(0, network.width, dtype=dtype, device=paging.device)
+        """Of each slot the one that the next draft follows from."""
+        self._ready: Ints = np.zeros(0, dtype=np.int64)
+        """Tokens that the row had then; 0 is none."""
+        self._covered: Ints = np.zeros(0, dtype=np.int64)
+        """For a network that reads tokens: how many of them have their entry; UNKNOWN before anything was computed."""
+        self._drafted: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+        """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
+
+    def add_row(self, slot: int, new: NewRow) -> None:
+        """As `Proposer.add_row`."""
+        missing = slot + 1 - self._ready.size
+        if missing > 0:
+            more = max(missing, self._ready.size)
+            self._ready = np.concatenate((self._ready, np.zeros(more, dtype=np.int64)))
+            self._covered = np.concatenate((self._covered, np.zeros(more, dtype=np.int64)))
+            self._drafted = np.pad(self._drafted, ((0, more), (0, 0)), constant_values=UNKNOWN)
+            self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
+        self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
+
+    def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
+        """As `Proposer.drop_row`."""
+        self._ready[slot], self._covered[slot] = 0, UNKNOWN
+
+    def reset(self) -> None:
+        """As `Proposer.reset`."""
+        self._ready[:], self._covered[:], self._drafted[:] = 0, UNKNOWN, UNKNOWN
+
+    @torch.inference_mode()
+    def observe(self, seen: Observation) -> None:
+        """As `Proposer.observe`: every confirmed token gets its entry."""
+        kept = np.flatnonzero(seen.starts + seen.counts < self._longest)
+        if not self._network.reads_states:
+            slots, starts = seen.slots[kept], seen.starts[kept]
+            new = self._covered[slots] == UNKNOWN
+            self._covered[slots[new]] = starts[new]  # what lies before came with its blocks
+            self._read(slots, starts + seen.counts[kept] + 1, seen.tokens, seen.blocks)
+            return
+        hidden = seen.hidden
+        if kept.size < seen.slots.size:
+            hidden = hidden[np.repeat(seen.starts + seen.counts < self._longest, seen.counts)]
+        begin = 0
+        for spans in _spans(seen.slots[kept], seen.starts[kept], seen.counts[kept]):
+            total = int(spans.counts.sum())
+            states = self._network.states(hidden[begin : begin + total])
+            begin += total
+            self._compute(spans, seen.tokens, seen.blocks, states)
+
+    @torch.inference_mode()
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        """As `Proposer.propose`."""
+        limits = np.minimum(batch.limits, self._longest - batch.lengths)
+        if not self._network.reads_states:
+            late = (limits > 0) & (self._ready[batch.slots] != batch.lengths) & (self._covered[batch.slots] != UNKNOWN)
+            if late.any():
+                self._read(batch.slots[late], batch.lengths[late], batch.tokens, batch.blocks)
+        limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
+        able = np.flatnonzero(limits)
+        if not able.size:
+            return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
+        work = _Work(batch, able, self._states[batch.slots[able]], self._paging.device)
+        found = self._trees(work, limits[able]) if self._widths else self._chains(work, limits[able])
+        return found if able.size == limits.size else _spread(found, able, limits.size)
+
+    def _chains(self, work: "_Work", limits: Ints) -> Drafts:
+        rows, width = limits.size, int(limits.max())
+        tokens, shares = np.full((rows, width), UNKNOWN, dtype=np.int64), np.zeros((rows, width), dtype=np.float32)
+        for depth in range(width):
+            kept = np.flatnonzero(limits[work.rows] > depth)
+            if kept.size < work.rows.size:
+                work.keep(kept)
+            chosen, shares_of = self._guesser.one(self._network.scores(work.states), *work.draws(depth))
+            tokens[work.rows, depth], shares[work.rows, depth] = chosen.cpu().numpy(), shares_of.cpu().numpy()
+            if depth + 1 < width:
+                self._deeper(work, depth, chosen)
+        if not self._network.reads_states:
+            self._drafted = _fitting(self._drafted, width)
+            self._drafted[work.all_slots] = UNKNOWN
+            # The last draft of the longest rows has no entry.
+            entered = np.where(np.arange(width) < width - 1, tokens, UNKNOWN)
+            self._drafted[work.all_slots, :width] = entered
+        return Drafts(tokens.astype(np.int32), limits, confidence=shares)
+
+    def _trees(self, work: "_Work", limits: Ints) -> Drafts:
+        """On each level the best node is gone on from; the others are leaves, for when it is wrong."""
+        trees, last = Trees(limits.size), len(self._widths) - 1
+        path = np.full((limits.size, len(self._widths)), UNKNOWN, dtype=np.int64)
+        for depth, width in enumerate(self._widths):
+            scores = self._network.scores(work.states)
+            chosen, shares = self._guesser.several(scores, *work.draws(depth), min(width, scores.shape[1]))
+            level = trees.grow(chosen.cpu().numpy()[:, None], shares.float().cpu().numpy()[:, None], width)
+            if depth < last:
+                path[:, depth] = level[:, 0]
+                self._deeper(work, depth, torch.from_numpy(level[:, 0].copy()).to(work.states.device))
+        if not self._network.reads_states:
+            self._drafted = _fitting(self._drafted, path.shape[1])
+            self._drafted[work.all_slots] = UNKNOWN
+            self._drafted[work.all_slots, : path.shape[1]] = path
+        return trees.cut(limits)
+
+    def _deeper(self, work: "_Work", depth: int, tokens: Tensor) -> None:
+        """Enter a draft of each row, the one of that depth."""
+        positions = work.lengths + depth - self._behind
+        batch = self._paging.batch(work.blocks, work.slots, positions, np.ones_like(positions), tokens, positions)
+        work.states = self._network.forward(batch, work.states if self._behind else None, self._caches)
+
+    def _read(self, slots: Ints, lengths: Ints, tokens: Tensor, blocks: NDArray[np.int32]) -> None:
+        """For a network that reads tokens: give the rows' first `lengths` tokens their entries."""
+        covered = self._covered[slots]
+        width = self._drafted.shape[1]
+        if width:  # drafts that were kept have theirs
+            places = covered[:, None] + np.arange(width)
+            inside = places < lengths[:, None]
+            real = tokens[torch.from_numpy(slots)[:, None], torch.from_numpy(np.where(inside, places, 0))].cpu().numpy()
+            right = inside & (real == self._drafted[slots])
+            covered = covered + np.cumprod(right, axis=1).sum(axis=1)
+        self._drafted[slots] = UNKNOWN
+        starts = np.maximum(np.minimum(covered, lengths - 1), 0)
+        for spans in _spans(slots, starts, lengths - starts):
+            self._compute(spans, tokens, blocks, None)
+        self._covered[slots] = lengths
+
+    def _compute(self, spans: Spans, tokens: Tensor, blocks: NDArray[np.int32], states: Tensor | None) -> None:
+        slots, starts, counts = spans.slots, spans.starts, spans.counts
+        positions = positions_of(starts, counts)
+        owner = slots if positions.size == slots.size else np.repeat(slots, counts)
+        token_ids = tokens[torch.from_numpy(owner), torch.from_numpy(positions + self._behind)].long()
+        batch = self._paging.batch(blocks, slots, starts, counts, token_ids, positions)
+        self._states[torch.from_numpy(slots)] = self._network.forward(batch, states, self._caches)
+        self._ready[slots] = starts + counts + self._behind
+
+
+class _Work:
+    """The rows that still draft, and where they are."""
+
+    def __init__(self, batch: ProposalBatch, able: Ints, states: Tensor, device: torch.device) -> None:
+        self.blocks, self.states = batch.blocks, states
+        self.rows: Ints = np.arange(able.size)
+        self.all_slots = self.slots = batch.slots[able]
+        self.lengths = batch.lengths[able]
+        index = torch.from_numpy(able)
+        self._draws = RowDraws(batch.draws.streams[index].to(device), batch.draws.inverse_temperature[index].to(device))
+
+    def draws(self, depth: int) -> tuple[RowDraws, Tensor]:
+        """How the drafts of that depth are drawn, and their positions."""
+        return self._draws, torch.from_numpy(self.lengths + depth).to(self.states.device)
+
+    def keep(self, kept: Ints) -> None:
+        """Go on with some of the rows."""
+        index = torch.from_numpy(kept)
+        self.rows, self.slots, self.lengths = self.rows[kept], self.slots[kept], self.lengths[kept]
+        self.states = self.states[index]
+        self._draws = RowDraws(self._draws.streams[index], self._draws.inverse_temperature[index])
+
+
+def _spans(slots: Ints, starts: Ints, counts: Ints) -> list[Spans]:
+    if not slots.size:
+        return []
+    return Spans(np.arange(slots.size), slots, starts, counts).pieces(PIECE_TOKENS)
+
+
+def _fitting(table: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    missing = width - table.shape[1]
+    return table if missing <= 0 else np.pad(table, ((0, 0), (0, missing)), constant_values=UNKNOWN)
+
+
+def _spread(found: Drafts, rows: Ints, total: int) -> Drafts:
+    """The drafts of some rows among those of all."""
+
+    def among(part: NDArray[np.generic]) -> NDArray[np.generic]:
+        whole = np.zeros((total, *part.shape[1:]), dtype=part.dtype)
+        whole[rows] = part
+        return whole
+
+    return Drafts(
+        token_ids=among(found.token_ids),  # type: ignore[arg-type]
+        counts=among(found.counts),  # type: ignore[arg-type]
+        parents=None if found.parents is None else among(found.parents),  # type: ignore[arg-type]
+        confidence=None if found.confidence is None else among(found.confidence),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,80 @@
+"""A drafter's own layers over the blocks of the model's rows."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.kv_write import host_kv_rows
+from troupellm.models.attention_backend import plan_attention
+from troupellm.models.cache_layout import CacheLayout, cache_layout
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.forward_batch import ForwardBatch, GroupBatch
+from troupellm.models.kv_cache import KVCache
+
+Ints = NDArray[np.int64]
+
+
+def lying_in(target: CacheLayout) -> int:
+    """The cache group of the model whose blocks a drafter's layers lie in: one that keeps all positions, if any."""
+    widths = [float("inf") if window is None else float(window) for window in target.windows]
+    return widths.index(max(widths))
+
+
+def own_windows(config: DecoderConfig, target: CacheLayout) -> tuple[int | None, ...]:
+    """Per layer of a drafter what it can see: no more than the blocks that it lies in keep."""
+    kept = target.windows[lying_in(target)]
+    return tuple(
+        kept if window is None or (kept is not None and kept < window) else window for window in config.windows
+    )
+
+
+class Paging:
+    """Makes the batches of one drafter."""
+
+    def __init__(self, config: DecoderConfig, cache: KVCache, dtype: torch.dtype, *, batch_invariant: bool) -> None:
+        """config: of the drafter's layers; their windows are those of `own_windows`."""
+        self._views = cache_layout(config).views
+        self._group = lying_in(cache.layout)
+        self._size, self._heads = cache.block_size, config.num_kv_heads
+        self.device = cache.storage.device
+        self._plan = plan_attention(
+            config, cache.block_size, dtype, device=self.device, kv_dtype=cache.storage.dtype,
+            batch_invariant=batch_invariant,
+        )  # fmt: skip
+
+    def batch(self, blocks: NDArray[np.int32], slots: Ints, starts: Ints, counts: Ints, token_ids: Tensor,
+              positions: Ints) -> ForwardBatch:  # fmt: skip
+        """Consecutive entries of some rows, of each of which the last one comes out.
+
+        Args:
+            blocks: int32 [groups, slots, width], the model's tables.
+            slots, starts, counts: [rows].
+            token_ids: int64 [sum of counts].
+            positions: int64 [sum of counts].
+        """
+        ends = np.cumsum(counts)
+        columns = positions // self._size
+        table = blocks[self._group, slots, : int(columns.max()) + 1]
+        owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)
+        rows = host_kv_rows(
+            table[owner, columns].astype(np.int64), positions - columns * self._size, self._heads, self._size
+        )
+        rows = self._there(rows)
+        return ForwardBatch(
+            token_ids=self._there(token_ids),
+            positions=self._there(torch.from_numpy(positions)),
+            groups=tuple(GroupBatch(rows, self._plan(table, starts, counts, view.window)) for view in self._views),
+            logit_tokens=self._there(torch.from_numpy(ends - 1)),
+        )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+
+def positions_of(starts: Ints, counts: Ints) -> Ints:
+    """starts[0], starts[0] + 1, ... of each row, row after row."""
+    if (counts == 1).all():
+        return starts
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)

@@ -1,0 +1,44 @@
+"""Before a model is loaded: who drafts for it, and what that takes."""
+
+from importlib import import_module
+from typing import Final
+
+import msgspec
+
+from troupellm.models.speculation.folder import drafter_folder
+from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
+from troupellm.models.speculation.stored import tell_method
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.worker import ProgressSink
+
+MODELS: Final = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
+"""Methods with weights; modules of this package, each with `requirements(config, target)`."""
+
+
+def settle(config: SpeculativeConfig, target: ModelConfig, progress: ProgressSink) -> SpeculativeConfig:
+    """The same with its method, told from its checkpoint where nothing else says it. Blocks: what is on the hub is
+    downloaded.
+
+    Raises:
+        ModelLoadError: there is no such drafter, or it could not be fetched.
+    """
+    if config.method not in (None, "draft_model", "eagle", "eagle3", "medusa"):
+        return config
+    folder = drafter_folder(config.method or "draft_model", config.model, target, progress)
+    return config if config.method is not None else msgspec.structs.replace(config, method=tell_method(folder))
+
+
+def drafter_needs(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
+    """What a drafter takes beside the model; its headers are read, not its tensors.
+
+    Args:
+        config: from `settle`.
+
+    Raises:
+        ModelLoadError: it does not fit the target; says why.
+    """
+    if config.method not in MODELS:
+        return NO_DRAFTER
+    needs: DrafterNeeds = import_module(f"{__package__}.{config.method}").requirements(config, target)
+    return needs

@@ -1,0 +1,85 @@
+"""Checkpoints of drafters: opened, weighed, and told apart by what is in them."""
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from troupellm.models.checkpoint import SINGLE, Checkpoint, WeightSource
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.models.speculation.needs import Target
+from troupellm.models.weight_names import RenamedWeights
+from troupellm.models.weights import stored_format
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.speculative import Method, SpeculativeConfig
+
+MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
+"""What Medusa's own checkpoints are called."""
+
+
+def refuse(text: str, hint: str = "") -> ModelLoadError:
+    """The error for a drafter that does not fit; says that it is about the drafter."""
+    return ModelLoadError(f"speculative_config: {text}", hint=hint)
+
+
+def reading(config: SpeculativeConfig, target: Target) -> ModelConfig:
+    """How a drafter is read: like its target, but for what the speculative config says."""
+    return msgspec.structs.replace(target.model, quantization=config.quantization, load_format="auto")
+
+
+def open_head(
+    folder: Path, reader: ConfigReader, config: SpeculativeConfig, target: Target, taken: Callable[[int], None]
+) -> Checkpoint:
+    """The tensors of a head.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged, or is a GGUF file.
+    """
+    if is_gguf(folder):
+        raise refuse(f"{folder.name} is a GGUF file, which no heads come in", "name a folder with safetensors")
+    form = stored_format(folder, reader, reading(config, target))
+    files = (MEDUSA_FILE,) if (folder / MEDUSA_FILE).is_file() and not (folder / SINGLE).is_file() else ()
+    if form is not None:
+        return QuantizedCheckpoint(folder, target.dtype, taken, form)
+    return Checkpoint(folder, target.dtype, taken, files)
+
+
+def source_of(stored: Checkpoint, config: SpeculativeConfig, names: dict[str, str]) -> WeightSource:
+    """What layers take their weights from.
+
+    Args:
+        names: beginnings of names that layers ask for, and what the checkpoint has instead.
+    """
+    renamed = RenamedWeights(stored, names)
+    return renamed if config.quantization is None else QuantizeOnLoad(renamed, config.quantization)
+
+
+def held_bytes(stored: Checkpoint, dtype: torch.dtype, prefix: str = "") -> int:
+    """At most what the tensors take in memory whose names begin so."""
+    sizes = (prod(stored.shape_of(name) or ()) for name in list(stored.names()) if name.startswith(prefix))
+    return sum(sizes) * dtype.itemsize
+
+
+def tell_method(folder: Path) -> Method:
+    """Which method a folder's checkpoint is for, by its tensors.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+    if is_gguf(folder):
+        return "draft_model"
+    if (folder / MEDUSA_FILE).is_file():
+        return "medusa"
+    names = {name.removeprefix("model.") for name in Checkpoint(folder, torch.float32).names()}
+    if any(name.startswith("midlayer.") for name in names):
+        return "eagle3"
+    if "fc.weight" in names:
+        return "eagle"
+    return "medusa" if {"0.0.linear.weight", "blocks.0.layers.0.weight"} & names else "draft_model"
