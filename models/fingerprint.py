@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -96,13 +95,14 @@ class SameModel:
 
 
 def same_model(
-    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object
-) -> SameModel:
-    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
+    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
+    extra: Callable[[], Sequence[str]] = tuple,
+) -> SameModel:  # fmt: skip
+    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them, `extra` made when needed."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
-    return SameModel(partial(model_fingerprint, folder, model, config, **types))
+    return SameModel(lambda: model_fingerprint(folder, model, config, extra=extra(), **types))
 
 
 def files_digest(files: Sequence[Path]) -> str:

@@ -37,6 +37,8 @@ from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
+from troupellm.models.speculation.needs import DrafterNeeds
+from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
@@ -133,23 +135,24 @@ class ModelWorker:
             model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant,
             device=device,
         )  # fmt: skip
+        drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, progress)
         budget = plan_memory(
             model, config, dtype, None if place is None else place.available(),
-            stored_size(self._folder, model, form, dtype), on_gpu=place is not None,
+            stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-        same = same_model(self._folder, model, config, dtype, cached)
+        same = same_model(self._folder, model, config, dtype, cached, drafting.digests)
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             lambda sink: _read(
                 partial(read_decoder, self._folder, model, form, config.model, dtype, budget, sink, device),
                 same,
                 invariant=invariant,
             ),
-            lambda: _make_cache(place, model, budget.num_blocks, config.cache.block_size, cached),
+            lambda: _make_cache(place, model, budget, config, cached, drafting.needs),
         )
         decoder = parts.read(progress)
         if place is not None:
-            budget = place.measured(budget, decoder, cached)
+            budget = place.measured(budget, decoder, cached, drafter=drafting.needs)
             progress(LoadProgress(phase="kv_cache", detail=budget.table()))
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
@@ -175,7 +178,7 @@ class ModelWorker:
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         self._ready = decoder_ready(
             model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors),
-            device=device.type, pooling=ability, fingerprint=same.fingerprint,
+            device=device.type, pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs,
         )  # fmt: skip
         return self._ready
 
@@ -318,11 +321,12 @@ def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bo
 
 
 def _make_cache(
-    place: GpuPlace | None, model: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> KVCache:
+    place: GpuPlace | None, model: DecoderConfig, budget: MemoryBudget, config: EngineConfig, dtype: torch.dtype,
+    drafter: DrafterNeeds,
+) -> KVCache:  # fmt: skip
     if place is None:
-        return KVCache(model, num_blocks, block_size, dtype)
-    return place.make_cache(model, num_blocks, dtype)
+        return KVCache(model, budget.num_blocks, config.cache.block_size, dtype, drafter=drafter.layers)
+    return place.make_cache(model, budget.num_blocks, dtype, drafter.layers)
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:

@@ -2,9 +2,12 @@
 
 import torch
 
+from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.memory import MemoryBudget, weight_count
+from troupellm.models.memory import MemoryBudget, block_bytes, weight_count
+from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
+from troupellm.models.speculation.paging import lying_in
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
 from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady
@@ -22,17 +25,22 @@ def decoder_ready(
     device: str,
     pooling: PoolingAbility | None,
     fingerprint: str,
+    drafter: DrafterNeeds = NO_DRAFTER,
 ) -> WorkerReady:
     """
     Args:
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
+        drafter: what of the blocks and the memory is a drafter's.
     """
+    block, cached = config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype)
     return WorkerReady(
         vocab_width=model.vocab_size,
         max_model_len=budget.max_model_len,
         num_blocks=budget.num_blocks,
         block_size=config.cache.block_size,
-        groups=_cache_groups(model, budget),
+        groups=_cache_groups(
+            model, budget, 0 if drafter.layers is None else block_bytes(drafter.layers, block, cached)
+        ),
         step_tokens=config.scheduler.max_num_batched_tokens,
         dtype=str(dtype).removeprefix("torch."),
         cache_dtype=config.cache.kv_cache_dtype,
@@ -55,14 +63,15 @@ def decoder_ready(
     )
 
 
-def _cache_groups(model: DecoderConfig, budget: MemoryBudget) -> tuple[CacheGroup, ...]:
+def _cache_groups(model: DecoderConfig, budget: MemoryBudget, drafted: int) -> tuple[CacheGroup, ...]:
+    """drafted: bytes of a block that are a drafter's."""
     layout, whole = cache_layout(model), budget.kv_cache_bytes // budget.num_blocks
     return tuple(
         CacheGroup(
             num_layers=layers,
             sliding_window=window,
             kind="latent" if model.mla is not None else "full" if window is None else "sliding",
-            block_bytes=whole * layers // layout.num_slots,
+            block_bytes=(whole - drafted) * layers // layout.num_slots + drafted * (group == lying_in(layout)),
         )
-        for window, layers in zip(layout.windows, layout.group_layers, strict=True)
+        for group, (window, layers) in enumerate(zip(layout.windows, layout.group_layers, strict=True))
     )

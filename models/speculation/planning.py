@@ -1,0 +1,69 @@
+"""Who drafts for a model that is about to be loaded, and what of that the rest of the worker has to know."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.fingerprint import files_digest
+from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.worker import ProgressSink
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What was decided before anything large is read."""
+
+    config: SpeculativeConfig | None = None
+    """With its method; None drafts nothing."""
+    needs: DrafterNeeds = NO_DRAFTER
+    folder: Path | None = None
+    """Of a drafter whose keys and values lie in the model's blocks, where it has one of its own."""
+
+    def digests(self) -> Sequence[str]:
+        """What the content of blocks depends on beside the model; reads the drafter's files.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        if self.config is None or self.needs.layers is None:
+            return ()
+        if self.folder is None:
+            return (str(self.config.method),)
+        files = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+        return (str(self.config.method), str(self.config.quantization), files_digest(files))
+
+
+def plan_drafting(
+    config: EngineConfig, folder: Path, model: DecoderConfig, longest: int, dtype: torch.dtype, progress: ProgressSink
+) -> Drafting:
+    """
+    Args:
+        folder: of the model.
+        model: as it is run, cache groups included.
+        longest: tokens of a sequence, at most.
+
+    Raises:
+        ModelLoadError: there is no such drafter, or it does not fit the model.
+        ConfigError: the model does not write.
+    """
+    wanted = config.speculation.speculative_config
+    if wanted is None:
+        return Drafting()
+    if model.head != "lm" or config.model.runner == "pooling":
+        raise ConfigError("speculative_config is for models that write", param="speculative_config")
+    from troupellm.models.speculation.folder import drafter_folder
+    from troupellm.models.speculation.requirements import drafter_needs, settle
+
+    settled = settle(wanted, config.model, progress)
+    target = Target(folder=folder, model=config.model, config=model, dtype=dtype, max_model_len=longest)
+    needs = drafter_needs(settled, target)
+    own = None
+    if settled.method in ("draft_model", "eagle", "eagle3"):
+        own = drafter_folder(settled.method, settled.model, config.model, progress)
+    return Drafting(settled, needs, own)
