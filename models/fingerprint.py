@@ -98,7 +98,7 @@ def same_model(
     folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
     extra: Callable[[], Sequence[str]] = tuple,
 ) -> SameModel:  # fmt: skip
-    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them, `extra` made when needed."""
+    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}

@@ -32,7 +32,8 @@ def decoder_ready(
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
         drafter: what of the blocks and the memory is a drafter's.
     """
-    block, cached = config.cache.block_size, cache_dtype(config.cache.kv_cache_dtype, dtype)
+    cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
+    drafted = 0 if drafter.layers is None else block_bytes(drafter.layers, config.cache.block_size, cached)
     return WorkerReady(
         vocab_width=model.vocab_size,
         max_model_len=budget.max_model_len,
