@@ -39,9 +39,7 @@ def decoder_ready(
         max_model_len=budget.max_model_len,
         num_blocks=budget.num_blocks,
         block_size=config.cache.block_size,
-        groups=_cache_groups(
-            model, budget, 0 if drafter.layers is None else block_bytes(drafter.layers, block, cached)
-        ),
+        groups=_cache_groups(model, budget, drafted),
         step_tokens=config.scheduler.max_num_batched_tokens,
         dtype=str(dtype).removeprefix("torch."),
         cache_dtype=config.cache.kv_cache_dtype,
