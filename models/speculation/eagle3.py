@@ -158,6 +158,6 @@ def _vocabulary(stored: Checkpoint, reader: ConfigReader, vocab: int) -> Tensor:
             raise refuse(f"tensor {TO_TARGET} is missing, and draft_vocab_size {size} is not vocab_size {vocab}")
         return places
     found = places + stored.raw(TO_TARGET, (size,), "I64", "I32").long()
-    if bool((found < 0).any()) or bool((found >= vocab).any()) or found.unique().numel() != size:
+    if bool((found < 0).any()) or bool((found >= vocab).any()) or len(set(found.tolist())) != size:
         raise ModelLoadError(f"speculative_config: tensor {TO_TARGET} must name {size} different tokens below {vocab}")
     return found

@@ -22,8 +22,10 @@ class Network(Protocol):
     reads_states: bool
     width: int
     """Of its states."""
-    vocabulary: Tensor | None
-    """int64 [scores]: which of the model's tokens each score is of; None: score i is of token i."""
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """int64 [scores]: which of the model's tokens each score is of; None: score i is of token i."""
 
     def states(self, tapped: Tensor) -> Tensor:
         """What entries are made from [tokens, width], of what was tapped [tokens, ...]."""
