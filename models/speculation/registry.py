@@ -1,0 +1,107 @@
+"""Proposers by the name of their method, and plug-ins.
+
+A plug-in is a class with the methods of `proposer.Proposer`, made as `kind(config, context)`. It is named by
+`custom_class`: `module:Class`, or a name under which it is installed in the entry point group `troupellm.proposers`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
+from troupellm.protocol.speculative import SpeculativeConfig
+
+GROUP: Final = "troupellm.proposers"
+_METHODS: Final = {
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "draft_model": "draft_model",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "mtp": "mtp",
+}
+"""Modules of this package, each with `make(config, context) -> Proposer`."""
+_CALLS: Final = ("add_row", "drop_row", "observe", "propose", "reset")
+_LONGEST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerContext:
+    """What a proposer may use of the worker that it lives in."""
+
+    decoder: RunnableDecoder
+    """The model whose tokens are guessed: embeddings and head are its own."""
+    cache: KVCache
+    folder: Path
+    """Of the model's checkpoint."""
+    model: ModelConfig
+    """How the model is read."""
+    dtype: torch.dtype
+    """Of activations."""
+    max_model_len: int
+    max_num_seqs: int
+    """Most rows of a step."""
+
+
+def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    """The proposer of a method that is told.
+
+    Raises:
+        ConfigError: a plug-in of that name is not installed, or `custom_class` is not understood.
+        ModelLoadError: it cannot be made, or is no proposer.
+    """
+    if config.method == "custom":
+        return _custom(config, context)
+    if config.method is None:
+        raise ValueError("the method is not told yet")
+    module = import_module(f"{__package__}.{_METHODS[config.method]}")
+    proposer: Proposer = module.make(config, context)
+    return proposer
+
+
+def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
+    name = config.custom_class or ""
+    load = _loader(name)
+    try:
+        proposer = load()(config, context)
+    except TroupeError:
+        raise  # it says itself what is wrong
+    except Exception as error:  # somebody else's code
+        reason = str(error)[:_LONGEST_REASON] or type(error).__name__
+        raise ModelLoadError(f"the proposer {name} cannot be loaded: {reason}") from error
+    missing = [call for call in _CALLS if not callable(getattr(proposer, call, None))]
+    if missing:
+        raise ModelLoadError(f"{name} is no proposer: it has no {', '.join(missing)}")
+    if not isinstance(getattr(proposer, "taps", None), Taps):
+        raise ModelLoadError(f"{name} is no proposer: its taps must be an object of Taps")
+    found: Proposer = proposer
+    return found
+
+
+def _loader(name: str) -> Callable[[], Any]:
+    """What imports a class.
+
+    Raises:
+        ConfigError: it is neither `module:Class` nor installed.
+    """
+    module, colon, path = name.partition(":")
+    if colon and module and path:
+        return lambda: getattr(import_module(module), path)
+    installed = {point.name: point.load for point in entry_points(group=GROUP)}
+    if name not in installed:
+        there = ", ".join(sorted(installed)) or "none"
+        raise ConfigError(
+            f"speculative_config: custom_class must be module:Class or an installed plug-in ({there}), got {name!r}",
+            param="speculative_config.custom_class",
+        )
+    return installed[name]
