@@ -61,9 +61,9 @@ class MatchIndex:
         self._links: list[NDArray[np.int32]] = [np.zeros(capacity, np.int32) for _ in sizes]
         self._ring: NDArray[np.int32] = np.zeros(capacity, np.int32)
         # Single numbers go through views: numpy takes three times as long for one. 0 is none, p + 1 is position p.
-        self.tokens = memoryview(self._ring)
+        self.tokens = self._ring.data
         self._levels = [
-            (size, HASH_BITS // size, _mask(size), memoryview(heads), memoryview(links))
+            (size, HASH_BITS // size, _mask(size), heads.data, links.data)
             for size, heads, links in zip(sizes, self._heads, self._links, strict=True)
         ]
         self.hashes = [0] * len(self.sizes)

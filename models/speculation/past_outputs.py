@@ -100,7 +100,7 @@ class PastOutputs:
     def _clear(self) -> None:
         self._index = MatchIndex(self._sizes, self._most_tokens)
         self._ring: NDArray[np.int32] = np.zeros(self._most_tokens, np.int32)
-        self._owner_of = memoryview(self._ring)
+        self._owner_of = self._ring.data
         self._kept: deque[_Kept] = deque()
         self._texts_of: dict[int, int] = {}
         self._owners: dict[str, int] = {}
