@@ -31,6 +31,11 @@ def test_the_archives_hold_what_is_needed_and_no_more(archives: dict[str, Path])
     with zipfile.ZipFile(archives["wheel"]) as wheel, tarfile.open(archives["sdist"]) as sdist:
         names, sources = wheel.namelist(), sdist.getnames()
     assert "troupellm/models/builtin/weights/model.safetensors" in names
+    for drafter in ("draft_model", "eagle", "medusa"):
+        assert f"troupellm/models/builtin/drafters/{drafter}/config.json" in names
+        assert f"troupellm/models/builtin/drafters/{drafter}/model.safetensors" in names
+        assert any(name.endswith(f"drafters/{drafter}/model.safetensors") for name in sources)
+    assert "troupellm/models/builtin/drafters/draft_model/tokenizer.json" in names
     assert "troupellm/py.typed" in names
     assert {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")} == {"troupellm"}
     assert not [name for name in names if "/tests/" in name]
