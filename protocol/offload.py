@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.kv_transfer import read_transfer_configs
 from troupellm.protocol.setting_types import Count, PositiveInt, help_text as _help
 from troupellm.protocol.sizes import human_int
 
@@ -50,14 +51,21 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
         _help("what becomes of a preempted sequence's KV blocks; auto: whichever brings them back sooner, as measured"),
     ] = "auto"
     kv_transfer_config: Annotated[
-        dict[str, Any] | str | None, _help("JSON object: kv_connector and what else vLLM has there")
+        dict[str, Any] | list[dict[str, Any]] | str | None,
+        _help("JSON: kv_connector (shared-directory, tcp-peer or a plug-in), kv_role and more; or a list of such"),
     ] = None
 
     def __post_init__(self) -> None:
         if self.kv_offloading_size is not None:
             self._host_bytes()
+        connectors = read_transfer_configs(self.kv_transfer_config)
         if self.on:
             return
+        if connectors:
+            raise ConfigError(
+                "kv_transfer_config needs kv_offloading_size: blocks go to connectors through host memory",
+                param="kv_transfer_config",
+            )
         if self.kv_offload_disk_path is not None:
             raise ConfigError(
                 "kv_offload_disk_path needs kv_offloading_size: blocks go to disk through host memory",

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from troupellm.protocol.kv_transfer import FailurePolicy
+
 TransferKind = Literal["store", "load", "spill", "fetch"]
 
 
@@ -95,3 +97,5 @@ class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
     """0: not known."""
     loads: bool = True
     stores: bool = True
+    failure_policy: FailurePolicy = "recompute"
+    """What becomes of a sequence when blocks do not come that a lookup said are there."""

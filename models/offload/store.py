@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from troupellm.protocol.kv_transfer import FailurePolicy
+
 
 class StoreMiss(Exception):
     """The store has no such block. Nothing is wrong with it."""
@@ -55,6 +57,8 @@ class BlockStore(ABC):
     """`get` is worth a call."""
     stores: bool = True
     """`put` is worth a call."""
+    failure_policy: FailurePolicy = "recompute"
+    """What becomes of a sequence when blocks do not come that `contains` said are there."""
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> int:

@@ -1,0 +1,222 @@
+"""Blocks as files in a folder that several engines mount.
+
+Files appear whole: they are written beside their place and renamed. Nobody locks anything. Whoever finds the folder too
+full removes the files that were used longest ago, and so may everybody else at the same time: a file that has gone is a
+miss to its reader and no news to another who wanted to remove it. A file that is damaged, half of one, or not ours is a
+miss too; it is removed, so that the block can be written again.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import time
+from typing import NamedTuple
+
+import msgspec
+
+from troupellm.models.connectors.connector import ConnectorContext
+from troupellm.models.connectors.seal import HEADER_BYTES, Seal
+from troupellm.models.offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
+
+NAME = "shared-directory"
+DEFAULT_BYTES = 16 * 2**30
+SUFFIX = ".kv"
+ABANDONED_SECONDS = 3600.0
+"""After so long a file that was not renamed belongs to somebody who died."""
+USED_SECONDS = 60.0
+"""How precisely the time of a file's last use is kept: not every read writes."""
+_LOOKS = 16
+"""A writer looks at the folder's size again after a sixteenth of its limit."""
+_KEPT = 0.9
+"""Of the limit, after others gave way."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`kv_connector_extra_config` of a shared directory."""
+
+    path: str
+    """The folder; made if it is not there. Whoever may write to it can make engines miss, no more."""
+    bytes: int | str = DEFAULT_BYTES
+    """Most of the folder, of all models together; the engines that share it should agree. It may be exceeded by a
+    sixteenth per engine that writes."""
+
+
+def open_shared_directory(context: ConnectorContext) -> "SharedDirectory":
+    """
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    options = context.options(Options)
+    if not options.path:
+        raise context.refuse("path", "must name a folder")
+    limit = context.size("bytes", options.bytes)
+    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit)
+
+
+class _File(NamedTuple):
+    used: float
+    size: int
+    path: str
+
+
+class SharedDirectory(BlockStore):
+    """Files lie under the first half of the model's fingerprint and the first byte of their key."""
+
+    name = NAME
+
+    def __init__(self, folder: Path, seal: Seal, limit: int) -> None:
+        """limit: bytes of the whole folder."""
+        self._root, self._seal, self._limit = folder, seal, limit
+        self._folder = folder / seal.fingerprint[:16].hex()
+        self._lock = threading.Lock()
+        self._looking = False
+        self._unseen = limit
+        """Bytes that were written since the folder was looked at: at first as if it were full."""
+        self._use = StoreUse(capacity_bytes=limit)
+        self._evicted = 0
+
+    def probe(self) -> None:
+        """Whether files can be made there."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / _temporary()
+        path.write_bytes(b"probe")
+        path.unlink()
+
+    def contains(self, keys: Sequence[bytes]) -> int:
+        for count, key in enumerate(keys):
+            try:
+                found = self._path(key).stat()
+            except FileNotFoundError:
+                return count
+            if found.st_size != self._seal.frame_bytes:
+                return count
+        return len(keys)
+
+    def put(self, key: bytes, data: memoryview) -> None:
+        path = self._path(key)
+        if self.contains((key,)):
+            return
+        header, temporary = self._seal.header(key, data), path.parent / _temporary()
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(temporary, "xb", buffering=0) as file:
+                for part in (memoryview(header), data):
+                    _write_all(file.fileno(), part)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._wrote(self._seal.frame_bytes)
+
+    def get(self, key: bytes, into: memoryview) -> None:
+        path = self._path(key)
+        try:
+            # A link or a pipe in a block's place is not followed, nor waited for.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreMiss(key.hex()) from None
+        except OSError as error:
+            if path.is_symlink():
+                raise self._refused(path, "a link") from error
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != self._seal.frame_bytes:
+                raise self._refused(path, "no block")
+            header = bytearray(HEADER_BYTES)
+            if not _read_all(descriptor, memoryview(header)) or not _read_all(descriptor, into):
+                raise self._refused(path, "short")
+            try:
+                self._seal.check(key, header, into)
+            except StoreCorrupt as error:
+                raise self._refused(path, str(error)) from None
+        finally:
+            os.close(descriptor)
+        if time() - found.st_mtime > USED_SECONDS:
+            with contextlib.suppress(OSError):  # somebody else's, or gone: it was read all the same
+                os.utime(path)
+
+    def use(self) -> StoreUse:
+        return self._use
+
+    def close(self) -> None:
+        """The files stay."""
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._folder / name[:2] / (name + SUFFIX)
+
+    def _refused(self, path: Path, why: str) -> StoreCorrupt:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return StoreCorrupt(why)
+
+    def _wrote(self, size: int) -> None:
+        """Look at the folder when enough was written; one thread does so at a time."""
+        with self._lock:
+            self._unseen += size
+            if self._looking or self._unseen < max(size, self._limit // _LOOKS):
+                return
+            self._looking, self._unseen = True, 0
+        try:
+            self._look()
+        finally:
+            with self._lock:
+                self._looking = False
+
+    def _look(self) -> None:
+        files = sorted(self._files())
+        total = sum(file.size for file in files)
+        count, wanted = len(files), int(self._limit * _KEPT) if total > self._limit else total
+        for file in files:
+            if total <= wanted:
+                break
+            with contextlib.suppress(FileNotFoundError):  # others remove the same ones
+                os.unlink(file.path)
+                self._evicted += 1
+            total -= file.size
+            count -= 1
+        self._use = StoreUse(count, total, self._limit, self._evicted)
+
+    def _files(self) -> Iterator[_File]:
+        """Blocks of all models; what was abandoned half-written is removed."""
+        now = time()
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    found = os.lstat(path)
+                    if name.startswith(".troupellm-"):
+                        if now - found.st_mtime > ABANDONED_SECONDS:
+                            os.unlink(path)
+                    elif name.endswith(SUFFIX):
+                        yield _File(found.st_mtime, found.st_size, path)
+                except FileNotFoundError:
+                    continue
+
+
+def _temporary() -> str:
+    return f".troupellm-{secrets.token_hex(8)}"
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        written = os.write(descriptor, data)
+        if not written:
+            raise StoreError("nothing can be written")
+        data = data[written:]
+
+
+def _read_all(descriptor: int, into: memoryview) -> bool:
+    """False: the file ended before."""
+    while into:
+        count = os.readv(descriptor, [into])
+        if not count:
+            return False
+        into = into[count:]
+    return True

@@ -1,0 +1,186 @@
+"""A folder of blocks that several engines share, with everything that others may do to it."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.models.connectors.conftest import BLOCK, Open, content, key
+from troupellm.models.connectors import shared_directory
+from troupellm.models.connectors.seal import HEADER_BYTES
+from troupellm.models.connectors.shared_directory import ABANDONED_SECONDS, NAME
+from troupellm.models.offload.store import StoreCorrupt, StoreMiss
+from troupellm.protocol.errors import ConfigError
+
+FRAME = HEADER_BYTES + BLOCK
+
+
+def read(store: object, number: int) -> bytes:
+    into = bytearray(BLOCK)
+    store.get(key(number), memoryview(into))  # type: ignore[attr-defined]
+    return bytes(into)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_one_engine_reads_what_another_wrote(connect: Open, tmp_path: Path) -> None:
+    writer = connect(NAME, {"path": str(tmp_path)}, "kv_producer")
+    reader = connect(NAME, {"path": str(tmp_path)}, "kv_consumer")
+    writer.probe()
+    for number in range(3):
+        writer.put(key(number), memoryview(content(number)))
+    assert reader.contains([key(0), key(1), key(2), key(3)]) == 3
+    assert reader.contains([key(7), key(0)]) == 0
+    assert [read(reader, number) for number in range(3)] == [content(number) for number in range(3)]
+    with pytest.raises(StoreMiss):
+        read(reader, 3)
+
+
+def test_other_secrets_and_models_never_meet(connect: Open, tmp_path: Path) -> None:
+    options = {"path": str(tmp_path)}
+    connect(NAME, options).put(key(0), memoryview(content(0)))
+    assert connect(NAME, options, fingerprint=b"n" * 32).contains([key(0)]) == 0
+    with pytest.raises(StoreCorrupt):
+        read(connect(NAME, options, secret=b"s" * 32), 0)
+
+
+@pytest.mark.parametrize("place", [0, 10, 40, HEADER_BYTES - 1, HEADER_BYTES, FRAME - 1])
+def test_a_damaged_file_is_a_miss_and_can_be_written_again(connect: Open, tmp_path: Path, place: int) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.put(key(0), memoryview(content(0)))
+    (path,) = files(tmp_path)
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(StoreCorrupt):
+        read(store, 0)
+    store.put(key(0), memoryview(content(0)))
+    assert read(store, 0) == content(0)
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER_BYTES, FRAME - 1])
+def test_half_a_file_is_a_miss(connect: Open, tmp_path: Path, size: int) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.put(key(0), memoryview(content(0)))
+    (path,) = files(tmp_path)
+    path.write_bytes(path.read_bytes()[:size])
+    assert store.contains([key(0)]) == 0
+    with pytest.raises(StoreCorrupt):
+        read(store, 0)
+    store.put(key(0), memoryview(content(0)))
+    assert read(store, 0) == content(0)
+
+
+def test_what_is_no_plain_file_is_a_miss(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.put(key(0), memoryview(content(0)))
+    (path,) = files(tmp_path)
+    outside = tmp_path / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+    with pytest.raises(StoreCorrupt, match="link"):
+        read(store, 0)
+    os.mkfifo(path)  # opening one for reading would wait for a writer
+    with pytest.raises(StoreCorrupt, match="no block"):
+        read(store, 0)
+    assert outside.exists()
+
+
+def test_the_folder_stays_within_its_limit(connect: Open, tmp_path: Path) -> None:
+    limit = 32 * FRAME
+    stores = [connect(NAME, {"path": str(tmp_path), "bytes": limit}) for _ in range(2)]
+    for number in range(200):
+        stores[number % 2].put(key(number), memoryview(content(number)))
+        for path in files(tmp_path)[:1]:
+            os.utime(path, (number, number))
+        assert len(files(tmp_path)) * FRAME <= limit + 2 * limit // 16
+    assert sum(store.use().evicted for store in stores) >= 200 - 36
+    assert stores[0].use().capacity_bytes == limit
+
+
+def test_the_longest_unused_go_first(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path), "bytes": 16 * FRAME})
+    for number in range(16):
+        store.put(key(number), memoryview(content(number)))
+        path = next(path for path in files(tmp_path) if key(number).hex() in path.name)
+        os.utime(path, (1000 + number, 1000 + number))
+    assert read(store, 0) == content(0)  # used now
+    store.put(key(16), memoryview(content(16)))
+    assert store.contains([key(0)]) == 1
+    assert store.contains([key(1)]) == 0
+    assert store.contains([key(16)]) == 1
+
+
+def test_writers_readers_and_evictors_at_the_same_time(connect: Open, tmp_path: Path) -> None:
+    options = {"path": str(tmp_path), "bytes": 24 * FRAME}
+    begin, wrong, hits = threading.Barrier(4), list[object](), list[int]()
+
+    def run(seed: int) -> None:
+        store = connect(NAME, options)
+        begin.wait()
+        try:
+            for step in range(150):
+                number = (seed * 31 + step * 7) % 60
+                store.put(key(number), memoryview(content(number)))
+                wanted = (number + seed) % 60
+                try:
+                    if read(store, wanted) != content(wanted):
+                        wrong.append(wanted)
+                    hits.append(wanted)
+                except StoreMiss as miss:
+                    if isinstance(miss, StoreCorrupt):
+                        wrong.append(miss)
+        except Exception as error:  # shown by the assertion
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert hits
+
+
+def test_what_was_abandoned_half_written_is_removed(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    old, young = tmp_path / ".troupellm-old", tmp_path / ".troupellm-young"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert ABANDONED_SECONDS > 60
+    store.put(key(0), memoryview(content(0)))
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, calls = connect(NAME, {"path": str(tmp_path)}), list[int]()
+
+    def write(descriptor: int, data: memoryview) -> int:
+        calls.append(len(data))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared_directory.os, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        store.put(key(0), memoryview(content(0)))
+    assert calls
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "path"),
+        ({"path": ""}, "path"),
+        ({"path": "x", "bytes": 10}, "bytes"),
+        ({"path": "x", "bytes": "much"}, "bytes"),
+        ({"path": "x", "size": 1}, "size"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(connect: Open, options: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        connect(NAME, options)
