@@ -11,6 +11,7 @@ import torch
 from troupellm.kernels.kv_codes import FP8, as_bytes
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import RowTable
+from troupellm.models.spans import Spans
 from troupellm.protocol.worker import StepPlan
 
 Pattern = Literal["nan", "0x7f"]
@@ -32,9 +33,14 @@ class Poison:
         self._value = _value(pattern, cache.storage.dtype)
         self._storage.fill_(self._value)
 
-    def follow(self, plan: StepPlan, rows: RowTable) -> None:
-        """After a plan's rows and copies were taken in, before anything of it is computed."""
-        for row, start in zip(plan.rows, plan.starts, strict=True):
+    def follow(self, plan: StepPlan, rows: RowTable, spans: Spans) -> None:
+        """After a plan's rows and copies were taken in, before anything of it is computed.
+
+        Args:
+            spans: what is about to be computed.
+        """
+        for index, start in zip(spans.rows.tolist(), spans.starts.tolist(), strict=True):
+            row = plan.rows[index]
             for table in rows.tables(row):
                 self._from(table, start // self._block_size, start % self._block_size)
         if self._when_freed:

@@ -32,20 +32,21 @@ class RowTable:
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
+        computed: int64 [slots], first positions whose keys and values are there; kept by who verifies drafts.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
     def __init__(self, *, max_model_len: int, block_size: int, num_groups: int = 1, slots: int = FIRST_SLOTS) -> None:
         self._first_slots = slots
-        self._max_len, self._block_size, self.num_groups = max_model_len, block_size, num_groups
+        self.longest, self._block_size, self.num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_groups, 0, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks: NDArray[np.int64] = np.zeros((num_groups, 0), dtype=np.int64)
-        self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled = (
-            np.zeros(0, dtype=np.int64) for _ in range(5)
+        self.lengths, self.epochs, self.prompt_logprobs, self.num_prompt_tokens, self.pooled, self.computed = (
+            np.zeros(0, dtype=np.int64) for _ in range(6)
         )
 
     def __len__(self) -> int:
@@ -63,8 +64,8 @@ class RowTable:
         if new.adapter:
             raise PlanError(f"row {new.row}: adapters are not offered by this worker")
         known = np.frombuffer(new.token_ids, dtype="<i4")
-        if not 0 < known.size <= self._max_len:
-            raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self._max_len}")
+        if not 0 < known.size <= self.longest:
+            raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self.longest}")
         slot = self._slots.get(new.row)
         if slot is None:
             slot = self._slots[new.row] = self._take_slot()
@@ -75,6 +76,7 @@ class RowTable:
         self.num_blocks[:, slot] = 0
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.pooled[slot] = new.pooling is not None
+        self.computed[slot] = 0
         self.embeddings.pop(slot, None)
         if new.embeddings is not None:
             given = np.frombuffer(new.embeddings, dtype="<f4").reshape(new.num_prompt_tokens, -1)
@@ -130,6 +132,7 @@ class RowTable:
             raise PlanError(f"row {fork.row}: {fork.num_tokens} tokens of row {fork.parent}, which has fewer")
         self._copy_tokens(slots, parents, kept, np.array([fork.token_id for fork in forks], dtype=np.int64))
         self.lengths[slots] = kept + 1
+        self.computed[slots] = 0
         self._copy_tables(slots, parents)
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
@@ -184,9 +187,23 @@ class RowTable:
         self._write(slot, begin, np.array(tokens, dtype=np.int32))
         self.lengths[slot] = end
 
+    def put(self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
+        """Write tokens [n] at some positions [n] of some slots [n]; `lengths` tells which of them the rows have."""
+        self.tokens.numpy()[slots, positions] = tokens
+
+    def text(self, slot: int) -> NDArray[np.int32]:
+        """The tokens of a row, a view."""
+        found: NDArray[np.int32] = self.tokens.numpy()[slot, : self.lengths[slot]]
+        return found
+
+    def capacity(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many positions [rows] the blocks of some slots hold."""
+        held: NDArray[np.int64] = self.num_blocks[:, slots].min(axis=0) * self._block_size
+        return held
+
     def room(self, slots: NDArray[np.int64]) -> list[int]:
         """How many tokens each of the rows may have beyond those that it has."""
-        left: list[int] = (self._max_len - self.lengths[slots]).tolist()
+        left: list[int] = (self.longest - self.lengths[slots]).tolist()
         return left
 
     def tables(self, row: int) -> list[list[int]]:
@@ -231,7 +248,7 @@ class RowTable:
         groups, _, width = self.blocks.shape
         self.blocks = np.concatenate((self.blocks, np.zeros((groups, new - old, width), dtype=np.int32)), axis=1)
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
-        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled"):
+        for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
 
     def _resize(self, old: int, new: int) -> None:

@@ -23,6 +23,9 @@ from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler
 from troupellm.models.spans import Spans
+from troupellm.models.speculation.speculator import MakeSpeculator
+from troupellm.models.speculation.trials import Trial
+from troupellm.models.speculation.verification import Verification
 from troupellm.models.step_result import Histories, step_result
 from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
 
@@ -49,6 +52,7 @@ class ModelRunner:
         activation: Activation = "softmax",
         guides: GuidedRows | None = None,
         attention_backend: str = "auto",
+        speculation: MakeSpeculator | None = None,
     ) -> None:
         """
         Args:
@@ -57,6 +61,7 @@ class ModelRunner:
             activation: what a classifier's logits go through.
             guides: for rows with a guide; without it there can be none.
             attention_backend: who computes attention; auto is the first that can.
+            speculation: makes who drafts; without it no row may be elastic.
 
         Raises:
             ConfigError: that back end cannot do what the model needs.
@@ -73,6 +78,7 @@ class ModelRunner:
         self.sampler = Sampler(decoder.config.vocab_size, device, processors)
         self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
         """Knows rows by their slots."""
+        self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
         self._quick = False
 
     @torch.inference_mode()
@@ -92,14 +98,27 @@ class ModelRunner:
             return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
-        ending = starts + counts == self.rows.lengths[whole.slots]
+        trial: Trial | None = None
+        if self.speculator is not None:
+            trial = self.speculator.begin(plan, whole.slots, starts, counts)
+            whole = trial.spans
+            if not whole.slots.size:
+                return step_result(plan, None, np.zeros(len(plan.rows), dtype=bool), (), StepTimings())
+        if self.poison is not None:
+            self.poison.follow(plan, self.rows, whole)
+        ends, lengths = whole.starts + whole.counts, self.rows.lengths[whole.slots]
         pooled = self.rows.pooled[whole.slots] > 0
-        sampling = ending & ~pooled
-        drawn = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
-        filled = None if self.guides is None else self.guides.begin(drawn)
+        sampling = (ends >= lengths) & ~pooled
+        check: Verification | None = None
+        if self.speculator is not None and trial is not None and trial.unusual(len(plan.rows)):
+            check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
+            drawn, filled = check.drawn, check.begin_masks()
+        else:
+            drawn = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
+            filled = None if self.guides is None else self.guides.begin(drawn)
         pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
-        late = self._quick and int(counts.sum()) <= QUICK_TOKENS
+        late = self._quick and int(whole.counts.sum()) <= QUICK_TOKENS
         if meanwhile is not None and not late:
             meanwhile()
         last_hidden, about_prompts = [], []
@@ -115,29 +134,41 @@ class ModelRunner:
         computed = perf_counter()
         self._quick = computed - prepared < QUICK_SECONDS
         masks = None if self.guides is None or filled is None else self.guides.filled(filled)
-        sampled = None if logits is None else self._sample(drawn, whole.slots[sampling], logits, masks)
-        guided = None
+        sampled, guided = None, None
+        if check is not None:
+            check.sample(logits, masks, begin)
+        elif logits is not None:
+            sampled = self._sample(drawn, whole.slots[sampling], logits, masks)
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = self.guides.advance(drawn, sampled.tokens.tolist(), self.rows.room(whole.slots[sampling]))
+            tokens = [[token] * (token >= 0) for token in sampled.values]
+            guided = self.guides.advance(drawn, tokens, self.rows.room(whole.slots[sampling]))
             for row, forced in guided.forced.items():
                 self.rows.append_known(row, forced)
-        vectors, unsound = self._finish_pooled(plan, whole, ending & pooled)
+        if check is None and self.speculator is not None and trial is not None:
+            self.speculator.finish_plain(trial, perf_counter() - begin)
+        vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
+        if check is not None:
+            return check.result(about_prompts, vectors, unsound, timings)
         return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.transfers or plan.lookups:
             raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
-        if plan.draft_limits:
+        if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.retired:
             if row in self.rows:
                 self.pooler.drop_row(self.rows.slot(row))
+                if self.speculator is not None:
+                    self.speculator.drop_row(row)
             self.rows.drop(row)
             self.sampler.drop_row(row)
             if self.guides is not None:
                 self.guides.drop(row)
         for new in plan.new_rows:
+            if self.speculator is not None and new.row in self.rows:
+                self.speculator.drop_row(new.row)
             known = self.rows.add(new)
             if new.pooling is not None:
                 self.pooler.add_row(self.rows.slot(new.row), new.pooling)
@@ -145,6 +176,8 @@ class ModelRunner:
             tokens, named = torch.from_numpy(known.copy()), new.embeddings is None
             self.sampler.add_row(new.row, new.sampling, tokens, new.num_prompt_tokens, known=named)
             self._guide(new, known)
+            if self.speculator is not None:
+                self.speculator.add_row(new)
         if plan.forks:
             self.rows.fork(plan.forks)
         for change in plan.changes:
@@ -156,8 +189,6 @@ class ModelRunner:
                 self.sampler.update_row(change.row, change.sampling)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
-        if self.poison is not None:
-            self.poison.follow(plan, self.rows)
 
     def _guide(self, new: NewRow, known: NDArray[np.int32]) -> None:
         if self.guides is None:
@@ -194,13 +225,16 @@ class ModelRunner:
     def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
         """Which tokens of a flat batch come out of it, and how many of them are to sample from; see `_batch`."""
         slots, ends = spans.slots, np.cumsum(spans.counts)
-        sampling = (spans.starts + spans.counts == self.rows.lengths[slots]) & (self.rows.pooled[slots] == 0)
+        # Of a row that samples: its last token, and the drafts behind it.
+        behind = np.minimum(spans.starts + spans.counts - self.rows.lengths[slots] + 1, spans.counts)
+        behind[(behind < 0) | (self.rows.pooled[slots] > 0)] = 0
+        sampling = behind > 0
         wanted = [
-            ends[sampling] - 1,
+            ends[sampling] - 1 if behind.max(initial=0) < 2 else _last(ends, behind),
             *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._described(spans)),
             *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
         ]
-        return np.concatenate(wanted), int(sampling.sum())
+        return np.concatenate(wanted), int(behind.sum())
 
     def _groups(self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
@@ -305,3 +339,9 @@ class ModelRunner:
             given, width = self.rows.tokens[slot, first:last], int(self.rows.prompt_logprobs[slot])
             found.append(prompt_logprobs(logits, plan.rows[int(spans.rows[index])], first, given, width))
         return found
+
+
+def _last(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last `counts` places before each of `ends`."""
+    stops = np.cumsum(counts)
+    return np.arange(stops[-1]) + np.repeat(ends - stops, counts)

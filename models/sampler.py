@@ -56,16 +56,20 @@ class Sampled:
     @cached_property
     def errors(self) -> list[RowError]:
         """One per failed row."""
+        return list(self.errors_by_index.values())
+
+    @cached_property
+    def errors_by_index(self) -> dict[int, RowError]:
         if min(self.values, default=0) >= 0:
-            return []
+            return {}
         failed = [i for i, token in enumerate(self.values) if token < 0]
         finite = self.peaks[failed].isfinite().tolist()
-        return [
-            self.failures.get(i)
+        return {
+            i: self.failures.get(i)
             or (good and self.reasons.get(i))
             or RowError(self.rows[i], _ALL_MASKED if good else _BAD_LOGITS)
             for i, good in zip(failed, finite, strict=True)
-        ]
+        }
 
     @cached_property
     def values(self) -> list[int]:
@@ -150,16 +154,18 @@ class Sampler:
         positions: Sequence[int],
         histories: Sequence[Tensor],
         masks: TokenMasks | None = None,
+        sure: Sequence[int] | None = None,
     ) -> Sampled:
         """Choose each row's next token.
 
         Args:
             logits: [rows, vocab]; overwritten when it is contiguous float32.
-            rows: known rows, each once.
+            rows: known rows; one that has drafts stands here once for itself and once for each of them.
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
                 position, and only for rows whose options look at what they have said.
             masks: what rows with a guide may not draw.
+            sure: how many tokens of each history are the row's; those behind are drafts. None: all.
 
         Raises:
             KeyError: a row is not known.
@@ -176,7 +182,7 @@ class Sampler:
         raw = [group.raw(logits) for group in groups]
         if masks is not None:
             forbid(logits, masks.index, masks.forbidden)
-        failures = self._adjust(batch, logits, positions, histories) if batch.adjusted else {}
+        failures = self._adjust(batch, logits, positions, histories, sure) if batch.adjusted else {}
         if batch.adjusted or masks is not None:
             peaks = logits.amax(-1)
         scores = [
@@ -222,8 +228,9 @@ class Sampler:
         return tokens
 
     def _adjust(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
-    ) -> dict[int, RowError]:
+        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        sure: Sequence[int] | None,
+    ) -> dict[int, RowError]:  # fmt: skip
         """Masks, bias, penalties, plug-ins and what is forced, in place; the rows that cannot go on, by index."""
         if batch.allowed_rows is not None:
             keep_only(logits, batch.allowed_rows, batch.allowed_places)
@@ -240,7 +247,7 @@ class Sampler:
         for i in batch.refused:
             failures[i] = RowError(self._batch_rows[i], batch.rows[i].refusal or "", REFUSED)
         if batch.thinkers:
-            self._force(batch, logits, positions, histories)
+            self._force(batch, logits, positions, histories, positions if sure is None else sure)
         return failures
 
     def _plug_in(
@@ -257,14 +264,18 @@ class Sampler:
         return failures
 
     def _force(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor]
-    ) -> None:
+        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        sure: Sequence[int],
+    ) -> None:  # fmt: skip
         """Rows that have thought enough get one token to choose from."""
         rows, tokens = [], []
         for i in batch.thinkers:
             watch = batch.rows[i].thinking
             assert watch is not None
-            watch.feed(histories[i][watch.seen : positions[i]].tolist())
+            watch.feed(histories[i][watch.seen : sure[i]].tolist())
+            if positions[i] > sure[i]:
+                watch = watch.copy()
+                watch.feed(histories[i][watch.seen : positions[i]].tolist())
             if watch.forced is not None:
                 rows.append(i)
                 tokens.append(watch.forced)

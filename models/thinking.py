@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 from torch import Tensor
@@ -45,6 +46,12 @@ class ThinkingWatch:
                 self.thinking, self._forced, self._next = False, self._ends[0], 0
             elif self._used == self._budget:
                 self._forced, self._next = self._begun()
+
+    def copy(self) -> "ThinkingWatch":
+        """Another one that has seen the same."""
+        other = copy(self)
+        other._recent = self._recent.copy()
+        return other
 
     @property
     def forced(self) -> int | None:

@@ -36,6 +36,11 @@ def stream_key(seed: int, fork: int, purpose: int = PURPOSE_TOKEN) -> int:
     return key - (1 << 64) if key >> 63 else key
 
 
+def uniform(stream: int, position: int) -> float:
+    """A number in 0..1 on the host, for a draw that is no token's."""
+    return _mix64(((stream ^ position) + _GAMMA) & _MASK64) / 2.0**64
+
+
 def position_keys(streams: Tensor, positions: Tensor) -> Tensor:
     """Keys int32 [rows, 2] of one draw per row, from `stream_key`s int64 [rows] and positions int64 [rows]."""
     key = (streams ^ positions) + _signed(_GAMMA, 64)

@@ -154,6 +154,8 @@ class CudaRunner(ModelRunner):
             return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        if self.poison is not None:
+            self.poison.follow(plan, self.rows, whole)
         self.rows.check_window(whole.slots, starts)
         ending = starts + counts == self.rows.lengths[whole.slots]
         sampling = ending & ~(self.rows.pooled[whole.slots] > 0)
@@ -266,7 +268,8 @@ class CudaRunner(ModelRunner):
         sampled = None if logits is None else self._sample(rows, slots, logits, masks)
         guided = None
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = self.guides.advance(rows, sampled.values, self.rows.room(slots))
+            kept = [[token] * (token >= 0) for token in sampled.values]
+            guided = self.guides.advance(rows, kept, self.rows.room(slots))
             for row, forced in guided.forced.items():
                 self.rows.append_known(row, forced)
         vectors, unsound = self._finish_pooled(plan, spans, ending & ~sampling)

@@ -44,6 +44,9 @@ class Matcher(Protocol):
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Take in generated tokens; False, and an error, when they do not fit."""
 
+    def fits(self, token_id: int) -> bool:
+        """Whether this token may come next; nothing changes."""
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
 

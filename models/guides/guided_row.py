@@ -6,7 +6,7 @@ from typing import Final
 
 from troupellm.models.guides.backend import BackendError, GuideError, Matcher
 from troupellm.models.guides.library import Built, GuideLibrary
-from troupellm.models.guides.thinking import Sleep
+from troupellm.models.guides.thinking import Sleep, allows
 from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import RowError
@@ -106,6 +106,10 @@ class GuidedRow:
             return False
         self._retried = True
         self._library.drop(self._built)
+        return self._begin_anew()
+
+    def _begin_anew(self) -> bool:
+        """A new matcher with the tokens so far; whether they fit."""
         try:
             self._built, self.matcher = self._library.start(self._program)
         except GuideError as error:
@@ -136,6 +140,34 @@ class GuidedRow:
             return []
         self.accept(forced)
         return forced if self.error is None else []
+
+    def follow(self, token_id: int) -> bool:
+        """Take in a draft, which `rollback` will take back; False, and nothing has changed, where it cannot come
+        next."""
+        if self.matcher is None or self.error is not None or self.stopped:
+            return False
+        if self.asleep:
+            assert self.sleep is not None
+            if not allows(self.sleep.mask, token_id):
+                return False
+            self.sleep.accept((token_id,))
+            return True
+        if not self.matcher.fits(token_id) or not self.matcher.accept((token_id,)):
+            return False
+        self._token_ids.append(token_id)
+        return True
+
+    def return_to(self, num_tokens: int) -> None:
+        """Take back drafts, so many of them. What went wrong among them has not happened."""
+        if self.matcher is not None and self.matcher.error is not None and self.error is None:
+            guided = min(num_tokens, len(self._token_ids))
+            if guided:
+                del self._token_ids[-guided:]
+            if self.sleep is not None and num_tokens > guided:
+                self.sleep.rollback(num_tokens - guided)
+            self._begin_anew()
+        else:
+            self.rollback(num_tokens)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens that were accepted, beyond the mark too."""

@@ -119,6 +119,9 @@ class LLGuidanceMatcher:
     def accept(self, token_ids: Sequence[int]) -> bool:
         return self.inner.consume_tokens(list(token_ids))
 
+    def fits(self, token_id: int) -> bool:
+        return self.inner.validate_tokens([token_id]) == 1
+
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self.inner.rollback(num_tokens)

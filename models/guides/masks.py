@@ -28,3 +28,5 @@ class Advanced:
     """Rows whose grammar is complete."""
     forced: Mapping[int, Sequence[int]]
     """By row, tokens that must come next and need not be drawn: the row has them now."""
+    kept: Mapping[int, int]
+    """By row, how many of its tokens count, where its grammar was complete before the last one."""

@@ -6,7 +6,7 @@ vocabulary is quicker done on the spot. What a mask allows depends on a row's ow
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
@@ -18,6 +18,8 @@ from troupellm.models.guides.backend import Backend, GuideError
 from troupellm.models.guides.guided_row import GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import Advanced, TokenMasks
+from troupellm.models.speculation.drafts import RowDrafts
+from troupellm.models.speculation.proposer import ROOT
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import SamplingState
@@ -30,15 +32,20 @@ _SMOOTHING = 0.1
 class FilledLater:
     """Masks that are being filled."""
 
-    def __init__(self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow]) -> None:
+    def __init__(
+        self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow],
+        drafts: Mapping[int, RowDrafts],
+    ) -> None:  # fmt: skip
         """
         Args:
-            index: places among the step's sampled rows.
+            index: places among the step's sampled rows; a row with drafts has one for itself and one for each of them.
             numbers: the rows' own.
+            drafts: by the place in `rows` of a row's first entry.
         """
         self._index = index
         self._numbers = numbers
         self._rows = rows
+        self._drafts = drafts
         self._masks: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._forbidden: NDArray[np.uint8] | None = None
         self._done: Future[None] | None = None
@@ -69,8 +76,18 @@ class FilledLater:
             row.wait()
         begin = perf_counter()
         self._masks = np.full((len(self._rows), library.mask_words), -1, dtype=np.int32)
+        followed = {first + node for first, drafts in self._drafts.items() for node in range(len(drafts) + 1)}
+        self._fill_rows(library, [place for place in range(len(self._rows)) if place not in followed])
+        for first, drafts in self._drafts.items():
+            self._fill_drafts(library, first, drafts)
+        vocab = library.vocab_width
+        self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        self.seconds = perf_counter() - begin
+
+    def _fill_rows(self, library: GuideLibrary, places: Iterable[int]) -> None:
         awake: dict[str, list[int]] = {}
-        for place, row in enumerate(self._rows):
+        for place in places:
+            row = self._rows[place]
             if row.error is not None:
                 self._masks[place] = 0
             elif row.asleep:
@@ -80,9 +97,18 @@ class FilledLater:
                 awake.setdefault(row.backend, []).append(place)
         for name, places in awake.items():
             self._fill_awake(library.backend(name), places)
-        vocab = library.vocab_width
-        self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
-        self.seconds = perf_counter() - begin
+
+    def _fill_drafts(self, library: GuideLibrary, first: int, drafts: RowDrafts) -> None:
+        """What may come at the row's place `first`, and behind each of its drafts; it is where it was at the end."""
+        self._fill_rows(library, [first])
+        row = self._rows[first]
+        walk = _Walk(row)
+        for node in range(len(drafts)):
+            if walk.to(drafts, node):
+                self._fill_rows(library, [first + 1 + node])
+            else:
+                self._masks[first + 1 + node] = 0
+        walk.back()
 
     def _fill_awake(self, backend: Backend, places: list[int]) -> None:
         matchers = [matcher for place in places if (matcher := self._rows[place].matcher) is not None]
@@ -99,6 +125,36 @@ class FilledLater:
                 masks[number] = 0
         if not whole:
             self._masks[places] = masks
+
+
+class _Walk:
+    """One row follows drafts, and comes back."""
+
+    def __init__(self, row: GuidedRow) -> None:
+        self._row = row
+        self._path: list[int] = []
+
+    def to(self, drafts: RowDrafts, node: int) -> bool:
+        """From the last draft that it went to, to another one; False where its grammar does not go on there."""
+        parent = node - 1 if drafts.parents is None else drafts.parents[node]
+        kept = len(self._path)
+        while kept and self._path[kept - 1] != parent:
+            kept -= 1
+        if parent != ROOT and not kept:
+            return False  # nor did it there
+        self._return(len(self._path) - kept)
+        if not self._row.follow(drafts.tokens[node]):
+            return False
+        self._path.append(node)
+        return True
+
+    def back(self) -> None:
+        self._return(len(self._path))
+
+    def _return(self, count: int) -> None:
+        if count:
+            self._row.return_to(count)
+            del self._path[-count:]
 
 
 class GuidedRows:
@@ -132,15 +188,37 @@ class GuidedRows:
         """Forget a row; an unknown one is fine."""
         self._rows.pop(row, None)
 
-    def begin(self, rows: Sequence[int]) -> FilledLater | None:
-        """Start to fill the masks of those of the rows that have a guide; None when there are none."""
+    def trim(self, row: int, drafts: RowDrafts) -> None:
+        """Leave out the drafts of a row that its guide does not let pass."""
+        guided = self._rows.get(row)
+        if guided is None or not len(drafts):
+            return
+        if guided.building is not None and not guided.building.done():
+            drafts.keep(())
+            return
+        guided.wait()
+        walk = _Walk(guided)
+        drafts.keep([node for node in range(len(drafts)) if walk.to(drafts, node)])
+        walk.back()
+
+    def begin(self, rows: Sequence[int], drafts: Mapping[int, RowDrafts] | None = None) -> FilledLater | None:
+        """Start to fill the masks of those of the rows that have a guide; None when there are none.
+
+        Args:
+            drafts: by row. A row with drafts stands in `rows` once for itself and once for each of them, in a run.
+        """
         if not self._rows:
             return None
         index = [place for place, row in enumerate(rows) if row in self._rows]
         if not index:
             return None
-        guided = [self._rows[rows[place]] for place in index]
-        filled = FilledLater(index, [rows[place] for place in index], guided)
+        numbers = [rows[place] for place in index]
+        guided = [self._rows[number] for number in numbers]
+        followed = {}
+        if drafts:
+            firsts = {number: place for place, number in reversed(list(enumerate(numbers)))}
+            followed = {firsts[row]: drafts[row] for row in firsts if row in drafts}
+        filled = FilledLater(index, numbers, guided, followed)
         expected = self._seconds_per_row * len(guided)
         quick = 0.0 < expected < ON_THE_SPOT_SECONDS and all(row.building is None for row in guided)
         filled.start(self._library, None if quick else self._helper)
@@ -153,30 +231,29 @@ class GuidedRows:
         self._seconds_per_row += (per_row - self._seconds_per_row) * (_SMOOTHING if self._seconds_per_row else 1.0)
         return masks
 
-    def advance(self, rows: Sequence[int], token_ids: Iterable[int], room: Iterable[int]) -> Advanced:
-        """Give the guided ones of the rows the token that each has drawn; -1 is none.
+    def advance(self, rows: Sequence[int], token_ids: Iterable[Sequence[int]], room: Iterable[int]) -> Advanced:
+        """Give the guided ones of the rows the tokens that each has drawn, perhaps none.
 
         Args:
-            room: tokens that each row may have beyond it.
+            room: tokens that each row may have beyond them.
         """
         finished: list[int] = []
         forced: dict[int, list[int]] = {}
-        for row, token_id, most in zip(rows, token_ids, room, strict=True):
+        kept: dict[int, int] = {}
+        for row, tokens, most in zip(rows, token_ids, room, strict=True):
             guided = self._rows.get(row)
-            if guided is None or token_id < 0 or guided.stopped:
+            if guided is None or not tokens or guided.stopped:
                 continue
-            guided.accept((token_id,))
+            for number, token_id in enumerate(tokens, 1):
+                guided.accept((token_id,))
+                if guided.stopped and number < len(tokens):
+                    kept[row] = number
+                    break
             if guided.jumps and (following := guided.jump(most)):
                 forced[row] = following
             if guided.stopped:
                 finished.append(row)
-        return Advanced(finished, forced)
-
-    def rollback(self, row: int, num_tokens: int) -> None:
-        """Take back the last tokens of a row: drafts that were refused."""
-        guided = self._rows[row]
-        guided.wait()
-        guided.rollback(num_tokens)
+        return Advanced(finished, forced, kept)
 
 
 def _may_jump(state: SamplingState) -> bool:

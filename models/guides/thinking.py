@@ -89,6 +89,12 @@ class Sleep:
         return self._mark.mask(min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1))
 
 
+def allows(mask: Mask, token_id: int) -> bool:
+    """Whether a mask lets a token pass."""
+    word, bit = divmod(token_id, BITS)
+    return word < mask.size and bool(mask.view(np.uint32)[word] >> bit & 1)
+
+
 def _forbid(mask: Mask, token_ids: Sequence[int]) -> None:
     bits = mask.view(np.uint32)
     for token_id in token_ids:

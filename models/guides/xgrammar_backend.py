@@ -79,6 +79,12 @@ class XGrammarMatcher:
                 return False
         return True
 
+    def fits(self, token_id: int) -> bool:
+        if self.inner.is_terminated() or not self.inner.accept_token(token_id):
+            return False
+        self.inner.rollback(1)
+        return True
+
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self.inner.rollback(num_tokens)

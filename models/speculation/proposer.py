@@ -19,8 +19,6 @@ from torch import Tensor
 
 from troupellm.protocol.worker import NewRow
 
-MOST_DRAFTS: Final = 63
-"""Of a row in a step: with the token before them they are the bits of one word, see `Drafts.parents`."""
 ROOT: Final = -1
 """In `Drafts.parents`: the row's last token."""
 
@@ -96,8 +94,9 @@ class ProposalBatch:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the model has computed in a step, of rows that have drafts now or later: consecutive positions of each row,
-    refused drafts left out. The rows' tokens are known up to the one behind the last of these positions."""
+    """What the model has computed in a step, of all rows that write, prompt chunks and rows without drafts too:
+    consecutive positions of each row, refused drafts left out. The rows' tokens are known up to the one behind the last
+    of these positions."""
 
     slots: NDArray[np.int64]
     """[rows]"""

@@ -60,7 +60,7 @@ class Crowd:
         sampled = self.sampler.sample(logits, rows, positions, histories, masks)
         tokens = sampled.tokens.tolist()
         self.errors |= {error.row: error.message for error in sampled.errors}
-        advanced = self.guides.advance(rows, tokens, [1000] * len(rows))
+        advanced = self.guides.advance(rows, [[token] * (token >= 0) for token in tokens], [1000] * len(rows))
         for row, token in zip(rows, tokens, strict=True):
             self._tokens[row] += [token, *advanced.forced.get(row, ())]
             if row in self.errors:

@@ -1,0 +1,109 @@
+"""The drafts of one row in one step, and what of them is kept.
+
+Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from troupellm.models.speculation.proposer import ROOT, Drafts
+from troupellm.protocol.speculative import MOST_DRAFTS
+
+Fits = Callable[[list[int], list[int] | None], list[int]]
+"""Of drafts and their parents, which ones (rising, each behind its parent) a grammar lets pass."""
+
+
+class DraftError(RuntimeError):
+    """A proposer gave what no drafts are: a fault of whoever wrote it."""
+
+
+@dataclass(slots=True)
+class RowDrafts:
+    """Attributes:
+    tokens: of the drafts.
+    parents: index of each draft's parent, ROOT is the row's last token; None is a chain.
+    """
+
+    tokens: list[int]
+    parents: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Leave out all others, with what follows them. kept: rising, parents included."""
+        if len(kept) == len(self.tokens):
+            return
+        self.tokens = [self.tokens[index] for index in kept]
+        if self.parents is not None:
+            place = {ROOT: ROOT} | {index: number for number, index in enumerate(kept)}
+            self.parents = [place[self.parents[index]] for index in kept]
+
+    def accepted(self, drawn: Sequence[int]) -> list[int]:
+        """The path of drafts that equal what the model drew before each of them.
+
+        Args:
+            drawn: the model's token behind every node.
+        """
+        path: list[int] = []
+        if self.parents is None:
+            for index, token in enumerate(self.tokens):
+                if drawn[index] != token:
+                    break
+                path.append(index)
+            return path
+        node = ROOT
+        for index, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if parent == node and drawn[node + 1] == token:  # a node's children come behind it, so one walk finds all
+                path.append(index)
+                node = index
+        return path
+
+    def depths(self) -> NDArray[np.int64]:
+        """int64 [drafts]: how many drafts a draft follows."""
+        if self.parents is None:
+            return np.arange(len(self.tokens))
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent == ROOT else found[parent] + 1)
+        return np.array(found, dtype=np.int64)
+
+    def ancestors(self, index: int) -> list[int]:
+        """The drafts that lead to one, itself at the end."""
+        if self.parents is None:
+            return list(range(index + 1))
+        path = [index]
+        while (parent := self.parents[path[-1]]) != ROOT:
+            path.append(parent)
+        return path[::-1]
+
+
+def read_drafts(drafts: Drafts, limits: Sequence[int], vocab: int) -> list[RowDrafts]:
+    """What a proposer gave, row by row.
+
+    Raises:
+        DraftError: it does not fit what was asked for.
+    """
+    counts = drafts.counts.tolist()
+    if len(counts) != len(limits) or len(drafts.token_ids) != len(limits):
+        raise DraftError(f"drafts for {len(counts)} rows, not for the {len(limits)} that were asked for")
+    found = []
+    for row, (count, limit) in enumerate(zip(counts, limits, strict=True)):
+        if not 0 <= count <= min(limit, MOST_DRAFTS):
+            raise DraftError(f"{count} drafts for a row that takes 0..{min(limit, MOST_DRAFTS)}")
+        tokens = drafts.token_ids[row, :count].tolist()
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
+            raise DraftError(f"a draft is outside the vocabulary, 0..{vocab - 1}")
+        parents = None if drafts.parents is None else drafts.parents[row, :count].tolist()
+        if parents is not None:
+            if any(not ROOT <= parent < index for index, parent in enumerate(parents)):
+                raise DraftError("a draft's parent is not one of the drafts before it")
+            if len(set(zip(parents, tokens, strict=True))) < count:
+                raise DraftError("two drafts behind the same one are equal")
+            if parents == list(range(-1, count - 1)):
+                parents = None
+        found.append(RowDrafts(tokens, parents))
+    return found

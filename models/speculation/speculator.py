@@ -1,0 +1,229 @@
+"""Speculation in the worker: who proposes, how much, and what became of it.
+
+A plan's *elastic* rows only say how many positions beyond one they may compute (`StepPlan.draft_limits`). Where such a
+row goes on is known here: it computes the tokens that it has and whose keys and values are missing, then its drafts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from troupellm.kernels.sampling.noise import stream_key
+from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.row_options import RowOptions
+from troupellm.models.row_table import RowTable
+from troupellm.models.spans import Spans
+from troupellm.models.speculation.drafts import RowDrafts, read_drafts
+from troupellm.models.speculation.proposer import ROOT, ProposalBatch, Proposer, RowDraws
+from troupellm.models.speculation.synthetic import PURPOSE_ACCEPTANCE, SyntheticAcceptance
+from troupellm.models.speculation.trials import Acceptance, Judged, Trial
+from troupellm.protocol.speculative import MOST_DRAFTS
+from troupellm.protocol.worker import NewRow, StepPlan
+
+Ints = NDArray[np.int64]
+
+
+MakeSpeculator = Callable[[RowTable, Callable[[int], RowOptions], GuidedRows | None], "Speculator"]
+"""Of a fresh runner's rows, their options and its guides."""
+
+
+class Length(Protocol):
+    """How many drafts pay, see `models.speculation.length`."""
+
+    def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
+        """Of each row at most so many [rows], none more than `most` [rows]."""
+
+    def learn(self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float) -> None:
+        """A step took so long. slots, drafted, accepted: of the rows that might draft; tokens: of the whole step."""
+
+
+class Speculator:
+    """Asks one proposer for drafts, and keeps count. Calls come from the worker's thread."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        rows: RowTable,
+        options: Callable[[int], RowOptions],
+        vocab: int,
+        *,
+        most: int = MOST_DRAFTS,
+        length: Length | None = None,
+        synthetic: SyntheticAcceptance | None = None,
+        guides: GuidedRows | None = None,
+    ) -> None:
+        """
+        Args:
+            options: of a row, by its number.
+            vocab: width of the logits.
+            most: drafts of a row in a step.
+            length: chooses how many of those; None is always all.
+            synthetic: keeps drafts by lot: what comes out is not the model's.
+        """
+        self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
+        self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
+        proposer.reset()
+
+    def add_row(self, new: NewRow) -> None:
+        """It is in the table, and has options."""
+        self.proposer.add_row(self._rows.slot(new.row), new)
+
+    def drop_row(self, row: int) -> None:
+        """It is in the table still."""
+        slot = self._rows.slot(row)
+        if not self._rows.pooled[slot]:
+            self.proposer.drop_row(slot, self._rows.text(slot))
+
+    def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> Trial:
+        """Decide what each row computes, and write its drafts behind its tokens.
+
+        Args:
+            slots, starts, counts: of the plan's rows; the latter are the host's.
+        """
+        limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
+        elastic, lengths = limits >= 0, self._rows.lengths[slots]
+        starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
+        room = np.minimum(self._rows.capacity(slots), self._rows.longest - 1)
+        most = np.where(elastic, np.minimum(1 + limits, room - starts), counts)
+        counts = np.where(elastic, np.minimum(lengths - starts, most), counts)
+        # Behind the last draft a token is drawn, too.
+        wanted = np.minimum(np.minimum(most - counts, self._rows.longest - 1 - lengths), self._most)
+        wanted = np.where(elastic & (starts + counts == lengths), wanted, 0)
+        found = self._propose(plan, slots, lengths, wanted) if (wanted > 0).any() else {}
+        for index, drafts in found.items():
+            counts[index] += len(drafts)
+        kept = np.flatnonzero(counts > 0)
+        place = {index: number for number, index in enumerate(kept.tolist())}
+        return Trial(
+            Spans(kept, slots[kept], starts[kept], counts[kept]),
+            elastic[kept],
+            lengths[kept],
+            {place[index]: drafts for index, drafts in found.items()},
+        )
+
+    def acceptance(self, plan: StepPlan, trial: Trial) -> Acceptance:
+        """How a step's drafts are judged."""
+        if self._synthetic is None:
+            return Acceptance()
+        return _ByLot(self._synthetic, self._options, plan.rows, trial)
+
+    def finish_plain(self, trial: Trial, seconds: float) -> None:
+        """A step without drafts is done: its tokens are appended."""
+        spans = trial.spans
+        self._rows.computed[spans.slots] = spans.starts + spans.counts
+        self._learn(trial, np.zeros_like(spans.slots), np.zeros_like(spans.slots), seconds)
+
+    def finish(self, trial: Trial, judged: dict[int, Judged], seconds: float) -> None:
+        """Append what rows keep to their tokens, and learn from it.
+
+        Args:
+            judged: of the rows of `trial.spans` that sample.
+            seconds: that the step has taken.
+        """
+        spans, rows = trial.spans, self._rows
+        drafted, accepted = trial.draft_counts(), np.zeros(spans.slots.size, dtype=np.int64)
+        slots: list[int] = []
+        positions: list[int] = []
+        tokens: list[int] = []
+        grown = np.zeros(spans.slots.size, dtype=np.int64)
+        for row, kept in judged.items():
+            # A failed row may be in the next plan already, so what it holds must be a token id.
+            said = kept.tokens or [0]
+            slot, length = int(spans.slots[row]), int(trial.lengths[row])
+            slots += [slot] * len(said)
+            positions += range(length, length + len(said))
+            tokens += said
+            accepted[row], grown[row] = kept.accepted, len(said)
+        if tokens:
+            rows.put(slots, positions, tokens)
+        rows.lengths[spans.slots] = trial.lengths + grown
+        # The last token of a row is computed with what follows it.
+        ends = spans.starts + spans.counts - drafted + accepted
+        rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
+        self._learn(trial, drafted, accepted, seconds)
+
+    def _learn(self, trial: Trial, drafted: Ints, accepted: Ints, seconds: float) -> None:
+        if self._length is not None:
+            elastic, tokens = np.flatnonzero(trial.elastic), int(trial.spans.counts.sum())
+            self._length.learn(trial.spans.slots[elastic], drafted[elastic], accepted[elastic], tokens, seconds)
+
+    def _propose(self, plan: StepPlan, slots: Ints, lengths: Ints, wanted: Ints) -> dict[int, RowDrafts]:
+        """By index in the plan; the drafts are in the table."""
+        limits = wanted
+        if self._length is not None:
+            asked = np.flatnonzero(wanted > 0)
+            limits = np.zeros_like(wanted)
+            limits[asked] = np.minimum(self._length.limits(slots[asked], len(plan.rows), wanted[asked]), wanted[asked])
+        asked = np.flatnonzero(limits > 0)
+        if not asked.size:
+            return {}
+        rows = [plan.rows[index] for index in asked.tolist()]
+        drafts = self.proposer.propose(
+            ProposalBatch(
+                slots=slots[asked],
+                lengths=lengths[asked],
+                limits=limits[asked],
+                tokens=self._rows.tokens,
+                blocks=self._rows.blocks,
+                draws=self._draws(rows),
+            )
+        )
+        found = {}
+        given = read_drafts(drafts, limits[asked].tolist(), self._vocab)
+        for index, row, drafted in zip(asked.tolist(), rows, given, strict=True):
+            if self._synthetic is not None:
+                _fill(drafted, int(limits[index]))
+            if self._guides is not None:
+                self._guides.trim(row, drafted)
+            if len(drafted):
+                found[index] = drafted
+        self._place(found, slots, lengths)
+        return found
+
+    def _draws(self, rows: Sequence[int]) -> RowDraws:
+        options = [self._options(row) for row in rows]
+        return RowDraws(
+            torch.tensor([each.stream for each in options], dtype=torch.int64),
+            torch.tensor([each.inverse_temperature for each in options], dtype=torch.float32),
+        )
+
+    def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:
+        """Where the step reads its token ids from."""
+        at: list[int] = []
+        positions: list[int] = []
+        tokens: list[int] = []
+        for index, drafts in found.items():
+            length = int(lengths[index])
+            at += [int(slots[index])] * len(drafts)
+            positions += range(length, length + len(drafts))
+            tokens += drafts.tokens
+        if tokens:
+            self._rows.put(at, positions, tokens)
+
+
+def _fill(drafts: RowDrafts, limit: int) -> None:
+    """As many drafts as were asked for: what counts is the work, whatever the proposer finds in the text."""
+    missing = limit - len(drafts)
+    if missing > 0 and drafts.parents is None:
+        drafts.tokens += [0] * missing
+    elif missing > 0 and drafts.parents is not None:
+        first = len(drafts)
+        drafts.tokens += [0] * missing
+        drafts.parents += [first - 1 + number if first + number else ROOT for number in range(missing)]
+
+
+class _ByLot(Acceptance):
+    def __init__(
+        self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial
+    ) -> None:
+        self._lot, self._options, self._rows, self._round = lot, options, rows, trial
+
+    def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
+        state = self._options(self._rows[int(self._round.spans.rows[row])]).state
+        stream = stream_key(state.seed, state.fork, PURPOSE_ACCEPTANCE)
+        deepest = int(drafts.depths().argmax()) if len(drafts) else 0
+        path = drafts.ancestors(deepest)
+        return path[: self._lot.count(stream, int(self._round.lengths[row]), len(path))]

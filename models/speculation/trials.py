@@ -1,0 +1,209 @@
+"""One step's verification: which positions its rows compute, and what of their drafts is kept.
+
+The drafts of a row are computed behind its tokens, and the model draws a token behind its last token and behind every
+draft, each with the history and the position that it would have without speculation: "virtual rows" of one sampler
+call. So whatever a row asks for (penalties, bias, bad words, plug-ins, budgets of thinking, guides) holds for each of
+them by itself. A draft is kept where it equals what was drawn in its place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.models.row_table import RowTable
+from troupellm.models.sampler import Sampled
+from troupellm.models.spans import Spans
+from troupellm.models.speculation.drafts import RowDrafts
+from troupellm.protocol.worker import RowError, RowLogprobs
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Judged:
+    """What one row keeps of a step.
+
+    Attributes:
+        tokens: that it gets, none where it failed.
+        path: the drafts among them.
+        accepted: how many drafts were kept.
+    """
+
+    tokens: list[int]
+    path: list[int]
+
+    @property
+    def accepted(self) -> int:
+        return min(len(self.path), len(self.tokens))
+
+
+class VirtualHistories(Sequence[Tensor]):
+    """What each virtual row has said: its row's tokens, then the drafts that lead to it."""
+
+    def __init__(
+        self, rows: RowTable, slots: Sequence[int], lengths: Sequence[int], paths: dict[int, list[int]]
+    ) -> None:
+        """
+        Args:
+            slots, lengths: of every virtual row; the table holds its drafts behind the row's tokens.
+            paths: by virtual row, the tokens behind its row's own where the table has them in another order.
+        """
+        self._rows, self._slots, self._lengths, self._paths = rows, slots, lengths, paths
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:  # type: ignore[override]
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]  # type: ignore[misc]
+        tokens = self._rows.tokens[self._slots[index], : self._lengths[index]]
+        path = self._paths.get(index)
+        if path is None:
+            return tokens
+        own = tokens[: self._lengths[index] - len(path)]
+        return torch.cat((own, torch.tensor(path, dtype=tokens.dtype, device=tokens.device)))
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a step computes where some of its rows are elastic.
+
+    Attributes:
+        spans: the rows that compute anything; `counts` take in their drafts.
+        elastic: bool [rows of `spans`].
+        drafts: by row of `spans`.
+        lengths: tokens of each of these rows.
+    """
+
+    spans: Spans
+    elastic: NDArray[np.bool_]
+    lengths: Ints
+    drafts: dict[int, RowDrafts] = field(default_factory=dict)
+
+    @property
+    def trees(self) -> bool:
+        return any(drafts.parents is not None for drafts in self.drafts.values())
+
+    def unusual(self, planned: int) -> bool:
+        """Whether any row has drafts, or not all of the `planned` ones compute something."""
+        return bool(self.drafts) or self.spans.slots.size < planned
+
+    def draft_counts(self) -> Ints:
+        """[rows of `spans`]."""
+        found = np.zeros(self.spans.slots.size, dtype=np.int64)
+        for row, drafts in self.drafts.items():
+            found[row] = len(drafts)
+        return found
+
+    def histories(self, rows: RowTable, sampling: NDArray[np.bool_]) -> tuple[list[int], list[int], VirtualHistories]:
+        """Of the virtual rows of the rows that sample: which of those, where each draws its token, and its history."""
+        drawing = np.flatnonzero(sampling)
+        times = self.draft_counts()[drawing] + 1
+        owner = np.repeat(drawing, times)
+        node = np.arange(owner.size) - np.repeat(np.cumsum(times) - times, times)
+        positions = self.lengths[owner] + node
+        paths: dict[int, list[int]] = {}
+        if self.trees:
+            first = 0
+            for row, count in zip(drawing.tolist(), times.tolist(), strict=True):
+                drafts = self.drafts.get(row)
+                if drafts is not None and drafts.parents is not None:
+                    for index in range(len(drafts)):
+                        paths[first + 1 + index] = [drafts.tokens[place] for place in drafts.ancestors(index)]
+                    positions[first + 1 : first + count] = self.lengths[row] + 1 + drafts.depths()
+                first += count
+        found = positions.tolist()
+        return owner.tolist(), found, VirtualHistories(rows, self.spans.slots[owner].tolist(), found, paths)
+
+    def judge(self, sampling: NDArray[np.bool_], values: Sequence[int], accept: "Acceptance") -> dict[int, Judged]:
+        """What each row that samples keeps, by row of `spans`.
+
+        Args:
+            values: the token that each virtual row has drawn, -1 where it failed.
+        """
+        found: dict[int, Judged] = {}
+        first = 0
+        for row in np.flatnonzero(sampling).tolist():
+            drafts = self.drafts.get(row)
+            if drafts is None:
+                value = values[first]
+                found[row] = Judged([value] if value >= 0 else [], [])
+                first += 1
+                continue
+            drawn = values[first : first + 1 + len(drafts)]
+            first += 1 + len(drafts)
+            path = accept(row, drafts, drawn)
+            tokens = [*(drafts.tokens[index] for index in path), drawn[path[-1] + 1 if path else 0]]
+            if tokens[-1] < 0:  # it is computed again with nothing behind it, and fails then, if it does
+                tokens.pop()
+            found[row] = Judged(tokens, path)
+        return found
+
+
+class Acceptance:
+    """Which drafts of a row are kept. Called with the row of `Trial.spans`."""
+
+    def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
+        """The path that is kept; `drawn` is the model's token behind every node."""
+        return drafts.accepted(drawn)
+
+
+def kept_logprobs(
+    sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial, rows: Sequence[int]
+) -> list[RowLogprobs]:
+    """One entry per row that asked and was given tokens; waits for the device.
+
+    Args:
+        rows: the numbers of the rows of `spans`.
+    """
+    if not sampled.described:
+        return []
+    owner_of: dict[int, int] = {}
+    first = 0
+    for row in np.flatnonzero(sampling).tolist():
+        owner_of[first] = row
+        first += 1 + len(trial.drafts.get(row, ()))
+    found = []
+    for part in sampled.described:
+        place_of = {member: place for place, member in enumerate(part.members)}
+        columns = [tensor.cpu().numpy() for tensor in (part.ids, part.values, part.ranks)]
+        others = None if part.other_ranks is None else part.other_ranks.cpu().numpy()
+        for member in part.members:
+            owner = owner_of.get(member)
+            if owner is None or not judged[owner].tokens:
+                continue
+            nodes = [0, *(index + 1 for index in judged[owner].path)][: len(judged[owner].tokens)]
+            places = [place_of[member + node] for node in nodes]
+            ids, values, ranks = (column[places] for column in columns)
+            found.append(
+                RowLogprobs(
+                    row=rows[owner],
+                    position=int(trial.lengths[owner]),
+                    width=ids.shape[1],
+                    token_ids=ids.tobytes(),
+                    logprobs=values.tobytes(),
+                    ranks=ranks.tobytes(),
+                    other_ranks=b"" if others is None else others[places].tobytes(),
+                )
+            )
+    return found
+
+
+def row_errors(
+    sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial
+) -> list[RowError]:
+    """Of the rows that were given nothing."""
+    if all(found.tokens for found in judged.values()):
+        return []
+    by_index = sampled.errors_by_index
+    found = []
+    first = 0
+    for row in np.flatnonzero(sampling).tolist():
+        if not judged[row].tokens:
+            found.append(by_index[first])
+        first += 1 + len(trial.drafts.get(row, ()))
+    return found

@@ -1,0 +1,119 @@
+"""A step some of whose rows have drafts, from its logits to its result."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.models.guides.masks import TokenMasks
+from troupellm.models.guides.rows import FilledLater, GuidedRows
+from troupellm.models.row_table import RowTable
+from troupellm.models.sampler import Sampler
+from troupellm.models.speculation.drafts import RowDrafts
+from troupellm.models.speculation.speculator import Speculator
+from troupellm.models.speculation.trials import Judged, Trial, kept_logprobs, row_errors
+from troupellm.protocol.worker import RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
+
+
+class Verification:
+    """Draws the tokens of the virtual rows, keeps the drafts that equal them, and appends what is kept.
+
+    Attributes:
+        drawn: the number of each virtual row's row, in the order of the logits.
+        judged: by row of `trial.spans`, after `sample`.
+    """
+
+    def __init__(
+        self, plan: StepPlan, trial: Trial, sampling: NDArray[np.bool_], rows: RowTable, sampler: Sampler,
+        guides: GuidedRows | None, speculator: Speculator,
+    ) -> None:  # fmt: skip
+        """sampling: [rows of `trial.spans`]."""
+        self._plan, self.trial, self._sampling, self._rows = plan, trial, sampling, rows
+        self._sampler, self._guides, self._speculator = sampler, guides, speculator
+        self._numbers = [plan.rows[index] for index in trial.spans.rows.tolist()]
+        self._owner, self._positions, self._histories = trial.histories(rows, sampling)
+        self.drawn = [self._numbers[row] for row in self._owner]
+        self.judged: dict[int, Judged] = {}
+        self._errors: list[RowError] = []
+        self._logprobs: list[RowLogprobs] = []
+        self._finished: Sequence[int] = ()
+        self._forced: dict[int, Sequence[int]] = {}
+
+    def begin_masks(self) -> FilledLater | None:
+        """Of guided rows, at every draft."""
+        if self._guides is None:
+            return None
+        drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.trial.drafts.items()}
+        return self._guides.begin(self.drawn, drafts)
+
+    def sample(self, logits: Tensor | None, masks: TokenMasks | None, begin: float) -> None:
+        """Choose tokens, keep drafts.
+
+        Args:
+            logits: [virtual rows, vocab]; None where nothing samples.
+            begin: when the step began, by `perf_counter`.
+        """
+        trial = self.trial
+        if logits is not None:
+            sure = trial.lengths[self._owner].tolist()
+            sampled = self._sampler.sample(logits, self.drawn, self._positions, self._histories, masks, sure)
+            judged = self.judged = trial.judge(
+                self._sampling, sampled.values, self._speculator.acceptance(self._plan, trial)
+            )
+            self._guide()
+            self._errors = row_errors(sampled, self._sampling, judged, trial)
+            self._logprobs = kept_logprobs(sampled, self._sampling, judged, trial, self._numbers)
+        self._speculator.finish(trial, self.judged, perf_counter() - begin)
+        for row, forced in self._forced.items():
+            self._rows.append_known(self._numbers[row], forced)
+
+    def result(
+        self, about_prompts: Sequence[RowLogprobs], pooled: Sequence[RowPooled], unsound: Sequence[RowError],
+        timings: StepTimings,
+    ) -> StepResult:  # fmt: skip
+        """Of all rows of the plan; those that computed nothing have no tokens. Arguments as of `step_result`."""
+        size = len(self._plan.rows)
+        counts, accepted, drafted = [0] * size, [0] * size, [0] * size
+        tokens: list[int] = []
+        places = self.trial.spans.rows.tolist()
+        for row, drafts in self.trial.drafts.items():
+            drafted[places[row]] = len(drafts)
+        for row, kept in sorted(self.judged.items()):
+            said = [*kept.tokens, *self._forced.get(row, ())]
+            counts[places[row]], accepted[places[row]] = len(said), kept.accepted
+            tokens += said
+        some = bool(self.trial.drafts)
+        return StepResult(
+            step=self._plan.step,
+            engine_epoch=self._plan.engine_epoch,
+            rows=self._plan.rows,
+            epochs=self._plan.epochs,
+            token_counts=tuple(counts),
+            tokens=tuple(tokens),
+            accepted=tuple(accepted) if some else (),
+            drafted=tuple(drafted) if some else (),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(about_prompts),
+            pooled=tuple(pooled),
+            errors=(*self._errors, *unsound),
+            finished=tuple(self._finished),
+            timings=timings,
+        )
+
+    def _guide(self) -> None:
+        """Tell the guides what was kept; nothing follows a grammar that is complete."""
+        if self._guides is None or not len(self._guides):
+            return
+        order = list(self.judged)
+        numbers = [self._numbers[row] for row in order]
+        tokens = [self.judged[row].tokens for row in order]
+        ends = self.trial.lengths[order] + [len(each) for each in tokens]
+        advanced = self._guides.advance(numbers, tokens, (self._rows.longest - ends).tolist())
+        self._finished = advanced.finished
+        for row, number in zip(order, numbers, strict=True):
+            if number in advanced.kept:
+                del self.judged[row].tokens[advanced.kept[number] :]
+            if number in advanced.forced:
+                self._forced[row] = advanced.forced[number]
