@@ -122,8 +122,9 @@ class ModelRunner:
         if meanwhile is not None and not late:
             meanwhile()
         last_hidden, about_prompts = [], []
+        tapped: list[Tensor] = []
         for spans, (batch, num_sampling) in pieces:
-            hidden = self.decoder.forward(batch, self.cache.layers)
+            hidden = self._forward(batch, tapped)
             last_hidden.append(hidden[:num_sampling])
             about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
             self._pool(spans, hidden)
@@ -144,8 +145,10 @@ class ModelRunner:
             guided = self.guides.advance(drawn, tokens, self.rows.room(whole.slots[sampling]))
             for row, forced in guided.forced.items():
                 self.rows.append_known(row, forced)
-        if check is None and self.speculator is not None and trial is not None:
-            self.speculator.finish_plain(trial, perf_counter() - begin)
+        if self.speculator is not None and trial is not None:
+            if check is None:
+                self.speculator.finish_plain(trial, perf_counter() - begin)
+            self.speculator.observe(trial, {} if check is None else check.judged, tapped)
         vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         if check is not None:
@@ -221,6 +224,15 @@ class ModelRunner:
             inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
         return batch, num_sampling
+
+    def _forward(self, batch: ForwardBatch, tapped: list[Tensor]) -> Tensor:
+        """Hidden states of the tokens that logits are wanted for. tapped: gets what the proposer is shown, if
+        anything."""
+        if self.speculator is None or not self.speculator.taps.shows:
+            return self.decoder.forward(batch, self.cache.layers)
+        hidden, shown = self.decoder.forward_tapped(batch, self.cache.layers, self.speculator.taps)
+        tapped.append(shown)
+        return hidden
 
     def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
         """Which tokens of a flat batch come out of it, and how many of them are to sample from; see `_batch`."""

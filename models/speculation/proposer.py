@@ -37,8 +37,14 @@ class Taps:
     empty, [tokens, 0]."""
 
     @property
+    def shows(self) -> bool:
+        """Whether any states are shown."""
+        return self.last or bool(self.layers)
+
+    @property
     def wanted(self) -> bool:
-        return self.last or bool(self.layers) or self.tokens
+        """Whether there is anything to observe."""
+        return self.shows or self.tokens
 
 
 NO_TAPS: Final = Taps()

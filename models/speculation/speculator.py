@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from troupellm.kernels.sampling.noise import stream_key
 from troupellm.models.guides.rows import GuidedRows
@@ -17,7 +18,7 @@ from troupellm.models.row_options import RowOptions
 from troupellm.models.row_table import RowTable
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.drafts import RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import ROOT, ProposalBatch, Proposer, RowDraws
+from troupellm.models.speculation.proposer import ROOT, Observation, ProposalBatch, Proposer, RowDraws, Taps
 from troupellm.models.speculation.synthetic import PURPOSE_ACCEPTANCE, SyntheticAcceptance
 from troupellm.models.speculation.trials import Acceptance, Judged, Trial
 from troupellm.protocol.speculative import MOST_DRAFTS
@@ -66,6 +67,11 @@ class Speculator:
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         proposer.reset()
+
+    @property
+    def taps(self) -> Taps:
+        """What the proposer is shown."""
+        return self.proposer.taps
 
     def add_row(self, new: NewRow) -> None:
         """It is in the table, and has options."""
@@ -144,6 +150,43 @@ class Speculator:
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
         self._learn(trial, drafted, accepted, seconds)
+
+    def observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
+        """Show the proposer what was computed and kept.
+
+        Args:
+            judged: as for `finish`; of a step without drafts nothing.
+            tapped: the states of the step's tokens, piece by piece; empty if none are shown.
+        """
+        if not self.proposer.taps.wanted:
+            return
+        spans = trial.spans
+        ends, drafted = np.cumsum(spans.counts), trial.draft_counts()
+        places, rows, counts = [], [], []
+        for row in np.flatnonzero(self._rows.pooled[spans.slots] == 0).tolist():
+            kept = judged.get(row)
+            if kept is not None and not kept.tokens:
+                continue
+            first, own = int(ends[row] - spans.counts[row]), int(spans.counts[row] - drafted[row])
+            path = [] if kept is None else kept.path[: kept.accepted]
+            places.append(np.arange(first, first + own))
+            places.append(first + own + np.array(path, dtype=np.int64))
+            rows.append(row)
+            counts.append(own + len(path))
+        if not rows:
+            return
+        index = np.concatenate(places)
+        hidden = torch.cat(tuple(tapped))[torch.from_numpy(index)] if tapped else torch.empty(index.size, 0)
+        self.proposer.observe(
+            Observation(
+                slots=spans.slots[rows],
+                starts=spans.starts[rows],
+                counts=np.array(counts, dtype=np.int64),
+                hidden=hidden,
+                tokens=self._rows.tokens,
+                blocks=self._rows.blocks,
+            )
+        )
 
     def _learn(self, trial: Trial, drafted: Ints, accepted: Ints, seconds: float) -> None:
         if self._length is not None:

@@ -15,6 +15,7 @@ from troupellm.models.guides.backends import check_start, make_backend, mask_wor
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.guides.thinking import Mark, Sleep
+from troupellm.models.speculation.drafts import RowDrafts
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 from troupellm.protocol.worker import SamplingState
@@ -169,26 +170,43 @@ class TestSleep:
                 beyond = text in whole and not whole.endswith(text)
                 assert bool(bits[token]) == (token not in tokenizer.eos_token_ids and not beyond)
 
-    def test_tokens_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
+    def test_drafts_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
         rows = GuidedRows(library, helper)
         ids = tokenizer.encode("So</think>", add_special_tokens=False)
         state = SamplingState(guide=program("regex", "ab+", after=self.MARK))
         rows.add(1, state, ids)
         a, b = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
 
-        def forbidden() -> np.ndarray:
-            return rows.filled(rows.begin([1])).forbidden.numpy().copy()
+        awake = rows.filled(rows.begin([1])).forbidden.numpy().copy()
+        others = GuidedRows(library, helper)
+        others.add(1, state, ids[:-1])
+        drafts = RowDrafts([ids[-1], a, b, a, b])
+        others.trim(1, drafts)
+        assert drafts.tokens == [ids[-1], a, b]
+        masks = others.filled(others.begin([1] * 4, {1: drafts})).forbidden.numpy()
+        assert masks[0].sum() < awake[0].sum()
+        assert (masks[1] == awake[0]).all()
+        others.advance([1], [[ids[-1], a]], [100])
+        assert (others.filled(others.begin([1])).forbidden.numpy()[0] == masks[2]).all()
 
-        awake = forbidden()
-        rows.advance([1], [a], [100])
-        rows.advance([1], [b], [100])
-        rows.rollback(1, 2)
-        assert (forbidden() == awake).all()
-        rows.rollback(1, 1)
-        asleep = forbidden()
-        assert asleep.sum() < awake.sum()
-        rows.advance([1], [ids[-1]], [100])
-        assert (forbidden() == awake).all()
+    def test_a_tree_of_drafts_is_followed_branch_by_branch(self, library, helper, tokenizer):
+        a, b, c = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc")
+        rows = GuidedRows(library, helper)
+        rows.add(1, SamplingState(guide=program("regex", "(ab|ba)(c|a)")), [])
+        rows.filled(rows.begin([1]))
+        drafts = RowDrafts([a, b, c, b, a, c, a, c], [-1, -1, -1, 0, 1, 3, 4, 4])
+        rows.trim(1, drafts)
+        assert drafts.tokens == [a, b, b, a, c, a, c]
+        assert drafts.parents == [-1, -1, 0, 1, 2, 3, 3]
+        masks = rows.filled(rows.begin([1] * 8, {1: drafts})).forbidden.numpy()
+        for node in range(7):
+            alone = GuidedRows(library, helper)
+            path = [drafts.tokens[index] for index in drafts.ancestors(node)]
+            alone.add(1, SamplingState(guide=program("regex", "(ab|ba)(c|a)")), path)
+            assert (masks[node + 1] == alone.filled(alone.begin([1])).forbidden.numpy()[0]).all()
+        advanced = rows.advance([1], [[a, b, c, a]], [100])
+        assert advanced.kept == {1: 3}
+        assert list(advanced.finished) == [1]
 
 
 S = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

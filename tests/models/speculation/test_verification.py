@@ -1,0 +1,192 @@
+"""Rows with drafts say what they say without, whatever is drafted: through the runner, on a tiny model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripted_drafts import ElasticHost, Key, ScriptedProposer
+from tiny_model import LOGITS_WIDTH, write_tiny_model
+
+from troupellm.models.decoder import Decoder
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.speculator import Speculator
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig, ModelConfig
+from troupellm.protocol.worker import StepPlan, ThinkingState
+
+TOKENS, LENGTH = 24, 96
+PROMPTS = [np.random.default_rng(seed).integers(0, 256, 3 + 7 * seed).tolist() for seed in range(4)]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 5},
+    "cut": {"temperature": 1.3, "seed": 6, "top_p": 0.8, "top_k": 40, "min_p": 0.01},
+    "penalties": {"temperature": 0.9, "seed": 7, "presence_penalty": 1.5, "frequency_penalty": 0.7,
+                  "repetition_penalty": 1.4},
+    "greedy penalties": {"repetition_penalty": 1.6, "presence_penalty": 2.0},
+    "bias": {"temperature": 0.7, "seed": 8, "logit_bias": ((3, 4.0), (9, -100.0)),
+             "allowed_token_ids": tuple(range(60))},
+    "bad words": {"temperature": 0.2, "seed": 9, "bad_words": ((7,), (12, 3), (5, 6, 7)),
+                  "allowed_token_ids": (3, 5, 6, 7, 12)},
+    "min tokens": {"temperature": 1.0, "seed": 10, "min_tokens": 12, "stop_token_ids": tuple(range(100, 250))},
+    "logprobs": {"logprobs": 3},
+    "processed logprobs": {"temperature": 1.0, "seed": 11, "logprobs": 2, "logprobs_mode": "processed_logprobs",
+                           "top_k": 5},
+    "thinking": {"temperature": 1.0, "seed": 12,
+                 "thinking": ThinkingState(budget=5, open=True, starts=((1, 2),), ends=((40, 41, 42),))},
+}  # fmt: skip
+
+Make = Callable[[Proposer | None], ModelRunner]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, KVCache]:
+    folder = write_tiny_model(tmp_path_factory.mktemp("model"))
+    worker = ModelWorker(folder)
+    worker.load(EngineConfig(model=ModelConfig(model=str(folder))), lambda progress: None)
+    runner = worker.runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner.decoder, Decoder)
+    return runner.decoder, KVCache(runner.decoder.config, 200, 8, torch.float32)
+
+
+def make(parts: tuple[Decoder, KVCache], proposer: Proposer | None, **more: Any) -> ModelRunner:
+    if proposer is None:
+        return ModelRunner(*parts, max_model_len=LENGTH)
+    return ModelRunner(
+        *parts, max_model_len=LENGTH,
+        speculation=lambda rows, options, guides: Speculator(proposer, rows, options, LOGITS_WIDTH, **more),
+    )  # fmt: skip
+
+
+def fill(host: ElasticHost, names: Sequence[str]) -> None:
+    for row, name in enumerate(names):
+        host.add(row, PROMPTS[row % len(PROMPTS)], **OPTIONS[name])
+
+
+@pytest.fixture(scope="module")
+def plain(parts: tuple[Decoder, KVCache]) -> ElasticHost:
+    """Every kind of row, without speculation."""
+    host = ElasticHost(make(parts, ScriptedProposer({}, LOGITS_WIDTH)), 0)
+    fill(host, list(OPTIONS))
+    host.run(TOKENS + 8)
+    return host
+
+
+def truth_of(host: ElasticHost) -> dict[Key, list[int]]:
+    return {
+        (tuple(text[: host.prompts[row]]), list(OPTIONS.values())[row].get("seed", 0), 0): text[host.prompts[row] :]
+        for row, text in host.tokens.items()
+    }
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_tokens_and_logprobs_are_those_without(
+    parts: tuple[Decoder, KVCache], plain: ElasticHost, right: float
+) -> None:
+    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right)
+    host = ElasticHost(make(parts, proposer), 6)
+    fill(host, list(OPTIONS))
+    found = host.run(TOKENS, chunk=5)
+    for row, name in enumerate(OPTIONS):
+        assert found[row] == plain.tokens[row][plain.prompts[row] :][:TOKENS], name
+    assert not host.errors
+    assert host.drafted > 100
+    assert (host.accepted == 0) if right == 0 else host.accepted > 0.5 * right * host.drafted * right
+    for row, told in host.logprobs.items():
+        for (at, ids, values), (other_at, other_ids, others) in zip(told, plain.logprobs[row], strict=False):
+            assert at == other_at
+            assert ids == other_ids
+            assert np.allclose(np.frombuffer(values, "<f4"), np.frombuffer(others, "<f4"), atol=1e-4)
+    if right == 1.0:
+        assert host.steps < 0.6 * plain.steps
+
+
+def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+    sums = []
+    for right in (0.0, 0.7):
+        proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right, taps=Taps(last=True, layers=(0,)))
+        runner = make(parts, proposer)
+        host = ElasticHost(runner, 5)
+        fill(host, list(OPTIONS))
+        host.run(TOKENS, chunk=4)
+        for row, text in host.tokens.items():
+            slot = runner.rows.slot(row)
+            seen = [at for start, count in proposer.observed[slot] for at in range(start, start + count)]
+            assert seen == list(range(len(text) - 1))
+        sums.append(proposer.sums)
+        last = dict(host.tokens)
+        host.finished |= set(last)
+        host.runner.run(
+            StepPlan(step=99, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=tuple(last))
+        )
+        assert proposer.dropped == list(last.values())
+    for slot, shown in sums[0].items():
+        for at in set(shown) & set(sums[1][slot]):
+            assert abs(shown[at] - sums[1][slot][at]) < 1e-3
+
+
+def test_nan_behind_a_refused_draft_harms_nobody(
+    parts: tuple[Decoder, KVCache], plain: ElasticHost, monkeypatch
+) -> None:
+    healthy = Decoder.logits
+
+    def poisoned(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        logits = healthy(self, hidden)
+        if logits.shape[0] > 1:
+            logits[1:] = torch.nan  # behind the drafts, all of which are wrong
+        return logits
+
+    monkeypatch.setattr(Decoder, "logits", poisoned)
+    host = ElasticHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=0.0)), 5)
+    fill(host, ["greedy"])
+    assert host.run(TOKENS)[0] == plain.tokens[0][plain.prompts[0] :][:TOKENS]
+    assert host.drafted
+    assert not host.errors
+
+
+def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
+    parts: tuple[Decoder, KVCache], plain: ElasticHost, monkeypatch
+) -> None:
+    healthy = Decoder.logits
+    left = [TOKENS // 2]
+
+    def poisoned(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        logits = healthy(self, hidden)
+        fine, left[0] = max(left[0], 0), left[0] - logits.shape[0]
+        logits[fine:] = torch.nan
+        return logits
+
+    monkeypatch.setattr(Decoder, "logits", poisoned)
+    host = ElasticHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=1.0)), 5)
+    fill(host, ["greedy"])
+    found = host.run(TOKENS)[0]
+    assert "NaN" in host.errors[0]
+    assert len(found) >= 2
+    assert found == plain.tokens[0][plain.prompts[0] :][: len(found)]
+
+
+def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+    runner = make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=1.0))
+    host = ElasticHost(runner, 20)
+    fill(host, ["greedy"])
+    for _ in range(LENGTH):
+        host.step()
+    assert len(host.tokens[0]) == LENGTH
+    assert not host.errors
+
+
+def test_synthetic_acceptance_has_the_length_that_was_asked_for(parts: tuple[Decoder, KVCache]) -> None:
+    lot = SyntheticAcceptance(3.0, 4)
+    runner = make(parts, ScriptedProposer({}, LOGITS_WIDTH), synthetic=lot, most=4)
+    host = ElasticHost(runner, 4)
+    for row in range(8):
+        host.add(row, PROMPTS[row % 4], seed=row)
+    host.run(60)
+    # The last steps before the context's end may be shorter.
+    assert 2.7 < 1 + host.accepted / (host.drafted / 4) < 3.3
+    mean = sum(1 + lot.count(seed, position, 4) for seed in range(50) for position in range(0, 500, 5)) / 5000
+    assert abs(mean - 3.0) < 0.05
