@@ -12,8 +12,9 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 from troupellm.models.decoder import Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.proposer import Proposer, Taps
 from troupellm.models.speculation.speculator import Speculator
+from troupellm.models.speculation.synthetic import SyntheticAcceptance
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.worker import StepPlan, ThinkingState
