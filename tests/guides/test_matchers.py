@@ -180,6 +180,7 @@ class TestSleep:
         awake = rows.filled(rows.begin([1])).forbidden.numpy().copy()
         others = GuidedRows(library, helper)
         others.add(1, state, ids[:-1])
+        others.filled(others.begin([1]))  # until it is built nothing is drafted for it
         drafts = RowDrafts([ids[-1], a, b, a, b])
         others.trim(1, drafts)
         assert drafts.tokens == [ids[-1], a, b]
