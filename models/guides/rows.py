@@ -19,7 +19,6 @@ from troupellm.models.guides.guided_row import GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import Advanced, TokenMasks
 from troupellm.models.speculation.drafts import RowDrafts
-from troupellm.models.speculation.proposer import ROOT
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import SamplingState
@@ -136,16 +135,15 @@ class _Walk:
 
     def to(self, drafts: RowDrafts, node: int) -> bool:
         """From the last draft that it went to, to another one; False where its grammar does not go on there."""
-        parent = node - 1 if drafts.parents is None else drafts.parents[node]
-        kept = len(self._path)
-        while kept and self._path[kept - 1] != parent:
-            kept -= 1
-        if parent != ROOT and not kept:
-            return False  # nor did it there
-        self._return(len(self._path) - kept)
-        if not self._row.follow(drafts.tokens[node]):
-            return False
-        self._path.append(node)
+        way = drafts.ancestors(node)
+        common = 0
+        while common < min(len(way), len(self._path)) and way[common] == self._path[common]:
+            common += 1
+        self._return(len(self._path) - common)
+        for step in way[common:]:
+            if not self._row.follow(drafts.tokens[step]):
+                return False
+            self._path.append(step)
         return True
 
     def back(self) -> None:
