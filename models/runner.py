@@ -22,7 +22,7 @@ from troupellm.models.pooler import Pooler
 from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler
-from troupellm.models.spans import Spans
+from troupellm.models.spans import NO_SPANS, Spans
 from troupellm.models.speculation.speculator import MakeSpeculator
 from troupellm.models.speculation.trials import Trial
 from troupellm.models.speculation.verification import Verification
@@ -95,6 +95,7 @@ class ModelRunner:
         begin = perf_counter()
         self._apply(plan)
         if not plan.rows:
+            self._follow(plan, NO_SPANS)
             return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
@@ -104,8 +105,7 @@ class ModelRunner:
             whole = trial.spans
             if not whole.slots.size:
                 return step_result(plan, None, np.zeros(len(plan.rows), dtype=bool), (), StepTimings())
-        if self.poison is not None:
-            self.poison.follow(plan, self.rows, whole)
+        self._follow(plan, whole)
         ends, lengths = whole.starts + whole.counts, self.rows.lengths[whole.slots]
         pooled = self.rows.pooled[whole.slots] > 0
         sampling = (ends >= lengths) & ~pooled
@@ -192,6 +192,11 @@ class ModelRunner:
                 self.sampler.update_row(change.row, change.sampling)
         if plan.copies:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
+
+    def _follow(self, plan: StepPlan, spans: Spans) -> None:
+        """For debugging: poison what is about to be computed."""
+        if self.poison is not None:
+            self.poison.follow(plan, self.rows, spans)
 
     def _guide(self, new: NewRow, known: NDArray[np.int32]) -> None:
         if self.guides is None:

@@ -39,3 +39,6 @@ class Spans:
             starts = self.starts + first - begins
             found.append(Spans(self.rows[inside], self.slots[inside], starts[inside], (last - first)[inside]))
         return found
+
+
+NO_SPANS = Spans(*(np.zeros(0, dtype=np.int64) for _ in range(4)))

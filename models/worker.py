@@ -37,8 +37,10 @@ from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
 from troupellm.models.source import resolve_model
+from troupellm.models.speculation.drafter import Drafter
 from troupellm.models.speculation.needs import DrafterNeeds
 from troupellm.models.speculation.planning import plan_drafting
+from troupellm.models.speculation.speculator import MakeSpeculator
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
@@ -99,6 +101,7 @@ class ModelWorker:
         self._ready: WorkerReady | None = None
         self._profile: StepProfile | None = None
         self._guides: Guides | None = None
+        self._drafter: Drafter | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
         self._meanwhile: Callable[[], None] | None = None
@@ -136,6 +139,10 @@ class ModelWorker:
             device=device,
         )  # fmt: skip
         drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, progress)
+        if place is not None and drafting.config is not None:
+            raise ConfigError(
+                "speculative_config is for the device cpu as yet; leave it out on cuda", param="speculative_config"
+            )
         budget = plan_memory(
             model, config, dtype, None if place is None else place.available(),
             stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
@@ -170,9 +177,11 @@ class ModelWorker:
         guides = self._guides = Guides(
             partial(_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
         )
+        drafter = self._drafter = Drafter(drafting, config, self._folder, dtype, budget.max_model_len)
         self._fresh_runner = lambda: make(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
             processors=processors, activation=activation, guides=guides.rows(),
+            **_speculation(drafter.speculation(parts.decoder, parts.cache)),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
@@ -219,7 +228,7 @@ class ModelWorker:
                 self._meanwhile()  # what follows waits for the device
             result = self._runner.collect(ticket.launched)
         else:
-            with self._threads.step(sum(ticket.plan.counts)):
+            with self._threads.step(sum(ticket.plan.counts) + sum(max(each, 0) for each in ticket.plan.draft_limits)):
                 result = self._runner.run(ticket.plan, self._meanwhile)
         if self._profile is not None:
             self._profile.stepped()
@@ -241,6 +250,8 @@ class ModelWorker:
         match command:
             case SleepWorker():
                 self._runner = None
+                if self._drafter is not None:
+                    self._drafter.forget()
                 report = self._parts.sleep(command)
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.empty_cache()
@@ -280,7 +291,7 @@ class ModelWorker:
 
     def close(self) -> None:
         """Give back memory and thread settings; may be called twice."""
-        self._runner = self._fresh_runner = self._parts = None
+        self._runner = self._fresh_runner = self._parts = self._drafter = None
         if self._guides is not None:
             self._guides.close()
             self._guides = None
@@ -327,6 +338,10 @@ def _make_cache(
     if place is None:
         return KVCache(model, budget.num_blocks, config.cache.block_size, dtype, drafter=drafter.layers)
     return place.make_cache(model, budget.num_blocks, dtype, drafter.layers)
+
+
+def _speculation(made: MakeSpeculator | None) -> dict[str, MakeSpeculator]:
+    return {} if made is None else {"speculation": made}
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:

@@ -28,7 +28,7 @@ from troupellm.models.pooler import Pooler
 from troupellm.models.pooling_config import Activation
 from troupellm.models.runner import ModelRunner
 from troupellm.models.sampler import Sampled
-from troupellm.models.spans import Spans
+from troupellm.models.spans import NO_SPANS, Spans
 from troupellm.models.step_result import step_result
 from troupellm.protocol.worker import MOST_LAUNCHED, RowLogprobs, StepPlan, StepResult, StepTimings
 
@@ -150,12 +150,12 @@ class CudaRunner(ModelRunner):
 
     def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
         if not plan.rows:
+            self._follow(plan, NO_SPANS)
             result = step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
             return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
-        if self.poison is not None:
-            self.poison.follow(plan, self.rows, whole)
+        self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
         ending = starts + counts == self.rows.lengths[whole.slots]
         sampling = ending & ~(self.rows.pooled[whole.slots] > 0)

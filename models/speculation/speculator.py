@@ -27,7 +27,9 @@ from troupellm.protocol.worker import NewRow, StepPlan
 Ints = NDArray[np.int64]
 
 
-MakeSpeculator = Callable[[RowTable, Callable[[int], RowOptions], GuidedRows | None], "Speculator"]
+Options = Callable[[int], RowOptions]
+"""Of a row, by its number."""
+MakeSpeculator = Callable[[RowTable, Options, GuidedRows | None], "Speculator"]
 """Of a fresh runner's rows, their options and its guides."""
 
 
@@ -48,7 +50,7 @@ class Speculator:
         self,
         proposer: Proposer,
         rows: RowTable,
-        options: Callable[[int], RowOptions],
+        options: Options,
         vocab: int,
         *,
         most: int = MOST_DRAFTS,
@@ -259,9 +261,7 @@ def _fill(drafts: RowDrafts, limit: int) -> None:
 
 
 class _ByLot(Acceptance):
-    def __init__(
-        self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial
-    ) -> None:
+    def __init__(self, lot: SyntheticAcceptance, options: Options, rows: Sequence[int], trial: Trial) -> None:
         self._lot, self._options, self._rows, self._round = lot, options, rows, trial
 
     def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:

@@ -1,0 +1,77 @@
+"""The proposer of a worker: made once, for as long as its model and cache are there."""
+
+from pathlib import Path
+
+import torch
+
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.row_table import RowTable
+from troupellm.models.speculation.planning import Drafting
+from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.speculator import MakeSpeculator, Options, Speculator
+from troupellm.models.speculation.synthetic import SyntheticAcceptance
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.speculative import SpeculativeConfig
+
+
+class Drafter:
+    """Makes a speculator for every fresh runner. What proposers have learned stays from one to the next."""
+
+    def __init__(
+        self, drafting: Drafting, config: EngineConfig, folder: Path, dtype: torch.dtype, max_model_len: int
+    ) -> None:
+        """
+        Args:
+            folder: of the model.
+            dtype: of activations.
+        """
+        self._config, self._engine, self._folder, self._dtype = drafting.config, config, folder, dtype
+        self._max_model_len = max_model_len
+        self._made: tuple[RunnableDecoder, KVCache, Proposer] | None = None
+
+    def speculation(self, decoder: RunnableDecoder, cache: KVCache) -> MakeSpeculator | None:
+        """For a runner of these; None where nothing is drafted.
+
+        Raises:
+            ModelLoadError: the proposer cannot be made.
+            ConfigError: a plug-in is not there.
+        """
+        wanted = self._config
+        if wanted is None:
+            return None
+        if self._made is None or self._made[0] is not decoder or self._made[1] is not cache:
+            self._made = decoder, cache, self._make(wanted, decoder, cache)
+        proposer = self._made[2]
+        synthetic = None
+        if wanted.synthetic_acceptance_length is not None:
+            synthetic = SyntheticAcceptance(wanted.synthetic_acceptance_length, wanted.most_drafts)
+
+        def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
+            return Speculator(
+                proposer, rows, options, decoder.config.vocab_size, most=wanted.most_drafts, synthetic=synthetic,
+                guides=guides,
+            )  # fmt: skip
+
+        return make
+
+    def forget(self) -> None:
+        """Give back what the proposer holds."""
+        self._made = None
+
+    def _make(self, wanted: SpeculativeConfig, decoder: RunnableDecoder, cache: KVCache) -> Proposer:
+        from troupellm.models.speculation.registry import ProposerContext, make_proposer
+
+        return make_proposer(
+            wanted,
+            ProposerContext(
+                decoder=decoder,
+                cache=cache,
+                folder=self._folder,
+                model=self._engine.model,
+                dtype=self._dtype,
+                max_model_len=self._max_model_len,
+                max_num_seqs=self._engine.scheduler.max_num_seqs,
+            ),
+        )
