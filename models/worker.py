@@ -40,7 +40,6 @@ from troupellm.models.source import resolve_model
 from troupellm.models.speculation.drafter import Drafter
 from troupellm.models.speculation.needs import DrafterNeeds
 from troupellm.models.speculation.planning import plan_drafting
-from troupellm.models.speculation.speculator import MakeSpeculator
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
@@ -138,11 +137,7 @@ class ModelWorker:
             model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant,
             device=device,
         )  # fmt: skip
-        drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, progress)
-        if place is not None and drafting.config is not None:
-            raise ConfigError(
-                "speculative_config is for the device cpu as yet; leave it out on cuda", param="speculative_config"
-            )
+        drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, device, progress)
         budget = plan_memory(
             model, config, dtype, None if place is None else place.available(),
             stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
@@ -181,7 +176,7 @@ class ModelWorker:
         self._fresh_runner = lambda: make(
             parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
             processors=processors, activation=activation, guides=guides.rows(),
-            **_speculation(drafter.speculation(parts.decoder, parts.cache)),
+            **drafter.speculation(parts.decoder, parts.cache),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
@@ -338,10 +333,6 @@ def _make_cache(
     if place is None:
         return KVCache(model, budget.num_blocks, config.cache.block_size, dtype, drafter=drafter.layers)
     return place.make_cache(model, budget.num_blocks, dtype, drafter.layers)
-
-
-def _speculation(made: MakeSpeculator | None) -> dict[str, MakeSpeculator]:
-    return {} if made is None else {"speculation": made}
 
 
 def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:

@@ -31,8 +31,8 @@ class Drafter:
         self._max_model_len = max_model_len
         self._made: tuple[RunnableDecoder, KVCache, Proposer] | None = None
 
-    def speculation(self, decoder: RunnableDecoder, cache: KVCache) -> MakeSpeculator | None:
-        """For a runner of these; None where nothing is drafted.
+    def speculation(self, decoder: RunnableDecoder, cache: KVCache) -> dict[str, MakeSpeculator]:
+        """What a runner of these is given by name; nothing where nothing is drafted.
 
         Raises:
             ModelLoadError: the proposer cannot be made.
@@ -40,7 +40,7 @@ class Drafter:
         """
         wanted = self._config
         if wanted is None:
-            return None
+            return {}
         if self._made is None or self._made[0] is not decoder or self._made[1] is not cache:
             self._made = decoder, cache, self._make(wanted, decoder, cache)
         proposer = self._made[2]
@@ -54,7 +54,7 @@ class Drafter:
                 guides=guides,
             )  # fmt: skip
 
-        return make
+        return {"speculation": make}
 
     def forget(self) -> None:
         """Give back what the proposer holds."""

@@ -40,8 +40,9 @@ class Drafting:
 
 
 def plan_drafting(
-    config: EngineConfig, folder: Path, model: DecoderConfig, longest: int, dtype: torch.dtype, progress: ProgressSink
-) -> Drafting:
+    config: EngineConfig, folder: Path, model: DecoderConfig, longest: int, dtype: torch.dtype, device: torch.device,
+    progress: ProgressSink,
+) -> Drafting:  # fmt: skip
     """
     Args:
         folder: of the model.
@@ -50,13 +51,18 @@ def plan_drafting(
 
     Raises:
         ModelLoadError: there is no such drafter, or it does not fit the model.
-        ConfigError: the model does not write.
+        ConfigError: the model does not write, or the device does not verify.
     """
     wanted = config.speculation.speculative_config
     if wanted is None:
         return Drafting()
     if model.head != "lm" or config.model.runner == "pooling":
         raise ConfigError("speculative_config is for models that write", param="speculative_config")
+    if device.type != "cpu":
+        raise ConfigError(
+            f"speculative_config is for the device cpu as yet: leave it out on {device.type}",
+            param="speculative_config",
+        )
     from troupellm.models.speculation.folder import drafter_folder
     from troupellm.models.speculation.requirements import drafter_needs, settle
 
