@@ -52,6 +52,16 @@ class KVCache:
             storage = as_bytes(every)
             storage[:, :, targets] = storage[:, :, sources]
 
+    def move(self, sources: list[tuple[int, int]], targets: list[tuple[int, int]]) -> None:
+        """Copy single positions of blocks, (block, place) each, in all layers; all are read before any is written."""
+        device = self.storage.device
+        (blocks, places), (new_blocks, new_places) = (
+            torch.tensor(pairs, device=device).T for pairs in (sources, targets)
+        )
+        for every in self.storages:
+            storage = as_bytes(every)
+            storage[:, :, new_blocks, :, new_places] = storage[:, :, blocks, :, places]
+
 
 def _reserve(
     config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device

@@ -116,7 +116,7 @@ class ModelRunner:
         else:
             drawn = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
             filled = None if self.guides is None else self.guides.begin(drawn)
-        pieces = [(spans, self._batch(spans)) for spans in whole.pieces(PIECE_TOKENS)]
+        pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
         late = self._quick and int(whole.counts.sum()) <= QUICK_TOKENS
         if meanwhile is not None and not late:
@@ -148,6 +148,8 @@ class ModelRunner:
         if self.speculator is not None and trial is not None:
             if check is None:
                 self.speculator.finish_plain(trial, perf_counter() - begin)
+            elif trial.trees:
+                self._gather_paths(check)
             self.speculator.observe(trial, {} if check is None else check.judged, tapped)
         vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
@@ -207,7 +209,7 @@ class ModelRunner:
         else:
             self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
 
-    def _batch(self, spans: Spans) -> tuple[ForwardBatch, int]:
+    def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
         """Flatten spans; a handful of vector operations, whatever the number of rows.
 
         Returns:
@@ -216,15 +218,17 @@ class ModelRunner:
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
-        owner, positions = np.arange(slots.size), starts
+        owner, places = np.arange(slots.size), starts
         if ends[-1] > slots.size:
             owner = np.repeat(owner, counts)
-            positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+            places = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        grown = trial is not None and trial.trees
+        positions = trial.positions(spans, places, owner) if trial is not None and grown else places
         wanted, num_sampling = self._wanted(spans)
         batch = ForwardBatch(
-            token_ids=self.rows.tokens_at(slots[owner], positions),
+            token_ids=self.rows.tokens_at(slots[owner], places),
             positions=torch.from_numpy(positions),
-            groups=self._groups(spans, owner, positions),
+            groups=self._groups(spans, owner, places, positions, trial if grown else None),
             logit_tokens=torch.from_numpy(wanted),
             inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
@@ -253,17 +257,22 @@ class ModelRunner:
         ]
         return np.concatenate(wanted), int(behind.sum())
 
-    def _groups(self, spans: Spans, owner: NDArray[np.int64], positions: NDArray[np.int64]) -> tuple[GroupBatch, ...]:
+    def _groups(
+        self, spans: Spans, owner: NDArray[np.int64], places: NDArray[np.int64], positions: NDArray[np.int64],
+        trial: Trial | None,
+    ) -> tuple[GroupBatch, ...]:  # fmt: skip
         """Where each view of the KV cache is written and read.
 
         Args:
             owner: [tokens] index of each token's span.
-            positions: [tokens].
+            places: [tokens] within the row's blocks.
+            positions: [tokens] in the text.
+            trial: where some of the rows have trees of drafts.
         """
         cache, layout = self.cache, self.cache.layout
         size, heads = cache.block_size, cache.num_kv_heads
-        columns = positions // size
-        places = positions - columns * size
+        columns = places // size
+        within = places - columns * size
         tables, rows = [], []
         for group in range(len(layout.windows)):
             table = self.rows.blocks[group, spans.slots, : int(columns.max()) + 1]
@@ -273,11 +282,14 @@ class ModelRunner:
             if int(blocks.min()) < 0:
                 raise PlanError("a position was planned behind the window of its row")
             tables.append(table)
-            rows.append(host_kv_rows(blocks, places, heads, size))
+            rows.append(host_kv_rows(blocks, within, heads, size))
         return tuple(
             GroupBatch(
                 rows[view.group],
-                self.attention(tables[view.group], spans.starts, spans.counts, view.window),
+                self.attention(
+                    tables[view.group], spans.starts, spans.counts, view.window,
+                    None if trial is None else trial.tree(spans, places, owner, positions, view.window),
+                ),
             )
             for view in layout.views
         )  # fmt: skip
@@ -303,6 +315,11 @@ class ModelRunner:
         sampled = self.sampler.sample(logits, rows, lengths, histories, masks)
         self.rows.append(slots, sampled.tokens)
         return sampled
+
+    def _gather_paths(self, check: Verification) -> None:
+        """Keys and values of the drafts that were kept lie behind each other from here on."""
+        for sources, targets in check.moves(self.cache.block_size):
+            self.cache.move(sources, targets)
 
     def _pooled(self, spans: Spans) -> list[tuple[int, int, int]]:
         """Of each row that is pooled: its slot, and which tokens of the batch count, first one and how many."""

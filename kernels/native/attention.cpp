@@ -63,10 +63,27 @@ inline void add_values(const float (*scores)[kLanes], const typename Cell::Numbe
         for (int c = 0; c < columns; ++c) total[g][first + c] = part[g][c];
 }
 
-// `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers.
+// What a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j where bit j of
+// `seen` is set. Keys behind those of a token without a tree count as `base`, too.
+struct Tree {
+    int64_t first, base;
+    uint64_t seen;
+};
+
+// From `position`, at or behind the base of a tree and before the last key that is seen, to the next run of keys that are
+// seen; returns where that ends.
+inline int64_t next_run(const Tree& tree, int64_t& position) {
+    uint64_t rest = tree.seen >> (position - tree.base);
+    const int skipped = __builtin_ctzll(rest);
+    position += skipped;
+    rest = ~(rest >> skipped);
+    return position + (rest ? __builtin_ctzll(rest) : 64);
+}
+
+// `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers. tree: null is none.
 template <typename Cell, int heads>
 void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t begin, int64_t end,
-            const Scores& rule, int64_t head, float* out) {
+            const Tree* tree, const Scores& rule, int64_t head, float* out) {
     constexpr int columns = heads <= 2 ? 4 : heads <= 4 ? 2 : 1;
     constexpr int64_t line = 64 / sizeof(typename Cell::Number);
     const int64_t size = cache.head_dim, width = cache.width;
@@ -84,9 +101,11 @@ void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const
     const Ints lane = lanes();
     alignas(64) float scores[heads][kLanes], key_scales[kLanes] = {}, value_scales[kLanes] = {};
     Floats parts[heads][kLanes] = {};
+    int64_t stop = tree ? tree->base : end;
     for (int64_t position = begin; position < end;) {
+        if (tree && position >= stop) stop = std::min(next_run(*tree, position), end);
         const int64_t place = position % cache.block_size;
-        const int64_t left = std::min(end - position, cache.block_size - place);
+        const int64_t left = std::min(stop - position, cache.block_size - place);
         const int count = static_cast<int>(std::min<int64_t>(left, kLanes));
         const typename Cell::Number* key = cache.key + cache.at(table, kv_head, position);
         const typename Cell::Number* value = cache.value + (key - cache.key);
@@ -140,8 +159,8 @@ void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const
 }
 
 template <typename Cell>
-using Attend = void (*)(const float*, const Cache<Cell>&, int64_t, const int32_t*, int64_t, int64_t, const Scores&,
-                        int64_t, float*);
+using Attend = void (*)(const float*, const Cache<Cell>&, int64_t, const int32_t*, int64_t, int64_t, const Tree*,
+                        const Scores&, int64_t, float*);
 template <typename Cell>
 constexpr Attend<Cell> kAttend[] = {attend<Cell, 1>, attend<Cell, 2>, attend<Cell, 3>, attend<Cell, 4>,
                                     attend<Cell, 5>, attend<Cell, 6>, attend<Cell, 7>, attend<Cell, 8>};
@@ -323,12 +342,13 @@ struct Heads {
 };
 
 // What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
-// another one writes.
+// another one writes; trees [jobs], or null.
 struct Plan {
     const int32_t* tables;
     int64_t width;
     const Job* jobs;
     int64_t num_jobs, block_size, window, alone;
+    const Tree* trees;
 };
 
 // As `paged_attention` below, of a cache of this kind.
@@ -373,10 +393,11 @@ void run(const Heads* layer, const Plan* plan, float* query, int64_t query_strid
                              out_stride);
                 continue;
             }
-            const int64_t begin = window ? std::max<int64_t>(0, end - window) : 0;
+            const Tree* tree = plan->trees ? plan->trees + index / kv_heads : nullptr;
+            const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, end - window) : 0;
             for (int64_t g = 0; g < group; g += 8)
-                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, rule,
-                                                             kv_head * group + g, to + g * size);
+                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, tree,
+                                                             rule, kv_head * group + g, to + g * size);
         }
     }
 }

@@ -18,6 +18,7 @@ from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, Attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.row_plan import RowPlan, RowSpan
+from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.kernels.triton_support import installed, usable
 from troupellm.protocol.errors import ConfigError
 
@@ -60,7 +61,10 @@ class Backend(ABC):
         """Why it cannot, in words that go on from "the back end"; None where it can."""
 
     @abstractmethod
-    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+    def plan(
+        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        tree: TreeMask | None = None,
+    ) -> Any:  # fmt: skip
         """What `paged_attention` is to be given, for a step as of `plan.AttentionPlan`."""
 
 
@@ -96,14 +100,17 @@ class Triton(Backend):
             return "shares the tiles of latent vectors by what else is in the batch, so it is not batch-invariant"
         return None
 
-    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+    def plan(
+        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        tree: TreeMask | None = None,
+    ) -> Any:  # fmt: skip
         kv_dtype = needs.kv_dtype or needs.dtype
         shape = AttentionShape(
             needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_dtype,
             needs.latent,
         )  # fmt: skip
         return DevicePlan.from_host(
-            tables, starts, counts, shape=shape, device=needs.device, invariant=needs.batch_invariant
+            tables, starts, counts, shape=shape, device=needs.device, invariant=needs.batch_invariant, tree=tree
         )
 
 
@@ -117,10 +124,13 @@ class Torch(Backend):
     def refuses(self, needs: Needs) -> str | None:
         return None if needs.device.type == "cpu" else f"runs on a CPU, and the device is {needs.device.type}"
 
-    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+    def plan(
+        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        tree: TreeMask | None = None,
+    ) -> Any:  # fmt: skip
         return AttentionPlan(
             tables, starts, counts, block_size=needs.block_size, num_kv_heads=needs.num_kv_heads, window=window,
-            compiled=self.native, by_token=needs.batch_invariant,
+            compiled=self.native, by_token=needs.batch_invariant, tree=tree,
         )  # fmt: skip
 
 
@@ -151,9 +161,12 @@ class RowByRow(Backend):
             return "orders its sums by how many tokens a row has in a step, so it is not batch-invariant"
         return None
 
-    def plan(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None) -> Any:
+    def plan(
+        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        tree: TreeMask | None = None,
+    ) -> Any:  # fmt: skip
         rows = RowPlan(
-            tables, starts, counts, block_size=needs.block_size, window=window, device=needs.device
+            tables, starts, counts, block_size=needs.block_size, window=window, device=needs.device, tree=tree
         )  # fmt: skip
         return Planned(self, rows)
 
@@ -216,7 +229,7 @@ class Reference(RowByRow):
     def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
                sinks: Tensor | None) -> Tensor:  # fmt: skip
         out = paged_attention_reference(
-            query, *caches, plan.tables, plan.items, scale=scale, softcap=softcap, sinks=sinks
+            query, *caches, plan.tables, plan.items, scale=scale, softcap=softcap, sinks=sinks, tree=plan.tree
         )  # fmt: skip
         out[plan.num_tokens :] = 0
         return out
@@ -245,9 +258,11 @@ class Planner:
     backend: Backend
     needs: Needs
 
-    def __call__(self, tables: NDArray[np.int32], starts: Ints, counts: Ints, window: int | None) -> Any:
+    def __call__(
+        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, window: int | None, tree: TreeMask | None = None
+    ) -> Any:
         """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
-        return self.backend.plan(tables, starts, counts, self.needs, window)
+        return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
 
 def choose(needs: Needs, name: str = "auto") -> Backend:

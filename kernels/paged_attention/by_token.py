@@ -5,6 +5,7 @@ from torch import Tensor
 
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
+from troupellm.kernels.paged_attention.tree import TreeMask
 
 
 def attend(
@@ -19,8 +20,11 @@ def attend(
         token = int(item[0, 0])
         alone = item.clone()
         alone[0, 0] = 0
+        tree = plan.tree
+        if tree is not None:
+            tree = TreeMask(tree.bases, tree.seen[token : token + 1], tree.positions[token : token + 1])
         found = paged_attention_reference(
             query[token : token + 1], key_cache, value_cache, plan.block_tables, alone, scale=scale, softcap=softcap,
-            sinks=sinks,
+            sinks=sinks, tree=tree,
         )  # fmt: skip
         out[token] = found[0]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.kernels.triton_support import Launch, multiprocessors, next_power_of_2
 
 Ints = NDArray[np.int64]
@@ -174,7 +175,7 @@ class DevicePlan:
     def from_host(
         cls, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, shape: AttentionShape,
         device: torch.device, invariant: bool = False, decode: Launch | None = None, extend: Launch | None = None,
-        programs: int | None = None,
+        programs: int | None = None, tree: TreeMask | None = None,
     ) -> "DevicePlan":  # fmt: skip
         """Plan one step from what the host knows, as `AttentionPlan` does: two copies to the device, no wait.
 
@@ -184,7 +185,13 @@ class DevicePlan:
             counts: [rows] query tokens of each row; they follow each other in the flat batch.
             invariant: every token's sums are taken in an order that depends on its row alone, and not on how the
                 row's tokens are shared out to steps: one kernel for all rows, whose tiles are never cut.
+            tree: none yet.
+
+        Raises:
+            NotImplementedError: a tree of drafts.
         """
+        if tree is not None:
+            raise NotImplementedError("the attention kernels for a GPU compute no trees of drafts yet")
         if shape.latent:  # every token is a row: queries are as wide as many heads, so few of them fit into a product
             owner = np.repeat(np.arange(counts.size), counts)
             begins = np.repeat(np.cumsum(counts) - counts, counts)

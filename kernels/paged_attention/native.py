@@ -104,12 +104,13 @@ class Told:
 
     def __init__(self, plan: AttentionPlan, group: int) -> None:
         jobs, tables = plan.jobs(group), plan.block_tables
+        trees = None if plan.tree is None else plan.tree_jobs(jobs)
         numbers = np.array(
             [tables.data_ptr(), tables.stride(0), jobs.ctypes.data, jobs.shape[0], plan.block_size, plan.window,
-             plan.alone],
+             plan.alone, 0 if trees is None else trees.ctypes.data],
             dtype=np.int64,
         )  # fmt: skip
-        self._held, self.pointer = (jobs, tables, numbers), numbers.ctypes.data
+        self._held, self.pointer = (jobs, tables, trees, numbers), numbers.ctypes.data
 
 
 def told(plan: AttentionPlan, group: int) -> Told:

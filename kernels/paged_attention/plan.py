@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
+
 PREFILL_TOKENS = 16
 """A row with at least so many query tokens is computed as one dense product, below that token by token."""
 JOB_QUERIES = 192
@@ -54,7 +56,7 @@ class AttentionPlan:
 
     def __init__(
         self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int, num_kv_heads: int,
-        window: int | None = None, by_token: bool = False, compiled: bool = True,
+        window: int | None = None, by_token: bool = False, compiled: bool = True, tree: TreeMask | None = None,
     ) -> None:  # fmt: skip
         """Plan one step.
 
@@ -66,6 +68,7 @@ class AttentionPlan:
             by_token: every token is computed as if it were the only one, so that its result is the same, to the bit,
                 whatever is computed beside it.
             compiled: whether the compiled path may be taken, where there is one.
+            tree: of rows whose last tokens are trees of drafts, for this window; `starts` are places in the cache.
         """
         self.block_size, self.window, self.by_token = block_size, window or 0, by_token
         self.compiled = compiled
@@ -76,6 +79,9 @@ class AttentionPlan:
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._ends[-1])
         self._dense = np.zeros_like(counts, dtype=bool) if by_token else counts >= PREFILL_TOKENS
+        self.tree = tree
+        if tree is not None:
+            self._dense &= tree.bases == NO_TREE
 
     @cached_property
     def block_tables(self) -> Tensor:
@@ -104,6 +110,15 @@ class AttentionPlan:
         work = (last - first) * (position + last - first)
         return np.ascontiguousarray(found[np.argsort(-work, kind="stable")])
 
+    def tree_jobs(self, jobs: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Beside `jobs`, [jobs, 3] of jobs of one token: the first key, where the row's tree begins, and which of its
+        nodes are seen, as bits."""
+        assert self.tree is not None
+        token, row, position = jobs[:, 0], jobs[:, 2], self.tree.positions[jobs[:, 0]]
+        first = np.maximum(0, position + 1 - self.window) if self.window else np.zeros_like(position)
+        base = np.minimum(self.tree.bases[row], jobs[:, 3] + 1)
+        return np.ascontiguousarray(np.stack((first, base, self.tree.seen[token].view(np.int64)), axis=1))
+
     @cached_property
     def prefills(self) -> tuple[PrefillSpan, ...]:
         """The rows with many query tokens; their tokens are in no item."""
@@ -127,8 +142,9 @@ class AttentionPlan:
         rows = np.repeat(single, counts)
         place = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
         last = self._starts[rows] + place + 1
-        first = np.maximum(0, last - self.window) if self.window else np.zeros_like(last)
         tokens = self._ends[rows] - self._counts[rows] + place
+        behind = last if self.tree is None else self.tree.positions[tokens] + 1
+        first = np.maximum(0, behind - self.window) if self.window else np.zeros_like(last)
         return np.stack((tokens, rows, first, last), axis=1).astype(np.int32)
 
     @cached_property
@@ -151,6 +167,9 @@ class AttentionPlan:
         table = self._tables[self._items[group, 1, None], columns]
         positions = first[group, None] * self.block_size + np.arange(width * self.block_size)
         seen = (positions >= self._items[group, 2, None]) & (positions < self._items[group, 3, None])
+        if self.tree is not None:
+            for place, (token, row) in enumerate(self._items[group, :2].tolist()):
+                seen[place] &= self.tree.visible(row, token, positions[place])
         return Bucket(
             tokens=torch.from_numpy(self._items[group, 0].astype(np.int64)),
             gather=self._gather(table),

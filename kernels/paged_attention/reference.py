@@ -1,14 +1,16 @@
 """The definition of `paged_attention` in plain torch, one query token at a time."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from troupellm.kernels.kv_codes import as_bytes, decode
+from troupellm.kernels.paged_attention.tree import TreeMask
 
 
 def paged_attention_reference(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float,
-    softcap: float = 0.0, sinks: Tensor | None = None,
+    softcap: float = 0.0, sinks: Tensor | None = None, tree: TreeMask | None = None,
 ) -> Tensor:  # fmt: skip
     """Softmax attention in float32 of each item's query token over its keys.
 
@@ -20,6 +22,7 @@ def paged_attention_reference(
         items: int32 [items, 4]: token, row, first key position, key position past the last.
         softcap: scores become softcap * tanh(score / softcap); 0 leaves them.
         sinks: float32 [heads], one more score per head, of a key without a value; None is without.
+        tree: what tokens of trees see of the keys of their item.
 
     Returns:
         [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.
@@ -30,6 +33,8 @@ def paged_attention_reference(
     out = torch.full_like(query, float("nan"))
     for token, row, begin, end in items.tolist():
         positions = torch.arange(begin, end, device=query.device)
+        if tree is not None:
+            positions = positions[torch.from_numpy(tree.visible(row, token, np.arange(begin, end))).to(query.device)]
         blocks, places = block_tables[row].long()[positions // block_size], positions % block_size
         keys = decode(key_cache[blocks, :, places].view(kind), torch.float32)
         values = decode(value_cache[blocks, :, places].view(kind), torch.float32)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.kv_codes import as_bytes, decode
+from troupellm.kernels.paged_attention.tree import TreeMask
 
 Ints = NDArray[np.int64]
 
@@ -42,10 +43,11 @@ class RowPlan:
 
     def __init__(
         self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int,
-        window: int | None = None, device: torch.device,
+        window: int | None = None, device: torch.device, tree: TreeMask | None = None,
     ) -> None:  # fmt: skip
         """Arguments as of `plan.AttentionPlan`; the tensors lie on `device`."""
         self._tables, self._block_size, self._window, self._device = block_tables, block_size, window, device
+        self.tree = tree
         self._starts, self._counts, self._stops = starts, counts, np.cumsum(counts)
         self.num_tokens = int(self._stops[-1]) if counts.size else 0
 
@@ -64,7 +66,8 @@ class RowPlan:
         rows = np.repeat(np.arange(self._counts.size), self._counts)
         tokens = np.arange(self.num_tokens)
         last = self._starts[rows] + tokens - (self._stops - self._counts)[rows] + 1
-        first = np.zeros_like(last) if self._window is None else np.maximum(0, last - self._window)
+        behind = last if self.tree is None else self.tree.positions + 1
+        first = np.zeros_like(last) if self._window is None else np.maximum(0, behind - self._window)
         return torch.from_numpy(np.stack((tokens, rows, first, last), axis=1).astype(np.int32))
 
     def _row(self, row: int) -> RowSpan:
@@ -73,13 +76,19 @@ class RowPlan:
         begin = 0 if self._window is None else max(0, start + 1 - self._window)
         first = begin // size
         blocks = torch.from_numpy(self._tables[row, first : -(-end // size)].astype(np.int64))
+        tokens = slice(int(self._stops[row]) - count, int(self._stops[row]))
         queries = torch.arange(start, end, device=self._device)[:, None]
         keys = torch.arange(begin, end, device=self._device)
         seen = keys <= queries
+        if self.tree is not None:
+            places = np.arange(begin, end)
+            mask = np.stack([self.tree.visible(row, token, places) for token in range(tokens.start, tokens.stop)])
+            seen &= torch.from_numpy(mask).to(self._device)
+            queries = torch.from_numpy(self.tree.positions[tokens]).to(self._device)[:, None]
         if self._window is not None:
             seen &= keys > queries - self._window
         return RowSpan(
-            tokens=slice(int(self._stops[row]) - count, int(self._stops[row])),
+            tokens=tokens,
             blocks=blocks.to(self._device),
             keys=slice(begin - first * size, end - first * size),
             seen=seen,

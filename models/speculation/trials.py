@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 from troupellm.models.row_table import RowTable
 from troupellm.models.sampler import Sampled
 from troupellm.models.spans import Spans
@@ -91,6 +92,48 @@ class Trial:
     def unusual(self, planned: int) -> bool:
         """Whether any row has drafts, or not all of the `planned` ones compute something."""
         return bool(self.drafts) or self.spans.slots.size < planned
+
+    def positions(self, spans: Spans, places: Ints, owner: Ints) -> Ints:
+        """Where tokens stand in the text, [tokens].
+
+        Args:
+            spans: a piece of the step's.
+            places: in the cache, [tokens].
+            owner: [tokens] index of each token's span.
+        """
+        found = places.copy()
+        for index, row in self._tree_rows(spans):
+            first = int(self.lengths[row])
+            nodes = np.flatnonzero((owner == index) & (places >= first))
+            found[nodes] = first + self.drafts[row].depths()[places[nodes] - first]
+        return found
+
+    def tree(self, spans: Spans, places: Ints, owner: Ints, positions: Ints, window: int | None) -> TreeMask | None:
+        """What the tokens of a piece see through a window; None where none of them is in a tree."""
+        rows = self._tree_rows(spans)
+        if not rows:
+            return None
+        bases = np.full(spans.slots.size, NO_TREE, dtype=np.int64)
+        seen = np.zeros(places.size, dtype=np.uint64)
+        for index, row in rows:
+            drafts = self.drafts[row]
+            first = bases[index] = int(self.lengths[row])
+            for token in np.flatnonzero((owner == index) & (places >= first)).tolist():
+                path = drafts.ancestors(int(places[token]) - first)
+                for node in path if window is None else path[-window:]:
+                    seen[token] |= np.uint64(1 << node)
+        return TreeMask(bases, seen, positions)
+
+    def _tree_rows(self, spans: Spans) -> list[tuple[int, int]]:
+        """Index within a piece and row of the step, where a row has a tree."""
+        if not self.trees:
+            return []
+        place = {index: row for row, index in enumerate(self.spans.rows.tolist())}
+        rows = [place[index] for index in spans.rows.tolist()]
+        return [
+            (index, row) for index, row in enumerate(rows)
+            if row in self.drafts and self.drafts[row].parents is not None
+        ]  # fmt: skip
 
     def draft_counts(self) -> Ints:
         """[rows of `spans`]."""

@@ -102,6 +102,24 @@ class Verification:
             timings=timings,
         )
 
+    def moves(self, block_size: int) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+        """Per cache group, which (block, place) are to be copied where, so that kept drafts of trees follow each
+        other."""
+        found = []
+        for group in range(self._rows.num_groups):
+            sources: list[tuple[int, int]] = []
+            targets: list[tuple[int, int]] = []
+            for row, kept in self.judged.items():
+                slot, length = int(self.trial.spans.slots[row]), int(self.trial.lengths[row])
+                table = self._rows.blocks[group, slot]
+                for depth, node in enumerate(kept.path[: kept.accepted]):
+                    if node != depth:
+                        for places, at in ((sources, length + node), (targets, length + depth)):
+                            places.append((int(table[at // block_size]), at % block_size))
+            if sources:
+                found.append((sources, targets))
+        return found
+
     def _guide(self) -> None:
         """Tell the guides what was kept; nothing follows a grammar that is complete."""
         if self._guides is None or not len(self._guides):

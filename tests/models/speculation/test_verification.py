@@ -84,19 +84,19 @@ def truth_of(host: ElasticHost) -> dict[Key, list[int]]:
     }
 
 
-@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(("right", "branches"), [(0.0, 1), (0.7, 1), (1.0, 1), (0.0, 2), (0.7, 2), (0.9, 3)])
 def test_tokens_and_logprobs_are_those_without(
-    parts: tuple[Decoder, KVCache], plain: ElasticHost, right: float
+    parts: tuple[Decoder, KVCache], plain: ElasticHost, right: float, branches: int
 ) -> None:
-    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right)
-    host = ElasticHost(make(parts, proposer), 6)
+    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right, branches=branches)
+    host = ElasticHost(make(parts, proposer), 6 * branches)
     fill(host, list(OPTIONS))
     found = host.run(TOKENS, chunk=5)
     for row, name in enumerate(OPTIONS):
         assert found[row] == plain.tokens[row][plain.prompts[row] :][:TOKENS], name
     assert not host.errors
     assert host.drafted > 100
-    assert (host.accepted == 0) if right == 0 else host.accepted > 0.5 * right * host.drafted * right
+    assert (host.accepted == 0) if right == 0 else host.accepted > 0.5 * right**2 * host.drafted / branches
     for row, told in host.logprobs.items():
         for (at, ids, values), (other_at, other_ids, others) in zip(told, plain.logprobs[row], strict=False):
             assert at == other_at
@@ -108,8 +108,10 @@ def test_tokens_and_logprobs_are_those_without(
 
 def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
     sums = []
-    for right in (0.0, 0.7):
-        proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right, taps=Taps(last=True, layers=(0,)))
+    for branches, right in ((1, 0.0), (2, 0.7)):
+        proposer = ScriptedProposer(
+            truth_of(plain), LOGITS_WIDTH, right=right, branches=branches, taps=Taps(last=True, layers=(0,))
+        )
         runner = make(parts, proposer)
         host = ElasticHost(runner, 5)
         fill(host, list(OPTIONS))

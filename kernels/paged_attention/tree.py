@@ -1,0 +1,38 @@
+"""Trees of drafts: tokens behind a row's own that see the row's tokens and their own ancestors, and not their siblings.
+
+The nodes of a row's tree lie in consecutive places of its cache, a parent before its children, while each one's
+position in the text is given by its depth. (Miao et al., "SpecInfer", 2023; Cai et al., "Medusa", 2024.)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+NO_TREE = 1 << 30
+"""In `TreeMask.bases`: behind all places."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMask:
+    """What tokens of trees see. Made for one window, since ancestors may lie behind it."""
+
+    bases: Ints
+    """[rows] place of the first node of a row's tree, NO_TREE where it has none. What is before it is seen by all."""
+    seen: NDArray[np.uint64]
+    """[tokens] of a node: bit j is whether the node at `bases + j` is seen, itself included; 0 of other tokens."""
+    positions: Ints
+    """[tokens] in the text."""
+
+    def visible(self, row: int, token: int, places: Ints) -> NDArray[np.bool_]:
+        """Which keys at some places a row's token sees, as far as the tree has a say."""
+        behind = places - self.bases[row]
+        bits = self.seen[token] >> np.clip(behind, 0, 63).astype(np.uint64)
+        found: NDArray[np.bool_] = (behind < 0) | ((behind < 64) & ((bits & np.uint64(1)) == 1))
+        return found
+
+    def first(self, token: int, window: int) -> int:
+        """The first place that a token sees; window 0 is none."""
+        return max(0, int(self.positions[token]) + 1 - window) if window else 0
