@@ -4,12 +4,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+from tiny_model import HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LOGITS_WIDTH
 from torch import Tensor
 from torch.nn import functional as F
 
-HEADS, KV_HEADS, EPS = 4, 2, 1e-5
+EPS = 1e-5
+SIZE, WIDE, HEAD_DIM, DRAFT_VOCABULARY = HIDDEN, INTERMEDIATE, HIDDEN // HEADS, 100
+CONFIG: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": SIZE, "intermediate_size": WIDE, "num_hidden_layers": 1,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+    "vocab_size": LOGITS_WIDTH, "rms_norm_eps": EPS, "rope_theta": 10000.0, "hidden_act": "silu",
+}  # fmt: skip
+CONFIG3 = CONFIG | {"draft_vocab_size": DRAFT_VOCABULARY, "eagle_aux_hidden_state_layer_ids": [1, 2, 2]}
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
@@ -102,3 +111,39 @@ def medusa(weights: dict[str, Tensor], head: int, blocks: int, feature: Tensor) 
         name = f"{head}.{block}.linear"
         feature = feature + F.silu(F.linear(feature, weights[f"{name}.weight"], weights[f"{name}.bias"]))
     return feature
+
+
+def eagle_weights(layers: int = 1, *, bias: bool = False) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (SIZE, 2 * SIZE), "embed_tokens.weight": (LOGITS_WIDTH, SIZE)}
+    if bias:
+        shapes["fc.bias"] = (SIZE,)
+    for layer in range(layers):
+        shapes |= layer_shapes(f"layers.{layer}", SIZE, WIDE, SIZE, HEAD_DIM)
+        if layer:
+            shapes[f"layers.{layer}.input_layernorm.weight"] = (SIZE,)
+    return random_weights(shapes, seed=4)
+
+
+def eagle3_weights() -> dict[str, Tensor]:
+    shapes = {
+        "fc.weight": (SIZE, 3 * SIZE),
+        "midlayer.hidden_norm.weight": (SIZE,),
+        "midlayer.input_layernorm.weight": (SIZE,),
+        "norm.weight": (SIZE,),
+        "lm_head.weight": (DRAFT_VOCABULARY, SIZE),
+        **layer_shapes("midlayer", SIZE, WIDE, 2 * SIZE, HEAD_DIM),
+    }
+    chosen = torch.tensor(sorted(np.random.default_rng(1).choice(250, DRAFT_VOCABULARY, replace=False).tolist()))
+    inside = torch.zeros(LOGITS_WIDTH, dtype=torch.bool)
+    inside[chosen] = True
+    return random_weights(shapes, seed=5) | {"d2t": chosen - torch.arange(DRAFT_VOCABULARY), "t2d": inside}
+
+
+def medusa_weights(heads: int, blocks: int, *, outputs: bool) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        for block in range(blocks):
+            shapes |= {f"{head}.{block}.linear.weight": (SIZE, SIZE), f"{head}.{block}.linear.bias": (SIZE,)}
+        if outputs:
+            shapes[f"{head}.{blocks}.weight"] = (LOGITS_WIDTH, SIZE)
+    return random_weights(shapes, seed=6)

@@ -4,64 +4,20 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import plain_heads
 import pytest
 import torch
 from draft_bench import DraftBench, Row, crowd
-from tiny_model import HEADS, HIDDEN, INTERMEDIATE, LOGITS_WIDTH, write_tiny_model
+from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, SIZE, eagle3_weights, eagle_weights, medusa_weights
+from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.speculative import SpeculativeConfig
-
-SIZE, WIDE, HEAD_DIM, DRAFT_VOCABULARY = HIDDEN, INTERMEDIATE, HIDDEN // HEADS, 100
-CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": SIZE, "intermediate_size": WIDE, "num_hidden_layers": 1,
-    "num_attention_heads": plain_heads.HEADS, "num_key_value_heads": plain_heads.KV_HEADS, "head_dim": HEAD_DIM,
-    "vocab_size": LOGITS_WIDTH, "rms_norm_eps": plain_heads.EPS, "rope_theta": 10000.0, "hidden_act": "silu",
-}  # fmt: skip
-CONFIG3 = CONFIG | {"draft_vocab_size": DRAFT_VOCABULARY, "eagle_aux_hidden_state_layer_ids": [1, 2, 2]}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("heads") / "target")
-
-
-def eagle_weights(layers: int = 1, *, bias: bool = False) -> dict[str, torch.Tensor]:
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (SIZE, 2 * SIZE), "embed_tokens.weight": (LOGITS_WIDTH, SIZE)}
-    if bias:
-        shapes["fc.bias"] = (SIZE,)
-    for layer in range(layers):
-        shapes |= plain_heads.layer_shapes(f"layers.{layer}", SIZE, WIDE, SIZE, HEAD_DIM)
-        if layer:
-            shapes[f"layers.{layer}.input_layernorm.weight"] = (SIZE,)
-    return plain_heads.random_weights(shapes, seed=4)
-
-
-def eagle3_weights() -> dict[str, torch.Tensor]:
-    shapes = {
-        "fc.weight": (SIZE, 3 * SIZE),
-        "midlayer.hidden_norm.weight": (SIZE,),
-        "midlayer.input_layernorm.weight": (SIZE,),
-        "norm.weight": (SIZE,),
-        "lm_head.weight": (DRAFT_VOCABULARY, SIZE),
-        **plain_heads.layer_shapes("midlayer", SIZE, WIDE, 2 * SIZE, HEAD_DIM),
-    }
-    chosen = torch.tensor(sorted(np.random.default_rng(1).choice(250, DRAFT_VOCABULARY, replace=False).tolist()))
-    inside = torch.zeros(LOGITS_WIDTH, dtype=torch.bool)
-    inside[chosen] = True
-    return plain_heads.random_weights(shapes, seed=5) | {"d2t": chosen - torch.arange(DRAFT_VOCABULARY), "t2d": inside}
-
-
-def medusa_weights(heads: int, blocks: int, *, outputs: bool) -> dict[str, torch.Tensor]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for head in range(heads):
-        for block in range(blocks):
-            shapes |= {f"{head}.{block}.linear.weight": (SIZE, SIZE), f"{head}.{block}.linear.bias": (SIZE,)}
-        if outputs:
-            shapes[f"{head}.{blocks}.weight"] = (LOGITS_WIDTH, SIZE)
-    return plain_heads.random_weights(shapes, seed=6)
 
 
 def drafts_of(step: Callable[[torch.Tensor, list[int]], torch.Tensor], first: torch.Tensor,
