@@ -26,11 +26,13 @@ def decoder_ready(
     pooling: PoolingAbility | None,
     fingerprint: str,
     drafter: DrafterNeeds = NO_DRAFTER,
+    most_drafts: int = 0,
 ) -> WorkerReady:
     """
     Args:
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
         drafter: what of the blocks and the memory is a drafter's.
+        most_drafts: of a row in a step.
     """
     cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
     drafted = 0 if drafter.layers is None else block_bytes(drafter.layers, config.cache.block_size, cached)
@@ -59,6 +61,7 @@ def decoder_ready(
         generates=model.head == "lm" and config.model.runner != "pooling",
         pooling=pooling,
         fingerprint=fingerprint,
+        most_drafts=most_drafts,
     )
 
 

@@ -80,7 +80,9 @@ class Medusa:
             widths: nodes per level of a tree; empty drafts chains.
         """
         self._heads, self._target, self._guesser = heads, target, guesser
-        self._longest, self._widths = longest, widths[: len(heads)]
+        self._longest, self._widths = longest, widths
+        self.most = sum(widths) or len(heads)
+        """Drafts of a row in a step."""
         self._states = target.embedding.new_empty(0, target.config.hidden_size)
         self._ready: Ints = np.zeros(0, dtype=np.int64)
         """Tokens that the row had when its state was kept; 0 is none."""
@@ -112,9 +114,7 @@ class Medusa:
     @torch.inference_mode()
     def propose(self, batch: ProposalBatch) -> Drafts:
         """As `Proposer.propose`."""
-        depth = len(self._heads)
-        most = sum(self._widths) if self._widths else depth
-        limits = np.minimum(np.minimum(batch.limits, self._longest - batch.lengths), most)
+        limits = np.minimum(np.minimum(batch.limits, self._longest - batch.lengths), self.most)
         limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
         if not limits.any():
             return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
