@@ -80,10 +80,7 @@ class PagedProposer:
         """As `Proposer.observe`: every confirmed token gets its entry."""
         kept = np.flatnonzero(seen.starts + seen.counts < self._longest)
         if not self._network.reads_states:
-            slots, starts = seen.slots[kept], seen.starts[kept]
-            new = self._covered[slots] == UNKNOWN
-            self._covered[slots[new]] = starts[new]  # what lies before came with its blocks
-            self._read(slots, starts + seen.counts[kept] + 1, seen.tokens, seen.blocks)
+            self._keep_up(seen.slots[kept], seen.starts[kept], seen.starts[kept] + seen.counts[kept], seen)
             return
         hidden = seen.hidden
         if kept.size < seen.slots.size:
@@ -100,9 +97,9 @@ class PagedProposer:
         """As `Proposer.propose`."""
         limits = np.minimum(batch.limits, self._longest - batch.lengths)
         if not self._network.reads_states:
-            late = (limits > 0) & (self._ready[batch.slots] != batch.lengths) & (self._covered[batch.slots] != UNKNOWN)
-            if late.any():
-                self._read(batch.slots[late], batch.lengths[late], batch.tokens, batch.blocks)
+            known = (limits > 0) & (self._covered[batch.slots] != UNKNOWN)
+            if known.any():
+                self._read(batch.slots[known], batch.lengths[known], batch.tokens, batch.blocks)
         limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
         able = np.flatnonzero(limits)
         if not able.size:
@@ -153,18 +150,30 @@ class PagedProposer:
         batch = self._paging.batch(work.blocks, work.slots, positions, np.ones_like(positions), tokens, positions)
         work.states = self._network.forward(batch, work.states if self._behind else None, self._caches)
 
+    def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
+        """For a network that reads tokens: what completes a block gets its entries, since the block may be shared from
+        now on; the rest can wait for the next drafts."""
+        new = self._covered[slots] == UNKNOWN
+        self._covered[slots[new]] = starts[new]  # what lies before came with its blocks
+        self._recall(slots, ends, seen.tokens)
+        due = np.flatnonzero(ends // self._paging.block_size * self._paging.block_size > self._covered[slots])
+        if due.size:
+            self._read(slots[due], ends[due], seen.tokens, seen.blocks)
+
+    def _recall(self, slots: Ints, lengths: Ints, tokens: Tensor) -> None:
+        """Count the drafts that were kept among the tokens that have their entries, and forget the others."""
+        width = self._drafted.shape[1]
+        if width:
+            places = self._covered[slots][:, None] + np.arange(width)
+            inside = places < lengths[:, None]
+            index = torch.from_numpy(slots)[:, None], torch.from_numpy(np.where(inside, places, 0))
+            right = inside & (tokens[index].cpu().numpy() == self._drafted[slots])
+            self._covered[slots] += np.cumprod(right, axis=1).sum(axis=1)
+        self._drafted[slots] = UNKNOWN
+
     def _read(self, slots: Ints, lengths: Ints, tokens: Tensor, blocks: NDArray[np.int32]) -> None:
         """For a network that reads tokens: give the rows' first `lengths` tokens their entries."""
-        covered = self._covered[slots]
-        width = self._drafted.shape[1]
-        if width:  # drafts that were kept have theirs
-            places = covered[:, None] + np.arange(width)
-            inside = places < lengths[:, None]
-            real = tokens[torch.from_numpy(slots)[:, None], torch.from_numpy(np.where(inside, places, 0))].cpu().numpy()
-            right = inside & (real == self._drafted[slots])
-            covered = covered + np.cumprod(right, axis=1).sum(axis=1)
-        self._drafted[slots] = UNKNOWN
-        starts = np.maximum(np.minimum(covered, lengths - 1), 0)
+        starts = np.maximum(np.minimum(self._covered[slots], lengths - 1), 0)
         for spans in _spans(slots, starts, lengths - starts):
             self._compute(spans, tokens, blocks, None)
         self._covered[slots] = lengths

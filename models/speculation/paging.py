@@ -36,7 +36,7 @@ class Paging:
         """config: of the drafter's layers; their windows are those of `own_windows`."""
         self._views = cache_layout(config).views
         self._group = lying_in(cache.layout)
-        self._size, self._heads = cache.block_size, config.num_kv_heads
+        self.block_size, self._heads = cache.block_size, config.num_kv_heads
         self.device = cache.storage.device
         self._plan = plan_attention(
             config, cache.block_size, dtype, device=self.device, kv_dtype=cache.storage.dtype,
@@ -54,11 +54,11 @@ class Paging:
             positions: int64 [sum of counts].
         """
         ends = np.cumsum(counts)
-        columns = positions // self._size
+        columns = positions // self.block_size
         table = blocks[self._group, slots, : int(columns.max()) + 1]
         owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)
         rows = host_kv_rows(
-            table[owner, columns].astype(np.int64), positions - columns * self._size, self._heads, self._size
+            table[owner, columns].astype(np.int64), positions - columns * self.block_size, self._heads, self.block_size
         )
         rows = self._there(rows)
         return ForwardBatch(
