@@ -181,8 +181,8 @@ class ModelWorker:
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
         self._ready = decoder_ready(
-            model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors),
-            device=device.type, pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs,
+            model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
+            pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
         )  # fmt: skip
         return self._ready
 

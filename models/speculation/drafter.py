@@ -30,6 +30,8 @@ class Drafter:
         self._config, self._engine, self._folder, self._dtype = drafting.config, config, folder, dtype
         self._max_model_len = max_model_len
         self._made: tuple[RunnableDecoder, KVCache, Proposer] | None = None
+        self.most = 0
+        """Drafts of a row in a step, once a proposer was made; 0 where nothing is drafted."""
 
     def speculation(self, decoder: RunnableDecoder, cache: KVCache) -> dict[str, MakeSpeculator]:
         """What a runner of these is given by name; nothing where nothing is drafted.
@@ -44,13 +46,14 @@ class Drafter:
         if self._made is None or self._made[0] is not decoder or self._made[1] is not cache:
             self._made = decoder, cache, self._make(wanted, decoder, cache)
         proposer = self._made[2]
+        most = self.most = min(wanted.most_drafts, getattr(proposer, "most", wanted.most_drafts))
         synthetic = None
         if wanted.synthetic_acceptance_length is not None:
-            synthetic = SyntheticAcceptance(wanted.synthetic_acceptance_length, wanted.most_drafts)
+            synthetic = SyntheticAcceptance(wanted.synthetic_acceptance_length, most)
 
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
-                proposer, rows, options, decoder.config.vocab_size, most=wanted.most_drafts, synthetic=synthetic,
+                proposer, rows, options, decoder.config.vocab_size, most=most, synthetic=synthetic,
                 guides=guides,
             )  # fmt: skip
 
