@@ -123,6 +123,7 @@ class Builder:
             company.ready,
             enable_prefix_caching=self._caching,
             hash_key=company.hash_key,
+            speculative=company.config.speculation.speculative_config,
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
 

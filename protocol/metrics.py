@@ -5,6 +5,17 @@ import msgspec
 from troupellm.protocol.worker import StepTimings
 
 
+class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step's drafts came to, of rows that had any."""
+
+    rows: int
+    drafted: int
+    """Drafts that were verified, every node of a tree."""
+    accepted: int
+    accepted_at: tuple[int, ...]
+    """How many rows had a draft accepted at the first position, at the second, and so on."""
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """One per step, from the scheduler."""
 
@@ -20,6 +31,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int
     inter_token_seconds: tuple[tuple[float, int], ...] = ()
     """Of the rows that already had a token: an interval, and how many rows had it."""
+    drafts: DraftStats | None = None
+    """None: nothing was drafted."""
 
 
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ plans in flight a decode row is planned again while its last token exists on the
 from array import array
 from heapq import heapify, heappop, heappush
 
-from troupellm.actors.prefix_keys import namespace, split_keys
+from troupellm.actors.prefix_keys import namespace, owner_name, split_keys
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.elastic import make_elastic
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
@@ -34,6 +35,7 @@ from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
 from troupellm.protocol.snapshot import CacheGroupSnapshot, SchedulerSnapshot
+from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
 _EARLY_ABORTS = 1024
@@ -56,9 +58,12 @@ class SchedulerCore:
         enable_prefix_caching: bool,
         hash_key: bytes,
         engine_epoch: int = 0,
+        speculative: SpeculativeConfig | None = None,
     ) -> None:
+        """speculative: how drafts are to be made, by a worker that verifies them."""
         self._config = config
         self._ready = ready
+        self._speculative = speculative
         self._tables = BlockTables(
             ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
         )
@@ -84,6 +89,7 @@ class SchedulerCore:
             engine_epoch,
             whole_prompts=ready.whole_prompts,
         )
+        self._planner.elastic = make_elastic(speculative, ready, config, self._tables)
         self._replay = Replay(
             self._ledger,
             self._residents,
@@ -93,7 +99,7 @@ class SchedulerCore:
             self._quarantine,
             config.max_num_batched_tokens,
         )
-        self._updates = Updates(self._ledger, self._residents, self._tables, ready)
+        self._updates = Updates(self._ledger, self._residents, self._tables, ready, shares)
         self._deadlines: list[tuple[float, int]] = []
         self._early_aborts: dict[int, None] = {}
         """Requests that were aborted before they came, oldest first."""
@@ -105,7 +111,7 @@ class SchedulerCore:
     @property
     def num_dropped_results(self) -> int:
         """Row results that named nothing alive."""
-        return self._updates.num_dropped
+        return self._updates.acceptance.num_dropped
 
     @property
     def engine_epoch(self) -> int:
@@ -130,6 +136,8 @@ class SchedulerCore:
             self._ledger.refuse(message, refusal)
             return
         request = Request(message, self._prompt_keys(message), tenant=message.tenant if self._fair else "")
+        if self._planner.elastic is not None:
+            request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
         tokens = array("i", message.prompt)
         limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
         if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
@@ -258,7 +266,7 @@ class SchedulerCore:
                 now=now,
             )
             return self._updates.apply(flight, result, aligned, now)
-        self._updates.num_dropped += len(result.rows)
+        self._updates.acceptance.num_dropped += len(result.rows)
         return self._ledger.take(result.step) or StepOutput(step=result.step)
 
     def lose_worker(self, lost: WorkerLost) -> None:
@@ -279,6 +287,7 @@ class SchedulerCore:
         if any(getattr(ready, name) != getattr(self._ready, name) for name in _LASTING):
             raise ValueError("the restarted worker has another model, block size or cache layout than before")
         self._ready = ready
+        self._planner.elastic = make_elastic(self._speculative, ready, self._config, self._tables)
         self._replay.resume(ready)
 
     def take_output(self) -> StepOutput | None:
@@ -317,7 +326,7 @@ class SchedulerCore:
             replays=self._replay.num_replayed,
             quarantined=len(self._quarantine),
             convicted=self._quarantine.num_convicted,
-            dropped_results=self._updates.num_dropped,
+            dropped_results=self._updates.acceptance.num_dropped,
         )
 
     def assert_invariants(self) -> None:

@@ -9,7 +9,8 @@ class Draft:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "new_rows", "plain", "prefill", "sequences", "starts",
+        "budget", "changes", "counts", "expected", "flight", "limits", "new_rows", "plain", "prefill", "sequences",
+        "starts",
     )  # fmt: skip
 
     def __init__(self, flight: Flight, budget: int) -> None:
@@ -21,6 +22,8 @@ class Draft:
         self.starts: list[int] = []
         self.counts: list[int] = []
         self.expected: list[int] = []
+        self.limits: list[int] = []
+        """As in `StepPlan`; empty where no row is ever elastic."""
         self.new_rows: list[NewRow] = []
         self.changes: list[RowChange] = []
         self.plain = True
@@ -34,8 +37,10 @@ class Draft:
         """Take out sequences that lost their blocks after they were planned."""
         kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
         rows = {self.sequences[index].row for index in kept}
-        for name in ("sequences", "starts", "counts", "expected"):
+        for name in ("sequences", "starts", "counts", "expected", "limits"):
             column = getattr(self, name)
+            if not column:
+                continue
             setattr(self, name, [column[index] for index in kept])
         self.changes = [change for change in self.changes if change.row in rows]
         for new in self.new_rows:

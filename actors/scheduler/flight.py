@@ -18,6 +18,7 @@ class Flight:
         "decode_tokens",
         "epochs",
         "expected",
+        "limits",
         "lockstep",
         "planned_at",
         "prefill_tokens",
@@ -36,6 +37,8 @@ class Flight:
         self.epochs: tuple[int, ...] = ()
         self.expected: tuple[int, ...] = ()
         """Tokens per row that must come back (at least): 1 where the span reaches the last known token, else 0."""
+        self.limits: tuple[int, ...] = ()
+        """As in `StepPlan`; empty where no row is elastic."""
         self.samplers: list[Sequence] = []
         """The sequences with 1 in `expected`."""
         self.prefills: list[tuple[Sequence, int, int, bool]] = []

@@ -10,7 +10,9 @@ from functools import partial
 
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.draft import Draft
+from troupellm.actors.scheduler.elastic import PLAIN, Elastic
 from troupellm.actors.scheduler.flight import Flight, Flights
+from troupellm.actors.scheduler.parts import parts_of
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.quarantine import Quarantine
@@ -63,6 +65,8 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._quarantine = quarantine
         self.engine_epoch = engine_epoch
+        self.elastic: Elastic | None = None
+        """Where the worker verifies drafts."""
         self._step_tokens = self._max_tokens
         """Less than `max_num_batched_tokens` for a while after a step found no memory."""
         self._grows_at = 0
@@ -97,14 +101,19 @@ class Planner:
         if len(turn) > most:  # resumed readers came on top: those who waited longest go first
             able = [sequence for sequence in turn if not sequence.waits_for_siblings]
             turn = sorted(able, key=lambda sequence: sequence.last_step)[:most]
-        others = self._plan_decodes(draft, turn)
+        if self.elastic is None:
+            others = self._plan_decodes(draft, turn)
+        else:
+            others = self.elastic.plan(draft, turn, self.step, crowded=len(self._room) > 0)
         preemptions = self._residents.num_preemptions
         starved = False
         if others or len(self._room):
             streaming = any(sequence.request.streaming for sequence in draft.sequences)
             draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming)
             left = draft.prefill
-            for sequences, part in self._parts(others, draft.prefill):
+            first = self._next()
+            more = len(running) < self._max_rows
+            for sequences, part in parts_of(draft.prefill, others, first, self._shares, starts_first=more):
                 draft.prefill = before = min(part, left)
                 for sequence in sequences:
                     if sequence.row in running and not self._plan_span(draft, sequence):
@@ -149,30 +158,6 @@ class Planner:
         if victim is not None:
             self._residents.preempt(victim)
 
-    def _parts(self, others: list[Sequence], tokens: int) -> list[tuple[list[Sequence], int]]:
-        """Sequences by tenant, and how many of a step's prompt tokens each tenant may take: equal parts, of which what
-        one does not need goes to the others. The waiting room's first has a part too if its tenant has none yet, which
-        is left over for its admission.
-        """
-        first = self._next()
-        if len(self._shares.running) < 2 and (first is None or first.request.tenant in self._shares.running):
-            return [(others, tokens)]
-        lines: dict[str, list[Sequence]] = {}
-        wanted: dict[str, int] = {}
-        for sequence in others:
-            tenant = sequence.request.tenant
-            lines.setdefault(tenant, []).append(sequence)
-            wanted[tenant] = wanted.get(tenant, 0) + max(1, len(sequence.tokens) - sequence.num_computed)
-        if first is not None and len(self._residents.running) < self._max_rows:
-            wanted.setdefault(first.request.tenant, len(first.tokens))
-        parts = []
-        for turn, tenant in enumerate(sorted(wanted, key=lambda tenant: wanted[tenant])):
-            part = min(wanted[tenant], -(-tokens // (len(wanted) - turn)))
-            tokens -= part
-            if tenant in lines:
-                parts.append((lines[tenant], part))
-        return parts
-
     def _plan_decodes(self, draft: Draft, turn: list[Sequence]) -> list[Sequence]:
         """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
         step = self.step
@@ -211,6 +196,8 @@ class Planner:
         start = sequence.num_computed
         if start >= sequence.limit - 1 or sequence.waits_for_siblings:
             return True  # its last token is on the way, or not decided yet
+        if self.elastic is not None and self.elastic.takes(sequence):
+            return self.elastic.plan_one(draft, sequence, self.step, self._make_room)
         count = self._allowed(max(len(sequence.tokens) - start, 1), draft)
         if count == 0:
             return False
@@ -277,6 +264,8 @@ class Planner:
         draft.sequences.append(sequence)
         draft.starts.append(start)
         draft.counts.append(count)
+        if self.elastic is not None:
+            draft.limits.append(PLAIN)
         draft.expected.append(1 if samples and sequence.pooling is None else 0)
         draft.budget -= count
 
@@ -323,6 +312,7 @@ class Planner:
                 sampling=sequence.sampling,
                 blocks=tuple(tuple(table) for table in sequence.tables),
                 pooling=sequence.pooling,
+                tenant="" if self.elastic is None else sequence.request.owner,
                 embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
             )
         )
@@ -347,6 +337,8 @@ class Planner:
             if 0 in flight.expected:
                 flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
         flight.decode_tokens = sum(counts) - flight.prefill_tokens
+        if draft.limits and max(draft.limits) > PLAIN:
+            flight.limits = tuple(draft.limits)
         plan = StepPlan(
             step=self.step,
             engine_epoch=self.engine_epoch,
@@ -354,6 +346,7 @@ class Planner:
             epochs=flight.epochs,
             starts=tuple(draft.starts),
             counts=counts,
+            draft_limits=flight.limits,
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),
             retired=tuple(self._residents.retired),

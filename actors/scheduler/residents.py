@@ -276,6 +276,10 @@ class Residents:
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
+    def disturb(self) -> None:
+        """What plans in flight compute of a sequence is not what they were made for: they are read row by row."""
+        self._flights.disturb()
+
     def assert_invariants(self) -> None:
         """Checks places and owners, and through them the pools."""
         for state, place in (
@@ -307,7 +311,8 @@ class Residents:
             counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
         assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
         for sequence in (*self.running.values(), *self.paused.values()):
-            assert sequence.num_computed <= sequence.capacity, "positions without blocks"
+            assert sequence.slack >= 0, "plans in flight take back what was computed"
+            assert sequence.num_computed + sequence.slack <= sequence.capacity, "positions without blocks"
             covered = min(map(len, sequence.tables)) * self._tables.block_size
             assert sequence.capacity == covered, "capacity is not the tables'"
             for window, table in zip(self._tables.windows_of(sequence), sequence.tables, strict=True):

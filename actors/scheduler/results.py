@@ -3,6 +3,7 @@
 import msgspec
 
 from troupellm.actors.reply import fits
+from troupellm.actors.scheduler.elastic import PLAIN
 from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.output import RowFinished
@@ -18,6 +19,9 @@ class Aligned(msgspec.Struct, frozen=True):
     """By index in the plan."""
     finished: frozenset[int] = frozenset()
     """Rows whose guide is complete."""
+    accepted: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
+    """Per row; both are empty where nothing was drafted."""
 
 
 def align(flight: Flight, result: StepResult) -> Aligned:
@@ -32,7 +36,33 @@ def align(flight: Flight, result: StepResult) -> Aligned:
     if result.errors:
         failed = {error.row: error for error in result.errors}
         errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
-    return Aligned(result.token_counts, result.tokens, errors, frozenset(result.finished))
+    aligned = Aligned(
+        result.token_counts, result.tokens, errors, frozenset(result.finished), result.accepted, result.drafted
+    )
+    if result.drafted or result.accepted or (flight.limits and result.token_counts != flight.expected):
+        _check_drafts(flight, aligned, result.step)
+    return aligned
+
+
+def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
+    """
+    Raises:
+        BrokenResult: drafts or tokens that the plan left no room for.
+    """
+    size = len(flight.rows)
+    nothing = (0,) * size
+    accepted, drafted = aligned.accepted or nothing, aligned.drafted or nothing
+    limits = flight.limits or (PLAIN,) * size
+    if not len(accepted) == len(drafted) == size or len(aligned.accepted) != len(aligned.drafted):
+        raise BrokenResult(f"step {step}: columns of drafts do not fit the plan")
+    rows = zip(flight.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
+    for index, (sequence, limit, count, taken, given) in enumerate(rows):
+        if not 0 <= taken <= given <= max(limit, 0):
+            raise BrokenResult(f"step {step}: a row has {taken} accepted of {given} drafts, with a limit of {limit}")
+        if limit == PLAIN or count == 1 + taken or index in aligned.errors:
+            continue
+        if sequence.sampling.guide is None or not (count > taken or count == taken == 0):
+            raise BrokenResult(f"step {step}: a row has {count} tokens with {taken} accepted drafts")
 
 
 def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = False) -> tuple[int, RowFinished | None]:

@@ -18,6 +18,7 @@ from array import array
 from typing import Final
 
 from troupellm.actors.scheduler.beam_search import BeamSearch
+from troupellm.actors.scheduler.draft_counts import DraftCounts
 from troupellm.actors.scheduler.repetition import Repetition
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.errors import TroupeError
@@ -90,6 +91,7 @@ class Request:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "drafts",
         "embeddings",
         "error",
         "first_token",
@@ -98,6 +100,7 @@ class Request:
         "num_live",
         "num_prompt_tokens",
         "number",
+        "owner",
         "paused",
         "prompt",
         "prompt_computed",
@@ -122,6 +125,8 @@ class Request:
         self.number = message.request
         self.request_id = message.request_id
         self.tenant = tenant
+        self.owner = ""
+        """As `NewRow.tenant`."""
         self.streaming = message.streaming
         self.arrival = message.arrival
         self.max_tokens = message.max_tokens
@@ -140,6 +145,8 @@ class Request:
         self.scheduled: float | None = None
         self.first_token: float | None = None
         self.cached_tokens = 0
+        self.drafts: DraftCounts | None = None
+        """What came of its drafts, once there were any."""
         self.prompt_computed = False
         """The prompt's blocks are there: siblings need not wait any more."""
         self.trunk: Trunk | None = None
@@ -160,6 +167,7 @@ class Sequence:
         "cache_age",
         "capacity",
         "decoding",
+        "draft_limit",
         "eos_token_ids",
         "epoch",
         "fence",
@@ -180,6 +188,7 @@ class Sequence:
         "request",
         "row",
         "sampling",
+        "slack",
         "state",
         "stop_or_eos",
         "tables",
@@ -215,13 +224,17 @@ class Sequence:
         self.eos_token_ids = message.eos_token_ids
         self.stop_or_eos = request.stop_or_eos
         self.num_computed = 0
-        """Positions whose KV is computed or will be by a plan in flight."""
+        """Positions whose KV is computed or will be by a plan in flight; of an elastic row at least so many."""
+        self.slack = 0
+        """Positions beyond those that plans in flight may compute for an elastic row."""
+        self.draft_limit = 0
+        """How many of them the newest plan may."""
         self.num_confirmed_prefill = 0
         """Positions of the current prefill whose plans have returned."""
         self.decoding = False
         """A token has come back since the sequence was last given to the worker."""
         self.fence = -1
-        """While num_computed < fence, the next plan may take one more position without further checks."""
+        """While num_computed + slack < fence, the next plan may take one more position without further checks."""
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.capacity = 0
         """Positions that the block tables cover."""
@@ -295,12 +308,12 @@ class Sequence:
         self.tables = [table.copy() for table in parent.tables]
         self.capacity, self.cache_age, self.num_labelled = parent.capacity, parent.cache_age, parent.num_labelled
         self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
-        self.decoding, self.fence = parent.decoding, -1
+        self.decoding, self.fence, self.slack = parent.decoding, -1, parent.slack
 
     def forget_computation(self) -> None:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
-        self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = 0
+        self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = self.slack = 0
         self.decoding = False
         self.fence = -1
         self.tables = [[] for _ in self.tables]

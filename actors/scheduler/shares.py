@@ -54,6 +54,10 @@ class Shares:
         """So many tokens of a prompt are computed for a tenant."""
         self._served[tenant] = self.served(tenant) + tokens / self._weights.get(tenant, 1.0)
 
+    def charge_generated(self, tenant: str, tokens: int) -> None:
+        """So many tokens came beyond the one that each of its sequences is charged for in every step."""
+        self._served[tenant] = self.served(tenant) + _GENERATED_COST * tokens / self._weights.get(tenant, 1.0)
+
     def charge_step(self) -> None:
         """Every running sequence gets a token; O(tenants), not O(sequences)."""
         for tenant, rows in self._rows.items():

@@ -4,41 +4,28 @@ from collections import Counter
 from collections.abc import Sequence as Columns
 from itertools import chain
 
+from troupellm.actors.scheduler.acceptance import Acceptance
 from troupellm.actors.scheduler.beams import Beams
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.drafting import Drafting
 from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.results import Aligned, accept, align, trim_logprobs
+from troupellm.actors.scheduler.results import Aligned, align, trim_logprobs
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence
-from troupellm.protocol.metrics import StepStats
-from troupellm.protocol.output import RowFinished, StepOutput
+from troupellm.actors.scheduler.shares import Shares
+from troupellm.protocol.metrics import DraftStats, StepStats
+from troupellm.protocol.output import StepOutput
 from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, WorkerReady
 
-Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Rows, token counts and tokens, as in `StepOutput`."""
 Gaps = tuple[tuple[float, int], ...]
 """Seconds between two tokens of a sequence, and how many sequences had them."""
 
 
-class _Crowd:
-    """Sequences that decode together step after step: what is looked up once for all of them."""
-
-    __slots__ = ("sequences", "steps_left", "stops", "texts", "watched")
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self.sequences = sequences
-        self.texts = [sequence.tokens for sequence in sequences]
-        self.stops: frozenset[int] = frozenset().union(*{sequence.stop_or_eos for sequence in sequences})
-        """Tokens that may end one of them."""
-        self.steps_left = min((sequence.limit - len(sequence.tokens) for sequence in sequences), default=0)
-        """After so many one of them is as long as it may get."""
-        self.watched = any(sequence.repetition is not None for sequence in sequences)
-        """One of them ends when it repeats itself."""
-
-
 class Updates:
-    def __init__(self, ledger: Ledger, residents: Residents, tables: BlockTables, ready: WorkerReady) -> None:
+    def __init__(
+        self, ledger: Ledger, residents: Residents, tables: BlockTables, ready: WorkerReady, shares: Shares
+    ) -> None:
         self._ledger = ledger
         self._residents = residents
         self._tables = tables
@@ -46,12 +33,11 @@ class Updates:
         self._ability = ready.pooling
         self.num_tokens = 0
         """Tokens that were shown."""
-        self.num_dropped = 0
-        """Row results that named nothing alive."""
         self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
-        self._crowd = _Crowd([])
         self._beams = Beams(ledger, residents, tables)
+        self.acceptance = Acceptance(ledger, residents, shares)
+        self.drafting = Drafting()
 
     def check(self, flight: Flight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
@@ -78,12 +64,8 @@ class Updates:
         pooled = _alive_pooled(flight, result) if result.pooled else ()
         gaps = _gaps(flight, now)
         self._confirm(flight, aligned, now)
-        plain = not aligned.errors and not aligned.finished and aligned.token_counts == flight.expected
-        if flight.clean and plain:
-            shown = self._accept_plain(flight, aligned.tokens, now)
-        else:
-            shown = self._accept_odd(flight, aligned, now)
-        rows, counts, tokens = shown
+        drafts = self.drafting.note(flight, aligned) if aligned.drafted else None
+        rows, counts, tokens = self.acceptance.take(flight, aligned, now)
         logprobs = self._logprobs(flight, result, rows, counts) if result.logprobs else ()
         if flight.lockstep:
             answers = self._beams.take(flight, result, now)
@@ -94,7 +76,7 @@ class Updates:
         self._end_pooled(flight, pooled)
         self._ledger.release_returned()
         self.num_tokens += len(tokens)
-        self._report(flight, result, len(tokens), gaps, now)
+        self._report(flight, result, len(tokens), gaps, now, drafts)
         facts = self._ledger.take(result.step)
         return StepOutput(
             step=result.step,
@@ -156,70 +138,6 @@ class Updates:
                     sequence.request.first_token = now
                 self._ledger.prompt_computed(sequence)
 
-    def _accept_plain(self, flight: Flight, tokens: tuple[int, ...], now: float) -> Shown:
-        """The usual step: every row answered as planned and nothing has ended since."""
-        samplers = flight.samplers
-        crowd = self._crowd
-        if samplers != crowd.sequences:
-            crowd = self._crowd = _Crowd(samplers)
-        rows = flight.rows if samplers is flight.sequences else tuple([sequence.row for sequence in samplers])
-        for known, token in zip(crowd.texts, tokens, strict=True):
-            known.append(token)
-        for sequence in samplers:
-            sequence.last_token_at = now
-        crowd.steps_left -= 1
-        if crowd.watched or crowd.steps_left <= 0 or not crowd.stops.isdisjoint(tokens):
-            self._end_some(samplers, tokens)
-        return rows, (1,) * len(rows), tokens
-
-    def _end_some(self, samplers: list[Sequence], tokens: tuple[int, ...]) -> None:
-        """Each has one more token, which may be the last one of some."""
-        ended = False
-        for sequence, token in zip(samplers, tokens, strict=True):
-            ends = token in sequence.stop_or_eos or len(sequence.tokens) >= sequence.limit
-            if ends or sequence.repetition is not None:
-                sequence.tokens.pop()
-                _, finished = accept(sequence, (token,))
-                if finished is not None:
-                    self._finish(sequence, finished)
-                    ended = True
-        if ended:
-            self._crowd = _Crowd([])
-
-    def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
-        """Row by row: ended and preempted sequences, failures, several tokens for a row."""
-        self._crowd = _Crowd([])
-        rows: list[int] = []
-        counts: list[int] = []
-        tokens: list[int] = []
-        position = 0
-        planned = zip(flight.sequences, flight.epochs, aligned.token_counts, strict=True)
-        for index, (sequence, epoch, count) in enumerate(planned):
-            span = aligned.tokens[position : position + count]
-            position += count
-            if sequence.epoch != epoch:
-                self.num_dropped += 1
-                continue
-            error = aligned.errors.get(index)
-            if error is not None:
-                self._ledger.fail(sequence, error.message, error.code)
-            elif count and not sequence.lockstep:
-                kept, finished = accept(sequence, span, complete=sequence.row in aligned.finished)
-                sequence.last_token_at = now
-                rows.append(sequence.row)
-                counts.append(kept)
-                tokens.extend(span[:kept])
-                if finished is not None:
-                    self._finish(sequence, finished)
-                elif count > 1:
-                    _recount(sequence)
-        return tuple(rows), tuple(counts), tuple(tokens)
-
-    def _finish(self, sequence: Sequence, finished: RowFinished) -> None:
-        sequence.request.reason = finished.reason
-        self._ledger.finished.append(finished)
-        self._ledger.end(sequence, Event.STOP)
-
     def _prompt_logprobs(self, flight: Flight, result: StepResult) -> tuple[RowLogprobs, ...]:
         """Each prompt position once, also when a preempted sequence computes its prompt again."""
         alive = _alive(flight)
@@ -249,7 +167,9 @@ class Updates:
                     shown.append(trimmed)
         return tuple(shown)
 
-    def _report(self, flight: Flight, result: StepResult, new_tokens: int, gaps: Gaps, now: float) -> None:
+    def _report(
+        self, flight: Flight, result: StepResult, new_tokens: int, gaps: Gaps, now: float, drafts: DraftStats | None
+    ) -> None:
         counted = (
             self._residents.num_preemptions,
             self._tables.num_queried_tokens,
@@ -260,7 +180,7 @@ class Updates:
             StepStats(
                 num_rows=len(flight.rows),
                 prefill_tokens=flight.prefill_tokens,
-                decode_tokens=flight.decode_tokens,
+                decode_tokens=flight.decode_tokens + (0 if drafts is None else drafts.drafted),
                 seconds=now - flight.planned_at,
                 timings=result.timings,
                 new_tokens=new_tokens,
@@ -268,6 +188,7 @@ class Updates:
                 prefix_queries=counted[1] - before[1],
                 prefix_hits=counted[2] - before[2],
                 inter_token_seconds=gaps,
+                drafts=drafts,
             )
         )
 
@@ -290,13 +211,3 @@ def _alive(flight: Flight) -> dict[int, Sequence]:
 def _alive_pooled(flight: Flight, result: StepResult) -> tuple[RowPooled, ...]:
     alive = _alive(flight)
     return tuple(entry for entry in result.pooled if entry.row in alive)
-
-
-def _recount(sequence: Sequence) -> None:
-    """After several tokens: what was computed of refused drafts is void, tokens without KV are computed next."""
-    known = len(sequence.tokens)
-    sequence.num_computed = min(sequence.num_computed, known - 1)
-    if sequence.num_computed == known - 1:
-        sequence.open_fence()
-    else:
-        sequence.fence = -1

@@ -17,6 +17,7 @@ from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
+from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
@@ -54,6 +55,7 @@ def ready(
     max_model_len: int = 64,
     groups: int = 1,
     windows: tuple[int | None, ...] = (),
+    most_drafts: int = 0,
 ) -> WorkerReady:
     """
     Args:
@@ -76,14 +78,23 @@ def ready(
         activation_bytes=0,
         memory_free_bytes=0,
         load_seconds=0.0,
+        most_drafts=most_drafts,
     )
 
 
 def make_core(
-    settings: WorkerReady | None = None, *, caching: bool = True, key: bytes = SECRET, **config: object
+    settings: WorkerReady | None = None,
+    *,
+    caching: bool = True,
+    key: bytes = SECRET,
+    speculative: SpeculativeConfig | None = None,
+    **config: object,
 ) -> SchedulerCore:
     config = {"max_plans_in_flight": 1} | config  # what a step decides is plain where the next one waits for it
-    return SchedulerCore(SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key)
+    settings = settings or ready()
+    return SchedulerCore(
+        SchedulerConfig(**config), settings, enable_prefix_caching=caching, hash_key=key, speculative=speculative
+    )
 
 
 def submission(request: int, prompt: list[int], rows: int = 1, **fields: object) -> SubmitRequest:
@@ -168,8 +179,15 @@ class Oracle:
         errors: list[RowError] = []
         logprobs: list[RowLogprobs] = []
         pooled: list[RowPooled] = []
-        for row, epoch, start, count in zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True):
-            sampled = self._compute(row, epoch, start, count)
+        limits = plan.draft_limits or (-1,) * len(plan.rows)
+        drafts: list[tuple[int, int]] = []
+        columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, limits, strict=True)
+        for row, epoch, start, count, limit in columns:
+            if limit < 0:
+                sampled, of_row = self._compute(row, epoch, start, count), (0, 0)
+            else:
+                sampled, of_row = self._verify(row, epoch, start, limit)
+            drafts.append((0, 0) if row in self.broken_rows else of_row)
             if row in self.broken_rows:
                 self.broken_rows.remove(row)
                 errors.append(RowError(row, "logits are NaN"))
@@ -177,7 +195,7 @@ class Oracle:
             elif (state := self.rows[row]).pooling is not None and state.num_computed == len(state.tokens):
                 pooled.append(RowPooled(row, vector_of(state.tokens)))
             elif sampled and self.rows[row].sampling.logprobs >= 0:
-                logprobs.append(self._describe(row))
+                logprobs.append(self._describe(row, len(sampled)))
             counts.append(len(sampled))
             tokens.extend(sampled)
         self.pending.append(
@@ -188,6 +206,8 @@ class Oracle:
                 epochs=plan.epochs,
                 token_counts=tuple(counts),
                 tokens=tuple(tokens),
+                drafted=tuple(drafted for drafted, _ in drafts) if any(map(any, drafts)) else (),
+                accepted=tuple(accepted for _, accepted in drafts) if any(map(any, drafts)) else (),
                 errors=tuple(errors),
                 logprobs=tuple(logprobs),
                 pooled=tuple(pooled),
@@ -224,18 +244,21 @@ class Oracle:
             row = self.rows[fork.row]
             row.tokens, row.num_computed, row.tables = [*tokens[: fork.num_tokens], fork.token_id], num_computed, tables
 
-    def _describe(self, row: int) -> RowLogprobs:
-        """Of the token that was just sampled, the likeliest one."""
+    def _describe(self, row: int, count: int) -> RowLogprobs:
+        """Of the tokens that were just sampled, the likeliest ones."""
         state = self.rows[row]
-        top = candidates(state.tokens[:-1])[: state.sampling.logprobs]
-        entries = [top[0], *top]
+        first = len(state.tokens) - count
+        entries: list[tuple[float, int]] = []
+        for position in range(first, len(state.tokens)):
+            top = candidates(state.tokens[:position])[: state.sampling.logprobs]
+            entries += [top[0], *top]
         return RowLogprobs(
             row=row,
-            position=len(state.tokens) - 1,
-            width=len(entries),
+            position=first,
+            width=len(entries) // count,
             token_ids=struct.pack(f"<{len(entries)}i", *(token for _, token in entries)),
             logprobs=struct.pack(f"<{len(entries)}f", *(logprob for logprob, _ in entries)),
-            ranks=struct.pack("<i", 1),
+            ranks=struct.pack(f"<{count}i", *(1,) * count),
         )
 
     def _copy(self, plan: StepPlan) -> None:
@@ -276,24 +299,36 @@ class Oracle:
                 assert held == (group, tuple(state.tokens[: position + 1])), "somebody wrote into this row's blocks"
         if state.num_computed < len(state.tokens) or state.pooling is not None:
             return []
-        if state.sampling.logprobs >= 0:
-            state.tokens.append(candidates(state.tokens)[0][1])
-            return state.tokens[-1:]
-        sampled: list[int] = []
-        for _ in range(self.burst):
-            sampled.append(next_token(state.tokens, state.sampling.fork))
-            state.tokens.append(sampled[-1])
-        return sampled
+        return self._draw(state, 1 if state.sampling.logprobs >= 0 else self.burst)
+
+    def _draw(self, state: _Row, count: int) -> list[int]:
+        """The next tokens of a row, which has them then."""
+        for _ in range(count):
+            greedy = state.sampling.logprobs >= 0
+            token = candidates(state.tokens)[0][1] if greedy else next_token(state.tokens, state.sampling.fork)
+            state.tokens.append(token)
+        return state.tokens[len(state.tokens) - count :]
+
+    def _verify(self, row: int, epoch: int, start: int, limit: int) -> tuple[list[int], tuple[int, int]]:
+        """See `DraftingOracle`."""
+        raise AssertionError("a row is elastic, and this worker verifies no drafts")
 
 
 class Harness:
     """Core, oracle and reader; checks the invariants after every call."""
 
-    def __init__(self, core: SchedulerCore, settings: WorkerReady | None = None, **oracle: object) -> None:
+    def __init__(
+        self,
+        core: SchedulerCore,
+        settings: WorkerReady | None = None,
+        *,
+        worker: type[Oracle] = Oracle,
+        **oracle: object,
+    ) -> None:
         settings = self.settings = settings or ready()
         self.core = core
         windows = tuple(group.sliding_window for group in settings.groups)
-        self.oracle = Oracle(settings.block_size, settings.num_blocks, windows, **oracle)
+        self.oracle = worker(settings.block_size, settings.num_blocks, windows, **oracle)
         self.reader = Reader()
         self.now = 0.0
         self.plans: list[StepPlan] = []

@@ -1,0 +1,18 @@
+"""What came of drafts, counted: of one request's, and of all."""
+
+
+class DraftCounts:
+    """`steps` are those in which a sequence had drafts verified."""
+
+    __slots__ = ("accepted", "drafted", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """One step of one sequence."""
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted

@@ -1,0 +1,41 @@
+"""What came of a step's drafts: for the metrics, for the requests, and in all for the snapshot."""
+
+from collections import Counter
+from itertools import accumulate
+
+from troupellm.actors.scheduler.draft_counts import DraftCounts
+from troupellm.actors.scheduler.flight import Flight
+from troupellm.actors.scheduler.results import Aligned
+from troupellm.protocol.metrics import DraftStats
+
+
+class Drafting:
+    """Counts drafts of sequences that still go on, those of others are nobody's."""
+
+    def __init__(self) -> None:
+        self.total = DraftCounts()
+
+    def note(self, flight: Flight, aligned: Aligned) -> DraftStats | None:
+        """Count a result's drafts; None when there were none after all."""
+        taken_by: Counter[int] = Counter()
+        num_drafted = 0
+        planned = zip(flight.sequences, flight.epochs, aligned.drafted, aligned.accepted, strict=True)
+        for sequence, epoch, drafted, accepted in planned:
+            if not drafted or sequence.epoch != epoch:
+                continue
+            counts = sequence.request.drafts
+            if counts is None:
+                counts = sequence.request.drafts = DraftCounts()
+            counts.add(drafted, accepted)
+            taken_by[accepted] += 1
+            num_drafted += drafted
+        rows = taken_by.total()
+        if not rows:
+            return None
+        num_accepted = sum(accepted * times for accepted, times in taken_by.items())
+        self.total.steps += rows
+        self.total.drafted += num_drafted
+        self.total.accepted += num_accepted
+        most = max(taken_by)
+        at_least = list(accumulate(taken_by[accepted] for accepted in range(most, 0, -1)))
+        return DraftStats(rows=rows, drafted=num_drafted, accepted=num_accepted, accepted_at=tuple(reversed(at_least)))
