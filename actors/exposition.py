@@ -37,6 +37,10 @@ ALIASES = {
     "troupellm_request_prefill_time_seconds": "vllm:request_prefill_time_seconds",
     "troupellm_request_decode_time_seconds": "vllm:request_decode_time_seconds",
     "troupellm_request_inference_time_seconds": "vllm:request_inference_time_seconds",
+    "troupellm_spec_decode_drafts": "vllm:spec_decode_num_drafts",
+    "troupellm_spec_decode_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "troupellm_spec_decode_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
+    "troupellm_spec_decode_accepted_tokens_per_pos": "vllm:spec_decode_num_accepted_tokens_per_pos",
     "troupellm_lora_requests_info": "vllm:lora_requests_info",
     "troupellm_cache_config_info": "vllm:cache_config_info",
     "troupellm_engine_sleep_state": "vllm:engine_sleep_state",
@@ -79,6 +83,12 @@ class _EngineCollector(Collector):
         cancelled = {by: store.cancelled[by] for by in (*CANCELLED_BY, *store.cancelled)}
         yield _counters("cancelled", "Requests ended before their answer was complete.", base, "by", cancelled)
         yield _counters("batch_tokens", "Tokens computed.", base, "kind", store.batch_tokens)
+        yield _counter("spec_decode_drafts", "Times a sequence had drafts verified.", base, store.num_drafts)
+        yield _counter("spec_decode_draft_tokens", "Drafts verified.", base, store.draft_tokens)
+        yield _counter("spec_decode_accepted_tokens", "Drafts accepted.", base, store.accepted_tokens)
+        accepted_at = {str(position): count for position, count in enumerate(store.accepted_at)}
+        text = "Drafts accepted, by their position."
+        yield _counters("spec_decode_accepted_tokens_per_pos", text, base, "position", accepted_at)
 
     def _histograms(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store

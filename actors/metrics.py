@@ -16,7 +16,14 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.mailbox import Mailbox
-from troupellm.protocol.metrics import MetricsMessage, RequestCancelled, RequestRejected, RequestStats, StepStats
+from troupellm.protocol.metrics import (
+    DraftStats,
+    MetricsMessage,
+    RequestCancelled,
+    RequestRejected,
+    RequestStats,
+    StepStats,
+)
 
 # vLLM's bounds, so that its dashboards read the same.
 FIRST_TOKEN_BOUNDS = (
@@ -75,6 +82,12 @@ class MetricsStore:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.batch_tokens = {"prefill": 0, "decode": 0}
+        self.num_drafts = 0
+        """Times that a sequence had drafts verified."""
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.accepted_at: list[int] = []
+        """Accepted drafts by their position among a step's drafts; as long as the most that were ever accepted."""
         self.finished: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.cancelled: Counter[str] = Counter()
@@ -116,10 +129,21 @@ class MetricsStore:
         self.iteration_tokens.observe(stats.prefill_tokens + stats.decode_tokens)
         for seconds, times in stats.inter_token_seconds:
             self.inter_token.observe(seconds, times)
+        if stats.drafts is not None:
+            self._on_drafts(stats.drafts)
         self.step_phases["prepare"].observe(stats.timings.prepare)
         self.step_phases["forward"].observe(stats.timings.forward)
         self.step_phases["sample"].observe(stats.timings.sample)
         self.step_phases["total"].observe(stats.seconds)
+
+    def _on_drafts(self, drafts: DraftStats) -> None:
+        self.num_drafts += drafts.rows
+        self.draft_tokens += drafts.drafted
+        self.accepted_tokens += drafts.accepted
+        counts = self.accepted_at
+        counts.extend([0] * (len(drafts.accepted_at) - len(counts)))
+        for position, count in enumerate(drafts.accepted_at):
+            counts[position] += count
 
     def _on_request(self, stats: RequestStats) -> None:
         self.finished[stats.reason] += 1

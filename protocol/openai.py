@@ -14,6 +14,7 @@ from troupellm.protocol.openai_extras import ExtraFields
 from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolChoiceBody
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.tools import Effort
+from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.protocol.worker import LoadProgress
 
 
@@ -142,16 +143,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
     model: str | None = None
-
-
-class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int
-    truncated: bool | UnsetType = UNSET
-    """True where a prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
-
-
-class CompletionTokensDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
 
 
 class UsageBody(msgspec.Struct):

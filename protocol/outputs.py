@@ -38,6 +38,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens whose KV came from the prefix cache."""
     reasoning_tokens: int = 0
     """Of the completion's tokens, those that were thoughts; counted where answers are parsed."""
+    draft_steps: int = 0
+    """Steps in which a sequence had drafts verified."""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     truncated: bool = False
     """The prompt was longer, and was cut because the request asked for it."""
 

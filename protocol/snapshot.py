@@ -35,6 +35,11 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     preemptions: int = 0
     tokens_generated: int = 0
+    drafts: int = 0
+    """Times that a sequence had drafts verified."""
+    draft_tokens: int = 0
+    """Drafts that were verified."""
+    accepted_draft_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_evictions: int = 0
@@ -52,6 +57,11 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were failed for it."""
     dropped_results: int = 0
     """Rows of results that named nothing alive."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens of a sequence in a step in which it had drafts; 0.0 before the first."""
+        return 1 + self.accepted_draft_tokens / self.drafts if self.drafts else 0.0
 
     @property
     def blocks_used(self) -> int:

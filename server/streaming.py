@@ -7,8 +7,9 @@ from msgspec import UNSET
 
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
-from troupellm.protocol.openai import CompletionTokensDetails, GenerationFields, PromptTokensDetails, UsageBody
+from troupellm.protocol.openai import GenerationFields, UsageBody
 from troupellm.protocol.outputs import Completion, Delta, FinishReason, Usage
+from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.server.exchange import Exchange
 from troupellm.server.sse import EventStream
 
@@ -61,8 +62,13 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     cached = sum(usage.cached_tokens for usage in usages)
     thoughts = sum(usage.reasoning_tokens for usage in usages)
     truncated = True if any(usage.truncated for usage in usages) else UNSET
-    details = PromptTokensDetails(cached, truncated), CompletionTokensDetails(thoughts)
-    return UsageBody(prompt, completion, prompt + completion, *details)
+    of_prompt, of_completion = PromptTokensDetails(cached, truncated), CompletionTokensDetails(thoughts)
+    if drafted := sum(usage.draft_tokens for usage in usages):
+        accepted = sum(usage.accepted_draft_tokens for usage in usages)
+        of_completion.accepted_prediction_tokens = accepted
+        of_completion.rejected_prediction_tokens = drafted - accepted
+        of_completion.prediction_steps = sum(usage.draft_steps for usage in usages)
+    return UsageBody(prompt, completion, prompt + completion, of_prompt, of_completion)
 
 
 def final_usage(usage: Usage | None) -> Usage:

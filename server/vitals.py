@@ -93,6 +93,16 @@ class StatsLine:
             f"KV cache usage: {100 * fields['kv_cache_usage']:.1f}%, "
             f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%"
         )
+        drafts, drafted = here.drafts - was.drafts, here.draft_tokens - was.draft_tokens
+        if drafts and drafted:
+            accepted = here.accepted_draft_tokens - was.accepted_draft_tokens
+            fields["acceptance_length"] = round(1 + accepted / drafts, 2)
+            fields["draft_acceptance_rate"] = round(accepted / drafted, 4)
+            fields["draft_tokens_per_second"] = round(drafted / seconds, 1)
+            text += (
+                f", Mean acceptance length: {1 + accepted / drafts:.2f}, "
+                f"Draft acceptance rate: {100 * accepted / drafted:.1f}% of {drafted / seconds:.1f} drafts/s"
+            )
         return text, fields
 
 

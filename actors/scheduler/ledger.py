@@ -139,10 +139,14 @@ class Ledger:
         generated = sum(sequence.num_generated for sequence in request.sequences)
         if request.search is not None and request.error is not None:
             generated = 0  # a search that did not end has shown nothing
+        drafts = request.drafts
         usage = Usage(
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=generated,
             cached_tokens=request.cached_tokens,
+            draft_steps=0 if drafts is None else drafts.steps,
+            draft_tokens=0 if drafts is None else drafts.drafted,
+            accepted_draft_tokens=0 if drafts is None else drafts.accepted,
         )
         self.closed.append(
             RequestClosed(

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "max-log-len": "requests are never logged with their text",
     "enable-force-include-usage": "send stream_options.include_usage with the request",
     "enable-prompt-tokens-details": "usage always has them; leave it out",
+    "per-request-spec-decode-metrics": "usage.completion_tokens_details has them; leave it out",
     "enable-per-request-metrics": _LATER + "; scrape /metrics",
     "disable-access-log-for-endpoints": "probes are never logged; use --disable-access-log for the rest",
     "headless": ONE_DEVICE,

@@ -9,8 +9,9 @@ from anyio.lowlevel import checkpoint
 from msgspec import UNSET
 
 from troupellm.protocol.embeddings import PoolingEnvelope
-from troupellm.protocol.openai import PromptTokensDetails, UsageBody
+from troupellm.protocol.openai import UsageBody
 from troupellm.protocol.outputs import Pooled
+from troupellm.protocol.usage_details import PromptTokensDetails
 from troupellm.server.exchange import JSON, Exchange
 
 PIECE_BYTES = 65_536

@@ -21,7 +21,8 @@ from troupellm.protocol.embeddings import (
     ScoreRequest,
 )
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.openai import PromptTokensDetails, UsageBody
+from troupellm.protocol.openai import UsageBody
+from troupellm.protocol.usage_details import PromptTokensDetails
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.pooling.answers import respond_items

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from troupellm.actors.exposition import ALIASES, Exposition
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import Histogram, MetricsSink, MetricsStore, length_bounds
-from troupellm.protocol.metrics import RequestCancelled, RequestRejected, RequestStats, StepStats
+from troupellm.protocol.metrics import DraftStats, RequestCancelled, RequestRejected, RequestStats, StepStats
 from troupellm.protocol.snapshot import ActorSnapshot, EngineSnapshot, MailboxSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import StepTimings
 
@@ -89,7 +89,7 @@ def test_gauges_come_from_the_snapshot(snapshot: EngineSnapshot) -> None:
 
 def test_the_names_of_vllm_are_repeated_when_asked(snapshot: EngineSnapshot) -> None:
     store = MetricsStore(64)
-    store.on_message(step())
+    store.on_message(step(drafts=DraftStats(rows=1, drafted=1, accepted=1, accepted_at=(1,))))
     store.on_message(request())
     samples = exposed(store, snapshot)
     assert samples["vllm:num_requests_waiting"] == samples["troupellm_requests_waiting"]
@@ -101,6 +101,23 @@ def test_the_names_of_vllm_are_repeated_when_asked(snapshot: EngineSnapshot) -> 
     families = {name.split("_bucket")[0] for name in samples if name.startswith("vllm:")}
     assert len([name for name in families if not name.endswith(("_count", "_sum"))]) == len(ALIASES)
     assert not [name for name in exposed(store, snapshot, compat=False) if name.startswith("vllm:")]
+
+
+def test_drafts_are_counted_by_position_under_both_names(snapshot: EngineSnapshot) -> None:
+    store = MetricsStore(64)
+    assert exposed(store, snapshot)["vllm:spec_decode_num_drafts_total"][()] == 0
+    for drafts in (
+        DraftStats(rows=3, drafted=12, accepted=5, accepted_at=(2, 2, 1)),
+        DraftStats(rows=2, drafted=2, accepted=1, accepted_at=(1,)),
+    ):
+        store.on_message(step(drafts=drafts))
+    samples = exposed(store, snapshot)
+    by_position = {("0",): 3, ("1",): 2, ("2",): 1}
+    for name, count in (("num_drafts", 5), ("num_draft_tokens", 14), ("num_accepted_tokens", 6)):
+        assert samples[f"vllm:spec_decode_{name}_total"][()] == count
+        assert samples[f"troupellm_spec_decode_{name.removeprefix('num_')}_total"][()] == count
+    assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == by_position
+    assert samples["troupellm_spec_decode_accepted_tokens_per_pos_total"] == by_position
 
 
 def test_bounds() -> None:

@@ -46,6 +46,16 @@ def test_rates_since_the_last_line_and_silence_without_work(monkeypatch):
     assert stats.line(done, 140.0) is None
 
 
+def test_the_line_says_what_came_of_drafts(monkeypatch):
+    monkeypatch.setattr(vitals.time, "monotonic", lambda: 100.0)
+    stats = StatsLine(snapshot(drafts=10, draft_tokens=40, accepted_draft_tokens=10))
+    told = stats.line(snapshot(running=1, drafts=30, draft_tokens=100, accepted_draft_tokens=40), 110.0)
+    assert told is not None
+    assert told[0].endswith(", Mean acceptance length: 2.50, Draft acceptance rate: 50.0% of 6.0 drafts/s")
+    assert (told[1]["acceptance_length"], told[1]["draft_acceptance_rate"]) == (2.5, 0.5)
+    assert told[1]["draft_tokens_per_second"] == 6.0
+
+
 def test_the_worst_lateness_is_kept_for_a_window(caplog, monkeypatch):
     monkeypatch.setattr(vitals.time, "monotonic", lambda: 0.0)
     lag = LoopLag(alarm=1.0)

@@ -7,8 +7,10 @@ having written it again is caught.
 import random
 from dataclasses import dataclass, field
 
-from oracle import Harness, Oracle, make_core, ready
+from oracle import SECRET, Harness, Oracle, ready
 
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import SamplingState, StepPlan, WorkerReady
@@ -78,14 +80,28 @@ class DraftingOracle(Oracle):
         return self._draw(state, self._random.randint(1, MOST_FORCED))
 
 
-def drafting_harness(settings: WorkerReady | None = None, *, drafts: int = 4, **options: object) -> Harness:
-    """A scheduler that speculates and its worker. Options: of `DraftingOracle`, and of `make_core`."""
+def drafting_harness(
+    settings: WorkerReady | None = None,
+    *,
+    drafts: int = 4,
+    schedule: tuple[tuple[int, int, int], ...] = (),
+    caching: bool = True,
+    seed: int = 0,
+    hit_rate: float = 0.7,
+    **config: object,
+) -> Harness:
+    """A scheduler that speculates, and its worker.
+
+    Args:
+        config: of the scheduler.
+    """
     settings = settings or ready(most_drafts=drafts)
-    worker = {name: options.pop(name) for name in ("seed", "hit_rate") if name in options}
-    schedule = tuple((first, last, min(most, drafts)) for first, last, most in options.pop("schedule", ()))
     speculative = SpeculativeConfig(
-        method="ngram", num_speculative_tokens=drafts, num_speculative_tokens_per_batch_size=schedule
+        method="ngram",
+        num_speculative_tokens=drafts,
+        num_speculative_tokens_per_batch_size=tuple((first, last, min(k, drafts)) for first, last, k in schedule),
     )
-    core = make_core(settings, speculative=speculative, **options)
-    most = int(str(options.get("max_num_batched_tokens", 2048)))
-    return Harness(core, settings, worker=DraftingOracle, max_tokens=most, **worker)
+    scheduler = SchedulerConfig(**config)
+    core = SchedulerCore(scheduler, settings, enable_prefix_caching=caching, hash_key=SECRET, speculative=speculative)
+    most = scheduler.max_num_batched_tokens
+    return Harness(core, settings, worker=DraftingOracle, seed=seed, hit_rate=hit_rate, max_tokens=most)

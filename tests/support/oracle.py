@@ -17,7 +17,6 @@ from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
-from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import (
     CacheGroup,
     NewRow,
@@ -83,18 +82,10 @@ def ready(
 
 
 def make_core(
-    settings: WorkerReady | None = None,
-    *,
-    caching: bool = True,
-    key: bytes = SECRET,
-    speculative: SpeculativeConfig | None = None,
-    **config: object,
+    settings: WorkerReady | None = None, *, caching: bool = True, key: bytes = SECRET, **config: object
 ) -> SchedulerCore:
     config = {"max_plans_in_flight": 1} | config  # what a step decides is plain where the next one waits for it
-    settings = settings or ready()
-    return SchedulerCore(
-        SchedulerConfig(**config), settings, enable_prefix_caching=caching, hash_key=key, speculative=speculative
-    )
+    return SchedulerCore(SchedulerConfig(**config), settings or ready(), enable_prefix_caching=caching, hash_key=key)
 
 
 def submission(request: int, prompt: list[int], rows: int = 1, **fields: object) -> SubmitRequest:
