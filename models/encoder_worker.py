@@ -169,3 +169,25 @@ def _read(
             checkpoint.ignore_all(name)
     checkpoint.finish()
     return encoder
+
+
+def refuse_for_encoders(config: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigError: a setting that only decoders know.
+    """
+    worker, unused = (
+        config.worker,
+        {
+            "batch_invariant": config.worker.batch_invariant,
+            "quantization": config.model.quantization is not None,
+            "attention_backend": config.worker.attention_backend != "auto",
+            "kv_cache_dtype": config.cache.kv_cache_dtype != "auto",
+            "kv_offloading_size": config.offload.on,
+        },
+    )
+    if worker.device == "cuda":
+        raise ConfigError("device cuda is for decoders; this model is an encoder: use cpu", param="device")
+    for name, is_given in unused.items():
+        if is_given:
+            raise ConfigError(f"{name} is for decoders; this model is an encoder", param=name)

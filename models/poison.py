@@ -10,6 +10,7 @@ import torch
 
 from troupellm.kernels.kv_codes import FP8, as_bytes
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.offload.engine import TransferEngine
 from troupellm.models.row_table import RowTable
 from troupellm.models.spans import Spans
 from troupellm.protocol.worker import StepPlan
@@ -22,33 +23,50 @@ class Poison:
     """Follows the plans of one worker.
 
     Positions that a row is about to compute, and those behind them in its blocks, are poisoned before: whoever held the
-    blocks earlier. Without a prefix cache a block that no row holds is free, and is poisoned at once.
+    blocks earlier. Without a prefix cache a block that no row holds is free, and is poisoned at once; a block that is
+    loaded from another tier was poisoned before, and holds what was loaded from then on.
     """
 
-    def __init__(self, cache: KVCache, pattern: Pattern, *, when_freed: bool) -> None:
+    def __init__(
+        self, cache: KVCache, pattern: Pattern, *, when_freed: bool, transfers: TransferEngine | None = None
+    ) -> None:
+        """
+        Args:
+            when_freed: a block that no row holds is free.
+            transfers: who else reads and writes blocks.
+        """
         self._storage = as_bytes(cache.storage)
         self._block_size = cache.block_size
-        self._when_freed = when_freed
+        self._when_freed, self._transfers = when_freed, transfers
         self._held: set[int] = set()
         self._value = _value(pattern, cache.storage.dtype)
         self._storage.fill_(self._value)
 
     def follow(self, plan: StepPlan, rows: RowTable, spans: Spans) -> None:
-        """After a plan's rows and copies were taken in, before anything of it is computed.
+        """After a plan's rows, copies and transfers were taken in, before anything of it is computed.
 
         Args:
             spans: what is about to be computed.
         """
+        loading: set[int] = set()
+        if self._transfers is not None:
+            self._transfers.settle()  # what is stored is what was there before
+            loading = self._transfers.loading()
         for index, start in zip(spans.rows.tolist(), spans.starts.tolist(), strict=True):
             row = plan.rows[index]
             for table in rows.tables(row):
                 self._from(table, start // self._block_size, start % self._block_size)
         if self._when_freed:
             held = rows.held_blocks()
-            for block in self._held - held:
+            for block in self._held - held - loading:
                 self._fill(block, 0)
             self._held = held
         rows.poison_free_slots(_NONSENSE_TOKEN)
+
+    def before_loads(self, blocks: set[int]) -> None:
+        """Of blocks that nobody holds: a load that fails, or does not write all, must show."""
+        for block in blocks:
+            self._fill(block, 0)
 
     def _from(self, table: list[int], index: int, place: int) -> None:
         """Positions from `place` of the table's block `index` on."""

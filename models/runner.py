@@ -158,8 +158,6 @@ class ModelRunner:
         return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
 
     def _apply(self, plan: StepPlan) -> None:
-        if plan.transfers or plan.lookups:
-            raise PlanError(f"step {plan.step}: this worker has no outer tier to move blocks to")
         if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.retired:

@@ -17,10 +17,9 @@ from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.cuda.place import GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
-from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
-from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.encoder_worker import LoadedEncoder, refuse_for_encoders
 from troupellm.models.fingerprint import SameModel, same_model
 from troupellm.models.guides.rows import Guides
 from troupellm.models.hf_config import ConfigReader
@@ -29,10 +28,14 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.load_notes import tell_compiling
 from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory
+from troupellm.models.offload.arena import memory_left
+from troupellm.models.offload.engine import TransferEngine
+from troupellm.models.offload.opening import make_mover, open_offload
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import is_encoder
+from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.sleep import Parts
@@ -46,10 +49,18 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
 from troupellm.protocol.config import EngineConfig, ModelConfig
-from troupellm.protocol.errors import ConfigError, InvalidRequest
+from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
-from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
+from troupellm.protocol.rest import (
+    EMPTY,
+    SleepWorker,
+    StartProfile,
+    StopProfile,
+    WakeWorker,
+    WorkerCommand,
+    WorkerReport,
+)
 from troupellm.protocol.worker import (
     LoadProgress,
     NewRow,
@@ -101,6 +112,7 @@ class ModelWorker:
         self._profile: StepProfile | None = None
         self._guides: Guides | None = None
         self._drafter: Drafter | None = None
+        self._moves: TransferEngine | None = None
         self._threads_before: int | None = None
         self._threads = StepThreads(1)
         self._meanwhile: Callable[[], None] | None = None
@@ -117,7 +129,6 @@ class ModelWorker:
         self._set_threads(config.worker.num_threads)
         tell_compiling(progress, on_cpu=gpu is None)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
-        _refuse_offload(config)
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)
@@ -139,7 +150,7 @@ class ModelWorker:
         )  # fmt: skip
         drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, device, progress)
         budget = plan_memory(
-            model, config, dtype, None if place is None else place.available(),
+            model, config, dtype, memory_left(config) if place is None else place.available(),
             stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
@@ -173,32 +184,25 @@ class ModelWorker:
             partial(_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
         )
         drafter = self._drafter = Drafter(drafting, config, self._folder, dtype, budget.max_model_len)
+        moves = self._moves = open_offload(config, cache, same.fingerprint, num_blocks=budget.num_blocks)
         self._fresh_runner = lambda: make(
-            parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache),
+            parts.decoder, parts.cache, max_model_len=budget.max_model_len, poison=_poison(config, parts.cache, moves),
             processors=processors, activation=activation, guides=guides.rows(),
             **drafter.speculation(parts.decoder, parts.cache),
         )  # fmt: skip
         self.reset()
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
-        self._ready = decoder_ready(
+        ready = decoder_ready(
             model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
             pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
         )  # fmt: skip
+        self._ready = ready if moves is None else moves.described(ready)
         return self._ready
 
     def _load_encoder(
         self, reader: ConfigReader, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink, begin: float
     ) -> WorkerReady:
-        if config.worker.device == "cuda":
-            raise ConfigError("device cuda is for decoders; this model is an encoder: use cpu", param="device")
-        if config.worker.batch_invariant:
-            raise ConfigError("batch_invariant is for decoders; this model is an encoder", param="batch_invariant")
-        if config.model.quantization is not None:
-            raise ConfigError("quantization is for decoders; this model is an encoder", param="quantization")
-        if config.worker.attention_backend != "auto":
-            raise ConfigError("attention_backend is for decoders; this model is an encoder", param="attention_backend")
-        if config.cache.kv_cache_dtype != "auto":
-            raise ConfigError("kv_cache_dtype is for decoders; this model is an encoder", param="kv_cache_dtype")
+        refuse_for_encoders(config)
         encoder = LoadedEncoder(self._folder, reader, config, dtype, progress)
         self._parts, self._fresh_runner = encoder.parts, encoder.fresh_runner
         self.reset()
@@ -210,8 +214,17 @@ class ModelWorker:
         if self._runner is None:
             raise RuntimeError("launch was called before load, or after close")
         if isinstance(self._runner, CudaRunner):
+            self._begin_moves(plan)
             return LaunchedStep(plan.step, plan, self._runner.launch(plan))
         return LaunchedStep(plan.step, plan)
+
+    def _begin_moves(self, plan: StepPlan) -> None:
+        """Before anything of the plan is written."""
+        if self._moves is not None:
+            poison = self._runner.poison if isinstance(self._runner, ModelRunner) else None
+            self._moves.begin(plan, None if poison is None else poison.before_loads)
+        elif plan.transfers or plan.lookups:
+            raise PlanError(f"step {plan.step}: this worker has no tier to move blocks to")
 
     def collect(self, ticket: LaunchedStep) -> StepResult:
         """Compute a launched plan. Tickets are given back in the order in which they were taken."""
@@ -223,8 +236,11 @@ class ModelWorker:
                 self._meanwhile()  # what follows waits for the device
             result = self._runner.collect(ticket.launched)
         else:
+            self._begin_moves(ticket.plan)
             with self._threads.step(sum(ticket.plan.counts) + sum(max(each, 0) for each in ticket.plan.draft_limits)):
                 result = self._runner.run(ticket.plan, self._meanwhile)
+        if self._moves is not None:
+            result = self._moves.reported(result, idle=not ticket.plan.rows)
         if self._profile is not None:
             self._profile.stepped()
         return result
@@ -247,6 +263,10 @@ class ModelWorker:
                 self._runner = None
                 if self._drafter is not None:
                     self._drafter.forget()
+                if self._moves is not None:
+                    self._moves.rest()
+                    if command.level >= EMPTY:
+                        self._moves.release()
                 report = self._parts.sleep(command)
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.empty_cache()
@@ -269,7 +289,7 @@ class ModelWorker:
         assert self._parts is not None
         if not self._parts.complete:
             return None
-        self.reset()
+        self._start()
         return self._ready
 
     @property
@@ -281,11 +301,25 @@ class ModelWorker:
         """Start over with the weights and the cache's memory, and nothing else."""
         if self._fresh_runner is None or self._parts is None or not self._parts.complete:
             raise RuntimeError("reset was called before load, after close, or in its sleep")
+        if self._moves is not None:
+            self._moves.forget()
+        self._start()
+
+    def _start(self) -> None:
+        assert self._fresh_runner is not None
         self._runner = None
+        if self._moves is not None:
+            assert self._parts is not None
+            cache = self._parts.cache
+            assert isinstance(cache, KVCache)
+            self._moves.attach(partial(make_mover, cache))
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
         """Give back memory and thread settings; may be called twice."""
+        if self._moves is not None:
+            self._moves.close()
+            self._moves = None
         self._runner = self._fresh_runner = self._parts = self._drafter = None
         if self._guides is not None:
             self._guides.close()
@@ -304,11 +338,6 @@ class ModelWorker:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
         self._threads = StepThreads(torch.get_num_threads())
-
-
-def _refuse_offload(config: EngineConfig) -> None:
-    if config.offload.on:
-        raise ConfigError("kv_offloading_size: this worker has no host tier", param="kv_offloading_size")
 
 
 def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -335,9 +364,9 @@ def _make_cache(
     return place.make_cache(model, budget.num_blocks, dtype, drafter.layers)
 
 
-def _poison(config: EngineConfig, cache: KVCache) -> Poison | None:
-    pattern = config.worker.poison_memory
-    return None if pattern == "off" else Poison(cache, pattern, when_freed=not config.cache.enable_prefix_caching)
+def _poison(config: EngineConfig, cache: KVCache, moves: TransferEngine | None) -> Poison | None:
+    pattern, when_freed = config.worker.poison_memory, not config.cache.enable_prefix_caching
+    return None if pattern == "off" else Poison(cache, pattern, when_freed=when_freed, transfers=moves)
 
 
 def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:

@@ -1,0 +1,67 @@
+"""What a worker's configuration says of offload, made into an engine of transfers."""
+
+from pathlib import Path
+
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.offload.arena import HostArena, host_places, memory_left
+from troupellm.models.offload.blocks import BlockMover, MemoryMover, bytes_of_block
+from troupellm.models.offload.disk import DiskStore
+from troupellm.models.offload.engine import TransferEngine
+from troupellm.models.offload.framing import HEADER_BYTES
+from troupellm.models.offload.store import BlockStore, StoreContext
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
+
+
+def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_blocks: int) -> TransferEngine | None:
+    """Take the host tier's memory, open the outer tiers and start their threads; None where none is asked for.
+
+    Args:
+        fingerprint: 64 hexadecimal digits, of the model and its blocks' layout; empty where no block outlives the engine.
+        num_blocks: that plans may name.
+
+    Raises:
+        ConfigError: a tier is too small, or the machine is.
+    """
+    places = host_places(config, bytes_of_block(cache))
+    if not places:
+        return None
+    context = StoreContext(
+        bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), config.offload.kv_offload_timeout
+    )
+    stores = open_stores(config, context)
+    memory_left(config)  # on a GPU nobody has asked yet
+    arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
+    return TransferEngine(
+        make_mover(cache, arena), arena, stores, num_blocks=num_blocks, timeout=config.offload.kv_offload_timeout
+    )
+
+
+def make_mover(cache: KVCache, arena: HostArena) -> BlockMover:
+    """What copies blocks of that cache."""
+    if not cache.storage.is_cuda:
+        return MemoryMover(cache, arena)
+    from troupellm.models.cuda.block_mover import CudaMover
+
+    return CudaMover(cache, arena)
+
+
+def open_stores(config: EngineConfig, context: StoreContext) -> list[BlockStore]:
+    """The outer tiers, nearest first: tiers 1, 2 and so on.
+
+    Raises:
+        ConfigError: one cannot be what it is told to be.
+    """
+    stores: list[BlockStore] = []
+    offload = config.offload
+    if offload.kv_offload_disk_path is not None:
+        size = HEADER_BYTES + context.block_bytes
+        if offload.kv_offload_disk_bytes < size:
+            raise ConfigError(
+                f"kv_offload_disk_bytes: {offload.kv_offload_disk_bytes} bytes do not hold one KV block of {size}",
+                param="kv_offload_disk_bytes",
+            )
+        stores.append(
+            DiskStore(Path(offload.kv_offload_disk_path).expanduser(), context, offload.kv_offload_disk_bytes)
+        )
+    return stores

@@ -1,0 +1,297 @@
+"""An outer tier: a store of blocks behind a bounded queue and a few threads, which is left alone when it fails.
+
+A store may fail, hang or lie. An operation that fails, or takes longer than its deadline, disables the tier: whatever
+waits is answered at once, and nothing more is begun until a probe has gone well. Probes come after 1, 2, 4 .. 60
+seconds. What hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A store never sees the
+arena's memory, so what it does late can neither harm a place that was given to another block nor write one's content
+under the key of another.
+"""
+
+import logging
+from collections import deque
+from threading import Condition, Thread
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from troupellm.models.offload.arena import HostArena
+from troupellm.models.offload.board import Board, Operation, Stage
+from troupellm.models.offload.framing import checksum
+from troupellm.models.offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
+from troupellm.protocol.transfers import BlockTransfer, TierInfo, TierLookup, TierReport
+
+logger = logging.getLogger("troupellm.worker")
+
+THREADS = 2
+MOST_WAITING = 4096
+"""Operations that may wait for a thread; the scheduler's credits are far below."""
+FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 1.0, 60.0
+CLOSE_SECONDS = 5.0
+"""How long a thread that hangs in a store is waited for in the end."""
+STARTING = "starting"
+
+
+class OuterTier:
+    """One store. Methods are called on the step's thread."""
+
+    def __init__(self, number: int, store: BlockStore, arena: HostArena, board: Board, timeout: float) -> None:
+        """
+        Args:
+            timeout: seconds that one operation may take; reads count from when they were asked for.
+        """
+        self.number, self._store, self._arena, self._board, self._timeout = number, store, arena, board, timeout
+        self._reads: deque[Operation] = deque()
+        self._writes: deque[Operation] = deque()
+        self._probe: Operation | None = None
+        self._running: list[Operation] = []
+        self._work = Condition(board.lock)
+        self._closing = False
+        self._disabled = STARTING
+        self._backoff = FIRST_PROBE_SECONDS
+        self._next_probe = 0.0
+        self._enabled_at = 0.0
+        self._corrupt = self._failed = self._disablings = self._refused = self._late = 0
+        self._changed = True
+        self._threads = [
+            Thread(target=self._run, name=f"troupellm-kv-{store.name}-{index}", daemon=True) for index in range(THREADS)
+        ]
+
+    def start(self) -> None:
+        """Begin with a probe, and wait for it as long as an operation may take; the tier is disabled until it ends."""
+        for thread in self._threads:
+            thread.start()
+        with self._board.lock:
+            self._begin_probe()
+            self._work.wait_for(lambda: self._probe is None, self._timeout)
+
+    def info(self) -> TierInfo:
+        """What the scheduler is told once."""
+        store = self._store
+        return TierInfo(
+            name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores
+        )
+
+    def submit(self, asked: BlockTransfer | TierLookup) -> None:
+        """Take an operation in hand, or answer it at once."""
+        operation = Operation(asked)
+        self._board.add(operation)
+        with self._board.lock:
+            if self._disabled:
+                self._board.answer(operation, error="disabled")
+            elif len(self._reads) + len(self._writes) >= MOST_WAITING:
+                self._refused += 1
+                self._board.answer(operation, error="busy")
+            else:
+                is_write = isinstance(asked, BlockTransfer) and asked.kind == "spill"
+                (self._writes if is_write else self._reads).append(operation)
+                self._work.notify()
+
+    def watch(self) -> None:
+        """Give up what is late; find out whether a disabled store works again. Costs nothing while all is well."""
+        if not self._disabled and not self._running and not self._reads:
+            return
+        now = monotonic()
+        with self._board.lock:
+            if self._disabled:
+                if self._probe is None and now >= self._next_probe and self._disabled != STARTING:
+                    self._begin_probe()
+                return
+            while self._reads and self._reads[0].stage is Stage.ANSWERED:  # cancelled
+                self._reads.popleft()
+            open_ones = [each for each in self._running if each.stage is Stage.RUNNING and each.asked is not None]
+            if any(self._is_late(each, now) for each in (*open_ones, *list(self._reads)[:1])):
+                self._disable(f"slower than {self._timeout:g} s")
+
+    def has_changed(self) -> bool:
+        """Whether it stands otherwise than at the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    def report(self) -> TierReport:
+        """How it stands."""
+        use = self._store.use()
+        return TierReport(
+            tier=self.number, disabled=self._disabled, blocks=use.blocks, used_bytes=use.used_bytes,
+            capacity_bytes=use.capacity_bytes, evicted=use.evicted, corrupt=self._corrupt, failed=self._failed,
+            disablings=self._disablings, refused=self._refused, late=self._late,
+        )  # fmt: skip
+
+    def rest(self) -> None:
+        """Give up everything; what moves bytes of the arena right now is waited for."""
+        with self._board.lock:
+            self._give_up("cancelled")
+            self._work.wait_for(lambda: all(each.stage is not Stage.LANDING for each in self._running))
+
+    def close(self) -> None:
+        """Join the threads and close the store. A thread that hangs in it is left behind after a while."""
+        self.rest()
+        with self._board.lock:
+            self._closing = True
+            self._work.notify_all()
+        deadline = monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            logger.warning("KV tier %s hangs; a thread of it was left behind", self._store.name)
+        self._store.close()
+
+    def _is_late(self, operation: Operation, now: float) -> bool:
+        is_write = isinstance(operation.asked, BlockTransfer) and operation.asked.kind == "spill"
+        return now > (operation.started if is_write else operation.begun) + self._timeout
+
+    def _begin_probe(self) -> None:
+        self._probe = Operation(None)
+        self._work.notify()
+
+    def _disable(self, why: str) -> None:
+        """With the lock."""
+        self._failed += 1
+        self._changed = True
+        if self._disabled:
+            return
+        now = monotonic()
+        if now - self._enabled_at > LAST_PROBE_SECONDS:
+            self._backoff = FIRST_PROBE_SECONDS
+        self._disabled, self._next_probe = why, now + self._backoff
+        self._disablings += 1
+        self._give_up("disabled")
+        logger.warning("KV tier %s is left alone: %s; next try in %g s", self._store.name, why, self._next_probe - now)
+        self._backoff = min(LAST_PROBE_SECONDS, 2 * self._backoff)
+
+    def _give_up(self, error: str) -> None:
+        """With the lock: answer all that can be answered."""
+        for waiting in (self._reads, self._writes):
+            for operation in waiting:
+                self._board.answer(operation, error=error)
+            waiting.clear()
+        for operation in self._running:
+            if operation.stage is Stage.RUNNING and operation.asked is not None:
+                self._board.answer(operation, error=error)
+
+    # What follows runs on the tier's threads.
+
+    def _run(self) -> None:
+        buffer: NDArray[np.uint8] = np.empty(self._arena.block_bytes, np.uint8)
+        while (operation := self._next()) is not None:
+            if operation.asked is None:
+                self._do_probe(operation)
+            else:
+                self._do(operation, operation.asked, buffer)
+            with self._board.lock:
+                self._running.remove(operation)
+                self._work.notify_all()
+
+    def _next(self) -> Operation | None:
+        """The probe, then reads, then writes, which never take the last thread."""
+        with self._board.lock:
+            while not self._closing:
+                found = self._takeable()
+                if found is not None:
+                    found.stage = Stage.RUNNING
+                    found.take()
+                    self._running.append(found)
+                    return found
+                self._work.wait()
+        return None
+
+    def _takeable(self) -> Operation | None:
+        if self._probe is not None and self._probe.stage is Stage.WAITING:
+            return self._probe
+        for waiting in (self._reads, self._writes):
+            if waiting is self._writes and len(self._running) >= THREADS - 1:
+                return None
+            while waiting:
+                operation = waiting.popleft()
+                if operation.stage is Stage.WAITING:  # else it was cancelled
+                    return operation
+        return None
+
+    def _do_probe(self, operation: Operation) -> None:
+        problem = ""
+        try:
+            self._store.probe()
+        except Exception as error:  # a plug-in's store may raise whatever it likes
+            problem = _text(error)
+        now = monotonic()
+        with self._board.lock:
+            first = self._disabled == STARTING
+            if not problem and not first and now - operation.started > self._timeout:
+                problem = f"slower than {self._timeout:g} s"
+            if problem:
+                if first:
+                    self._disabled = ""
+                    self._disable(problem)
+                else:
+                    self._failed += 1
+                    self._next_probe = now + self._backoff
+                    self._backoff = min(LAST_PROBE_SECONDS, 2 * self._backoff)
+            else:
+                if not first:
+                    logger.info("KV tier %s works again", self._store.name)
+                self._disabled, self._enabled_at = "", now
+            self._probe = None
+            self._changed = True
+
+    def _do(self, operation: Operation, asked: BlockTransfer | TierLookup, buffer: NDArray[np.uint8]) -> None:
+        count, corrupt, miss, failure = 0, False, "", ""
+        try:
+            if isinstance(asked, TierLookup):
+                count = min(len(asked.keys), max(0, self._store.contains(asked.keys)))
+            elif asked.kind == "spill":
+                if self._copied_out(operation, asked.place, buffer):
+                    self._store.put(asked.key, buffer.data.toreadonly())
+            else:
+                self._store.get(asked.key, buffer.data)
+                self._copy_in(operation, asked.place, buffer)
+        except StoreCorrupt:
+            miss, corrupt = "corrupt", True
+        except StoreMiss:
+            miss = "miss"
+        except Exception as error:  # see `_do_probe`
+            failure = _text(error)
+        with self._board.lock:
+            self._corrupt += corrupt
+            if not self._board.answer(operation, ok=not (miss or failure), error=miss or failure, count=count):
+                self._late += 1
+                self._changed = True
+            if failure:
+                self._disable(failure)
+
+    def _copied_out(self, operation: Operation, place: int, buffer: NDArray[np.uint8]) -> bool:
+        """Copy a place; False where that was given up before.
+
+        Raises:
+            StoreCorrupt: it does not hold what was stored there.
+        """
+        if not self._land(operation):
+            return False
+        np.copyto(buffer, self._arena[place])
+        sound = checksum(buffer.data) == self._arena.checksums[place]
+        with self._board.lock:
+            operation.stage = Stage.RUNNING
+            self._work.notify_all()
+        if not sound:
+            raise StoreCorrupt("in host memory")
+        return True
+
+    def _copy_in(self, operation: Operation, place: int, buffer: NDArray[np.uint8]) -> None:
+        if self._land(operation):
+            np.copyto(self._arena[place], buffer)
+            self._arena.checksums[place] = checksum(buffer.data)
+
+    def _land(self, operation: Operation) -> bool:
+        """Begin what cannot be given up; False: it was given up before."""
+        with self._board.lock:
+            if operation.stage is not Stage.RUNNING:
+                return False
+            operation.stage = Stage.LANDING
+            return True
+
+
+def _text(error: Exception) -> str:
+    """Without paths: it goes into metrics and the log."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)[:200] if isinstance(error, StoreError) and str(error) else type(error).__name__
