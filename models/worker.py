@@ -17,6 +17,7 @@ from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.cuda.place import GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.encoder_worker import LoadedEncoder, refuse_for_encoders

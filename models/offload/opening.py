@@ -17,7 +17,7 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
     """Take the host tier's memory, open the outer tiers and start their threads; None where none is asked for.
 
     Args:
-        fingerprint: 64 hexadecimal digits, of the model and its blocks' layout; empty where no block outlives the engine.
+        fingerprint: 64 hexadecimal digits, of the model and its blocks' layout; empty where none outlives the engine.
         num_blocks: that plans may name.
 
     Raises:
@@ -26,15 +26,12 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
     places = host_places(config, bytes_of_block(cache))
     if not places:
         return None
-    context = StoreContext(
-        bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), config.offload.kv_offload_timeout
-    )
+    timeout = config.offload.kv_offload_timeout
+    context = StoreContext(bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), timeout)
     stores = open_stores(config, context)
     memory_left(config)  # on a GPU nobody has asked yet
     arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
-    return TransferEngine(
-        make_mover(cache, arena), arena, stores, num_blocks=num_blocks, timeout=config.offload.kv_offload_timeout
-    )
+    return TransferEngine(make_mover(cache, arena), arena, stores, num_blocks=num_blocks, timeout=timeout)
 
 
 def make_mover(cache: KVCache, arena: HostArena) -> BlockMover:

@@ -65,6 +65,10 @@ class Driver:
     def all(self, *transfers: BlockTransfer) -> list[TransferDone]:
         """Ask for these and wait; their answers."""
         self.step(*transfers)
+        return self.wait(*transfers)
+
+    def wait(self, *transfers: BlockTransfer) -> list[TransferDone]:
+        """The answers of what was asked for."""
         while any(asked.transfer not in self.done for asked in transfers):
             self.step()
         return [self.done[asked.transfer] for asked in transfers]
