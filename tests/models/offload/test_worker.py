@@ -209,7 +209,7 @@ def test_without_host_memory_transfers_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "param", "why"),
     [
-        ({"kv_offloading_size": "1K"}, "kv_offloading_size", "do not hold one KV block"),
+        ({"kv_offloading_size": "512B"}, "kv_offloading_size", "do not hold one KV block"),
         ({"kv_offloading_size": 2**20}, "kv_offloading_size", "bytes of memory are free"),
     ],
 )
