@@ -53,15 +53,7 @@ from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
-from troupellm.protocol.rest import (
-    EMPTY,
-    SleepWorker,
-    StartProfile,
-    StopProfile,
-    WakeWorker,
-    WorkerCommand,
-    WorkerReport,
-)
+from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     LoadProgress,
     NewRow,
@@ -174,8 +166,7 @@ class ModelWorker:
         progress(LoadProgress(phase="warm_up"))
         if place is None:
             paged_attention.prepare()
-        if model.implementation == "transformers":
-            _check(decoder, cache, budget)
+        _check(decoder, cache, budget)
         make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
         if place is not None:
             make = place.make_runner
@@ -265,9 +256,7 @@ class ModelWorker:
                 if self._drafter is not None:
                     self._drafter.forget()
                 if self._moves is not None:
-                    self._moves.rest()
-                    if command.level >= EMPTY:
-                        self._moves.release()
+                    self._moves.sleep(command.level)
                 report = self._parts.sleep(command)
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.empty_cache()
@@ -372,6 +361,8 @@ def _poison(config: EngineConfig, cache: KVCache, moves: TransferEngine | None) 
 
 def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:
     """A model that transformers runs shows that it goes with paged attention."""
+    if decoder.config.implementation != "transformers":
+        return
     from troupellm.models.transformers_backend.check import check_decoder
     from troupellm.models.transformers_backend.decoder import TransformersDecoder
 

@@ -13,6 +13,7 @@ from troupellm.models.offload.store import BlockStore
 from troupellm.models.offload.tier import OuterTier
 from troupellm.models.row_table import PlanError
 from troupellm.protocol.offload import HOST_TIER
+from troupellm.protocol.rest import EMPTY
 from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierReport, TransferDone
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
@@ -141,9 +142,11 @@ class TransferEngine:
         self._told.clear()
         self._changed = True
 
-    def release(self) -> None:
-        """After `rest`: give the arena's memory back, until `attach`."""
-        self._arena.release()
+    def sleep(self, level: int) -> None:
+        """`rest`; and at the level at which the weights go, the arena's memory goes with them, until `attach`."""
+        self.rest()
+        if level >= EMPTY:
+            self._arena.release()
 
     def close(self) -> None:
         """Join all threads; close the stores."""
