@@ -207,7 +207,7 @@ def test_nan_fails_its_own_row_only(worker: ModelWorker) -> None:
         (
             {0: (0, 1)},
             {"transfers": (BlockTransfer(transfer=1, kind="load", tier=0, group=0, block=1, place=0, key=b""),)},
-            "no outer tier",
+            "no tier to move blocks to",
         ),
     ],
 )
