@@ -10,6 +10,7 @@ from troupellm.actors.detokenizer import TextTables
 from troupellm.actors.guide import Guide
 from troupellm.actors.guide_compiler import GuideCompiler
 from troupellm.actors.intake import Intake
+from troupellm.actors.kv_events import KVEventLog
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.output import Output
 from troupellm.actors.ports import Clock, Randomness, Threads
@@ -74,8 +75,19 @@ class Mailboxes:
 class Builder:
     """Makes actors, as often as supervision wants."""
 
-    def __init__(self, company: Company, boxes: Mailboxes, on_closed: Callable[[RequestClosed], None]) -> None:
-        """on_closed: hears from the output actor of every request that ends."""
+    def __init__(
+        self,
+        company: Company,
+        boxes: Mailboxes,
+        on_closed: Callable[[RequestClosed], None],
+        kv_events: KVEventLog | None = None,
+    ) -> None:
+        """
+        Args:
+            on_closed: hears from the output actor of every request that ends.
+            kv_events: hears from the scheduler what can be found in the prefix cache.
+        """
+        self._kv_events = kv_events
         self._on_closed = on_closed
         self._company = company
         self._boxes = boxes
@@ -124,6 +136,7 @@ class Builder:
             enable_prefix_caching=self._caching,
             hash_key=company.hash_key,
             speculative=company.config.speculation.speculative_config,
+            kv_events=self._kv_events,
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
 

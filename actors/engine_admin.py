@@ -1,9 +1,11 @@
 """What an engine's owner may do beside sending requests: end them, pause, sleep, and look inside."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from troupellm.actors.engine_life import EngineLife
+from troupellm.actors.kv_events import KVEventLog
 from troupellm.protocol.errors import InvalidRequest, RequestAborted
+from troupellm.protocol.kv_events import MOST_READ, KVEvent, KVEventsRead
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, StartProfile, StopProfile, WakeTag
 from troupellm.protocol.scheduler import ResetPrefixCache
 
@@ -93,6 +95,40 @@ class EngineAdmin(EngineLife):
         """
         self._require().system.scheduler.control(ResetPrefixCache())
         return True
+
+    def kv_events(self, after: int | None = None) -> AsyncIterator[KVEvent]:
+        """What becomes of KV blocks, until the engine ends: for routers. A reader who is behind loses events and hears
+        how many; `KVEvent.seq` is where it got to.
+
+        Args:
+            after: the number of the last event that is known already, 0 for all that are kept; None: from now on.
+
+        Raises:
+            InvalidRequest: they are off.
+        """
+        return self._kv_event_log().follow(after)
+
+    async def read_kv_events(self, after: int | None, *, seconds: float = 0.0, most: int = MOST_READ) -> KVEventsRead:
+        """At most so many of them, for readers who ask again and again; waits for one for so long.
+
+        Raises:
+            InvalidRequest: they are off, or too many wait already.
+        """
+        log = self._kv_event_log()
+        position = log.last if after is None else after
+        try:
+            if seconds > 0:
+                await log.wait(position, seconds)
+        except ValueError as error:
+            raise InvalidRequest(str(error), code="too_many_readers") from None
+        events = log.read(position, most)
+        return KVEventsRead(events=tuple(events), last=events[-1].seq if events else position, ended=log.closed)
+
+    def _kv_event_log(self) -> KVEventLog:
+        log = self._require().system.kv_events
+        if log is None:
+            raise InvalidRequest("KV events are off; start with kv_events keys or tokens", code="not_configured")
+        return log
 
     async def start_profile(self, folder: str, *, name: str | None = None, max_steps: int = 100) -> None:
         """Record with torch's profiler what the worker does in its next steps, until `stop_profile`.

@@ -12,6 +12,7 @@ from anyio.abc import TaskStatus
 from troupellm.actors.admission import Admission
 from troupellm.actors.company import Builder, Company, Mailboxes
 from troupellm.actors.guide import Guide
+from troupellm.actors.kv_events import KVEventLog
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import MetricsSink, MetricsStore
 from troupellm.actors.requests import OpenRequests, StallWatch
@@ -54,7 +55,13 @@ class System:
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
         self.ended = anyio.Event()
-        self._builder = Builder(company, boxes, self._on_closed)
+        cache = company.config.cache
+        self.kv_events: KVEventLog | None = None
+        if cache.kv_events != "off":
+            self.kv_events = KVEventLog(
+                cache.kv_events_buffer, company.ready.block_size, with_tokens=cache.kv_events == "tokens"
+            )
+        self._builder = Builder(company, boxes, self._on_closed, self.kv_events)
         self._scheduler = self._builder.scheduler()
         self._worker = self._builder.worker()
         self._guide = self._builder.guide()
@@ -76,6 +83,8 @@ class System:
                 self._answer_everyone()
             finally:
                 self.rest.end()
+                if self.kv_events is not None:
+                    self.kv_events.close()
                 self.ended.set()
 
     async def stop(self) -> None:

@@ -67,6 +67,15 @@ class NoArguments(_Query, frozen=True):
     """The route takes none."""
 
 
+class KVEventsQuery(_Query, frozen=True, kw_only=True):
+    after: Annotated[int, Meta(ge=0)] | None = None
+    """Number of the last event that is known already, 0 for all that are kept; without it: from now on."""
+    seconds: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.0
+    """How long to wait for an event; a stream waits as long as it takes."""
+    stream: bool = True
+    """Server-sent events, whose ids are the events' numbers; false: one answer with what there is."""
+
+
 class RestState(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine rests."""
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
+from troupellm.protocol.kv_events import EventDetail
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.setting_types import Auto, Count, Fraction, PositiveInt, Seconds, help_text as _help
@@ -93,6 +94,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[PositiveInt | None, _help("exact number of KV blocks")] = None
     enable_prefix_caching: Annotated[bool, _help("reuse KV blocks of equal prompt prefixes")] = True
     prefix_hash_secret_file: Annotated[str | None, _help("secret that names KV blocks; made if missing")] = None
+    kv_events: Annotated[
+        EventDetail, _help("tell routers which KV blocks can be found; tokens: with their token ids, which users wrote")
+    ] = "off"
+    kv_events_buffer: Annotated[PositiveInt, _help("events that are kept for readers who are behind")] = 10_000
     disable_hybrid_kv_cache_manager: Annotated[
         bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
     ] = False

@@ -74,6 +74,8 @@ class Scheduler:
             if ended is not None:
                 outputs.append(ended)
             self._core.halt.review()
+            if self._core.kv_events is not None:
+                self._core.kv_events.flush()
             self.published = self._core.snapshot()
             self._send_stats()
             try:

@@ -17,14 +17,18 @@ sequence which goes another way inside the block can still copy its first positi
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from troupellm.actors.kv_events import BlockEvents
+from troupellm.actors.prefix_keys import KEY_BYTES
 from troupellm.actors.scheduler.branches import Branches
 
 
 class BlockPool:
     """Block ids are 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1, events: BlockEvents | None = None) -> None:
+        """events: hears what can be found, and what cannot any more."""
         self.num_blocks = num_blocks
+        self._events = events
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
@@ -155,6 +159,7 @@ class BlockPool:
             return
         self._branches.remove(block)  # if it was known as not yet full
         group = self._group_of[block]
+        chained, before = key, parent
         if group:
             key, parent = _in_group(key, group), _in_group(parent, group)
         if key in self._block_of:
@@ -163,6 +168,8 @@ class BlockPool:
         self._key_of[block] = key
         if tokens:
             self._branches.add(parent, tokens, block)
+        if self._events is not None:
+            self._events.stored(chained, group, before, tokens)
 
     def label_beginning(self, block: int, parent: bytes, tokens: bytes) -> None:
         """Make the first positions of a used block findable; nothing happens where another block has the same."""
@@ -188,6 +195,8 @@ class BlockPool:
         self._block_of.clear()
         self._branches.clear()
         self._key_of = [None] * self.num_blocks
+        if self._events is not None:
+            self._events.cleared()
 
     def assert_invariants(self, owners: dict[int, int] | None = None) -> None:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
@@ -223,6 +232,8 @@ class BlockPool:
         if key is not None:
             del self._block_of[key]
             self._key_of[block] = None
+            if self._events is not None:
+                self._events.removed(key[:KEY_BYTES], self._group_of[block])
         self._branches.remove(block)
 
 

@@ -6,6 +6,7 @@ its list grows with the spans, and what fell behind the window is given back and
 findable until they are evicted; a prefix counts as found when each group has what the token behind it sees.
 """
 
+from troupellm.actors.kv_events import BlockEvents
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool
 from troupellm.actors.scheduler.prefix_search import find_prefix
@@ -16,7 +17,14 @@ from troupellm.protocol.worker import NULL_BLOCK, BlockCopy, CacheGroup
 
 class BlockTables:
     def __init__(
-        self, groups: tuple[CacheGroup, ...], num_blocks: int, block_size: int, *, caching: bool, secret: bytes
+        self,
+        groups: tuple[CacheGroup, ...],
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool,
+        secret: bytes,
+        events: BlockEvents | None = None,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -26,7 +34,8 @@ class BlockTables:
         self._slides = self.windows != self._all_kept
         self._plain = self.windows == (None,)
         """One group that keeps everything: the usual case, on the fast path."""
-        self.pool = BlockPool(num_blocks, len(groups))
+        self._events = events
+        self.pool = BlockPool(num_blocks, len(groups), events)
         self.hasher = PrefixHasher(secret, block_size)
         self._copies: dict[int, BlockCopy] = {}
         """By target, what the next plan must copy before it computes. A source may be given away or written meanwhile:
@@ -210,7 +219,9 @@ class BlockTables:
         """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
         self.num_blocks = num_blocks
         self._evicted_before = self.num_evicted
-        self.pool = BlockPool(num_blocks, len(self.windows))
+        self.pool = BlockPool(num_blocks, len(self.windows), self._events)
+        if self._events is not None:
+            self._events.cleared()
         self._copies.clear()
 
     def share(self, tables: list[list[int]]) -> None:

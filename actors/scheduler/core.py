@@ -7,6 +7,7 @@ plans in flight a decode row is planned again while its last token exists on the
 from array import array
 from heapq import heapify, heappop, heappush
 
+from troupellm.actors.kv_events import KVEventLog
 from troupellm.actors.prefix_keys import namespace, owner_name, split_keys
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
@@ -59,14 +60,21 @@ class SchedulerCore:
         hash_key: bytes,
         engine_epoch: int = 0,
         speculative: SpeculativeConfig | None = None,
+        kv_events: KVEventLog | None = None,
     ) -> None:
-        """speculative: how drafts are to be made, by a worker that verifies them."""
+        """
+        Args:
+            speculative: how drafts are to be made, by a worker that verifies them.
+            kv_events: hears what can be found in the prefix cache; whoever drives this flushes it.
+        """
+        self.kv_events = kv_events
         self._config = config
         self._ready = ready
         self._speculative = speculative
         self._tables = BlockTables(
-            ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key
-        )
+            ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key,
+            events=None if kv_events is None else kv_events.of("device"),
+        )  # fmt: skip
         self._group_names = tuple(group_name(index, group) for index, group in enumerate(ready.groups))
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
         shares = Shares({tenant.name: tenant.weight for tenant in config.tenants})

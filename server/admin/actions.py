@@ -15,12 +15,14 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol import admin
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
+from troupellm.protocol.kv_events import KVEventsRead
 from troupellm.protocol.rest import SleepReport
 from troupellm.protocol.snapshot import EngineSnapshot
 
 logger = logging.getLogger("troupellm.server")
 
-_SECRETS = ("api_key", "admin_api_key", "hf_token")
+_SECRETS = ("api_key", "admin_api_key", "hf_token", "kv_transfer_config")
+"""A connector may be given a password."""
 _PACKAGES = ("torch", "anyio", "hypercorn", "msgspec", "safetensors", "tokenizers", "uvloop", "transformers", "triton")
 
 
@@ -115,6 +117,10 @@ async def is_sleeping(office: Office, _: admin.NoArguments) -> admin.SleepingAns
     return admin.SleepingAnswer(office.engine.is_sleeping)
 
 
+async def kv_events(office: Office, query: admin.KVEventsQuery) -> KVEventsRead:
+    return await office.engine.read_kv_events(query.after, seconds=query.seconds)
+
+
 async def start_profile(office: Office, query: admin.ProfileQuery) -> admin.DoneAnswer:
     folder = office.config.profile_dir
     if folder is None:
@@ -174,6 +180,7 @@ ACTIONS: Mapping[str, Action] = {
     "sleep": Action(admin.SleepQuery, sleep),
     "wake_up": Action(admin.WakeQuery, wake_up),
     "is_sleeping": Action(admin.NoArguments, is_sleeping),
+    "kv_events": Action(admin.KVEventsQuery, kv_events),
     "start_profile": Action(admin.ProfileQuery, start_profile),
     "stop_profile": Action(admin.NoArguments, stop_profile),
     "set_log_level": Action(admin.LogLevelBody, set_log_level),

@@ -7,8 +7,10 @@ import anyio
 import msgspec
 
 from troupellm.protocol import admin
+from troupellm.protocol.kv_events import KVEventsRead
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.server.admin.actions import ACTIONS
+from troupellm.server.admin.kv_events import send_kv_events
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.router import Route
@@ -42,6 +44,16 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         route("GET", "/log_level", "log_level", level, "Least severe lines to log."),
         route("POST", "/log_level", "set_log_level", level, "Change it.", body=level),
         route("GET", "/server_info", "server_info", admin.ServerInfo, "Versions, settings and limits; no secrets."),
+        Route(
+            method="GET",
+            path="/kv_events",
+            handler=partial(send_kv_events, host),
+            scope="admin",
+            query=admin.KVEventsQuery,
+            response=KVEventsRead,
+            problems=(409,),
+            summary="What becomes of KV blocks, as server-sent events.",
+        ),
         route("GET", "/debug/snapshot", "snapshot", EngineSnapshot, "The state of everything, in plain numbers."),
     ]
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "profiler-config": "use --profile-dir",
     "output-tmp-dir": "results are written where they belong, and gone on with after an interruption; leave it out",
     "enable-metrics": "a batch has a progress bar; serve with --files-dir has /metrics",
+    "kv-events-config": "use --kv-events, and read GET /kv_events",
     "task": "use --runner, or --convert",
     "override-pooler-config": "use --pooler-config",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",

@@ -1,0 +1,66 @@
+"""What becomes of KV blocks, told to routers that send requests where their prefix is.
+
+Events are numbered from 1 on without a gap. Who reads too slowly, or comes too late, hears how many it has missed.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Medium = Literal["device", "host"]
+
+
+class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_field="event"):
+    """A block can be found."""
+
+    seq: int
+    medium: Medium
+    group: int
+    """Cache group: a prefix is found when each group has what the tokens behind it see."""
+    key: str
+    """Name of the block and of all tokens before it, in hexadecimal; equal between engines that share a secret and
+    serve the same model."""
+    parent: str
+    """Key of the prefix before it; empty where it is not told again, because the block is known from the device."""
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    """The block's own; told only with --kv-events tokens, because they are what users wrote."""
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="event"):
+    """A block cannot be found there any more."""
+
+    seq: int
+    medium: Medium
+    group: int
+    key: str
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared", tag_field="event"):
+    """Nothing can be found there any more."""
+
+    seq: int
+    medium: Medium
+
+
+class EventsLost(msgspec.Struct, frozen=True, kw_only=True, tag="gap", tag_field="event"):
+    """Events up to this number are not kept any more, and were not told to this reader."""
+
+    seq: int
+    dropped: int
+
+
+KVEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsLost
+EventDetail = Literal["off", "keys", "tokens"]
+MOST_READ = 1024
+"""Events in one answer."""
+
+
+class KVEventsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Events, oldest first."""
+
+    events: tuple[KVEvent, ...]
+    last: int
+    """Number of the last one of them, or of the last one that is known already."""
+    ended: bool = False
+    """There will be no more."""
