@@ -137,7 +137,7 @@ class ModelRunner:
         masks = None if self.guides is None or filled is None else self.guides.filled(filled)
         sampled, guided = None, None
         if check is not None:
-            check.sample(logits, masks, begin)
+            check.sample(logits, masks)
         elif logits is not None:
             sampled = self._sample(drawn, whole.slots[sampling], logits, masks)
         if self.guides is not None and masks is not None and sampled is not None:
@@ -147,10 +147,10 @@ class ModelRunner:
                 self.rows.append_known(row, forced)
         if self.speculator is not None and trial is not None:
             if check is None:
-                self.speculator.finish_plain(trial, perf_counter() - begin)
+                self.speculator.finish_plain(trial)
             elif trial.trees:
                 self._gather_paths(check)
-            self.speculator.observe(trial, {} if check is None else check.judged, tapped)
+            self.speculator.learn(trial, {} if check is None else check.judged, tapped, begin)
         vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         if check is not None:

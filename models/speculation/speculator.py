@@ -5,6 +5,7 @@ row goes on is known here: it computes the tokens that it has and whose keys and
 """
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -36,11 +37,17 @@ MakeSpeculator = Callable[[RowTable, Options, GuidedRows | None], "Speculator"]
 class Length(Protocol):
     """How many drafts pay, see `models.speculation.length`."""
 
+    def add_row(self, slot: int) -> None:
+        """A row has come into a slot."""
+
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Of each row at most so many [rows], none more than `most` [rows]."""
 
-    def learn(self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float) -> None:
-        """A step took so long. slots, drafted, accepted: of the rows that might draft; tokens: of the whole step."""
+    def learn(
+        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0
+    ) -> None:
+        """A step took so long, and its proposer so much of that. slots, drafted, accepted: of the rows that might
+        draft; tokens: of the whole step."""
 
 
 class Speculator:
@@ -68,6 +75,8 @@ class Speculator:
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
+        self._proposing = 0.0
+        """Seconds of the step under way that were the proposer's."""
         proposer.reset()
 
     @property
@@ -77,7 +86,10 @@ class Speculator:
 
     def add_row(self, new: NewRow) -> None:
         """It is in the table, and has options."""
-        self.proposer.add_row(self._rows.slot(new.row), new)
+        slot = self._rows.slot(new.row)
+        self.proposer.add_row(slot, new)
+        if self._length is not None:
+            self._length.add_row(slot)
 
     def drop_row(self, row: int) -> None:
         """It is in the table still."""
@@ -91,6 +103,7 @@ class Speculator:
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
+        self._proposing = 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
         elastic, lengths = limits >= 0, self._rows.lengths[slots]
         starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
@@ -118,18 +131,16 @@ class Speculator:
             return Acceptance()
         return _ByLot(self._synthetic, self._options, plan.rows, trial)
 
-    def finish_plain(self, trial: Trial, seconds: float) -> None:
+    def finish_plain(self, trial: Trial) -> None:
         """A step without drafts is done: its tokens are appended."""
         spans = trial.spans
         self._rows.computed[spans.slots] = spans.starts + spans.counts
-        self._learn(trial, np.zeros_like(spans.slots), np.zeros_like(spans.slots), seconds)
 
-    def finish(self, trial: Trial, judged: dict[int, Judged], seconds: float) -> None:
-        """Append what rows keep to their tokens, and learn from it.
+    def finish(self, trial: Trial, judged: dict[int, Judged]) -> None:
+        """Append what rows keep to their tokens.
 
         Args:
             judged: of the rows of `trial.spans` that sample.
-            seconds: that the step has taken.
         """
         spans, rows = trial.spans, self._rows
         drafted, accepted = trial.draft_counts(), np.zeros(spans.slots.size, dtype=np.int64)
@@ -151,17 +162,30 @@ class Speculator:
         # The last token of a row is computed with what follows it.
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
-        self._learn(trial, drafted, accepted, seconds)
 
-    def observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
-        """Show the proposer what was computed and kept.
+    def learn(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], begin: float) -> None:
+        """Show the proposer what was computed and kept, and remember what it cost.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
             tapped: the states of the step's tokens, piece by piece; empty if none are shown.
+            begin: when the step began, by `perf_counter`.
         """
-        if not self.proposer.taps.wanted:
-            return
+        if self.proposer.taps.wanted:
+            before = perf_counter()
+            self._observe(trial, judged, tapped)
+            self._proposing += perf_counter() - before
+        if self._length is not None:
+            elastic, spans = np.flatnonzero(trial.elastic), trial.spans
+            accepted = np.zeros(spans.slots.size, dtype=np.int64)
+            for row, kept in judged.items():
+                accepted[row] = kept.accepted
+            self._length.learn(
+                spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
+                perf_counter() - begin, self._proposing,
+            )  # fmt: skip
+
+    def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
         spans = trial.spans
         ends, drafted = np.cumsum(spans.counts), trial.draft_counts()
         places, rows, counts = [], [], []
@@ -190,11 +214,6 @@ class Speculator:
             )
         )
 
-    def _learn(self, trial: Trial, drafted: Ints, accepted: Ints, seconds: float) -> None:
-        if self._length is not None:
-            elastic, tokens = np.flatnonzero(trial.elastic), int(trial.spans.counts.sum())
-            self._length.learn(trial.spans.slots[elastic], drafted[elastic], accepted[elastic], tokens, seconds)
-
     def _propose(self, plan: StepPlan, slots: Ints, lengths: Ints, wanted: Ints) -> dict[int, RowDrafts]:
         """By index in the plan; the drafts are in the table."""
         limits = wanted
@@ -205,6 +224,7 @@ class Speculator:
         asked = np.flatnonzero(limits > 0)
         if not asked.size:
             return {}
+        begin = perf_counter()
         rows = [plan.rows[index] for index in asked.tolist()]
         drafts = self.proposer.propose(
             ProposalBatch(
@@ -226,6 +246,7 @@ class Speculator:
             if len(drafted):
                 found[index] = drafted
         self._place(found, slots, lengths)
+        self._proposing = perf_counter() - begin
         return found
 
     def _draws(self, rows: Sequence[int]) -> RowDraws:

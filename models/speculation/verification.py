@@ -1,7 +1,6 @@
 """A step some of whose rows have drafts, from its logits to its result."""
 
 from collections.abc import Sequence
-from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +47,11 @@ class Verification:
         drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.trial.drafts.items()}
         return self._guides.begin(self.drawn, drafts)
 
-    def sample(self, logits: Tensor | None, masks: TokenMasks | None, begin: float) -> None:
+    def sample(self, logits: Tensor | None, masks: TokenMasks | None) -> None:
         """Choose tokens, keep drafts.
 
         Args:
             logits: [virtual rows, vocab]; None where nothing samples.
-            begin: when the step began, by `perf_counter`.
         """
         trial = self.trial
         if logits is not None:
@@ -65,7 +63,7 @@ class Verification:
             self._guide()
             self._errors = row_errors(sampled, self._sampling, judged, trial)
             self._logprobs = kept_logprobs(sampled, self._sampling, judged, trial, self._numbers)
-        self._speculator.finish(trial, self.judged, perf_counter() - begin)
+        self._speculator.finish(trial, self.judged)
         for row, forced in self._forced.items():
             self._rows.append_known(self._numbers[row], forced)
 

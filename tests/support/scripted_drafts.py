@@ -89,6 +89,55 @@ class ScriptedProposer:
         return found
 
 
+class Guessing:
+    """Drafts that repeat what the row, or chance, says: as chains, or as trees with branches."""
+
+    def __init__(self, config: Any, context: Any) -> None:
+        self.taps, self._vocab = NO_TAPS, context.decoder.config.vocab_size
+        self._random = random.Random(3)
+        self._branches = 1
+
+    def add_row(self, slot: int, new: Any) -> None:
+        pass
+
+    def drop_row(self, slot: int, token_ids: Any) -> None:
+        pass
+
+    def observe(self, seen: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        width = int(batch.limits.max())
+        tokens, parents = np.zeros((2, batch.slots.size, width), dtype=np.int32)
+        counts = np.zeros(batch.slots.size, dtype=np.int64)
+        for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
+            known = batch.tokens[slot, :length].tolist()
+            counts[row] = self._random.randint(0, int(batch.limits[row]))
+            taken: set[tuple[int, int]] = set()
+            for index in range(int(counts[row])):
+                parent = self._parent(index)
+                token = self._token(known)
+                while (parent, token) in taken:
+                    token = self._random.randrange(self._vocab)
+                taken.add((parent, token))
+                tokens[row, index], parents[row, index] = token, parent
+        return Drafts(tokens, counts, parents)
+
+    def _parent(self, index: int) -> int:
+        return index - 1
+
+    def _token(self, known: Sequence[int]) -> int:
+        return self._random.choice([known[-1], self._random.choice(known), self._random.choice((65, 66, 97, 99))])
+
+
+class GuessingTrees(Guessing):
+    def _parent(self, index: int) -> int:
+        return self._random.randint(ROOT, index - 1)
+
+
 @dataclass
 class ElasticHost:
     """Plans rows for a runner as a scheduler does that is one step behind: starts and lengths are those of the step
