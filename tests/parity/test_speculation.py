@@ -57,7 +57,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
 SITUATIONS: dict[str, dict[str, Any]] = {
     "room for all": {},
     "pieces, and too few blocks": {
-        "max_num_batched_tokens": 32, "max_num_seqs": 9, "num_gpu_blocks_override": 14, "kv_cache_memory_bytes": None,
+        "max_num_batched_tokens": 32, "max_num_seqs": 9, "num_gpu_blocks_override": 18, "kv_cache_memory_bytes": None,
         "max_model_len": 128, "block_size": 8,
     },
     "deaths": {"max_num_batched_tokens": 64},
