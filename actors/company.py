@@ -137,6 +137,8 @@ class Builder:
             hash_key=company.hash_key,
             speculative=company.config.speculation.speculative_config,
             kv_events=self._kv_events,
+            offload=company.config.offload,
+            life=company.randomness.token(16).encode(),
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
 

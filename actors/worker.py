@@ -23,7 +23,14 @@ from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import WorkerGone, WorkerSeat, WorkerStuck, check_reply, found_no_memory
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.rest import CommandWorker, SleepWorker, WakeWorker, WorkerControl, WorkerReport
+from troupellm.protocol.rest import (
+    WITHOUT_CACHE,
+    CommandWorker,
+    SleepWorker,
+    WakeWorker,
+    WorkerControl,
+    WorkerReport,
+)
 from troupellm.protocol.scheduler import StepFinished, WorkerAsleep, WorkerBack, WorkerLost
 from troupellm.protocol.worker import RestartWorker, StepPlan, WorkerReady
 
@@ -129,7 +136,7 @@ class WorkerActor:
             self.asleep = True
             self.losses += 1
             self.naps += 1
-            self._scheduler.control(WorkerAsleep())
+            self._scheduler.control(WorkerAsleep(keeps_host=command.level <= WITHOUT_CACHE))
         elif isinstance(command, WakeWorker) and report.ready is not None and self.asleep:
             self.asleep = False
             self._scheduler.control(WorkerBack(report.ready))

@@ -31,11 +31,26 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the cached tokens of a prompt came from."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    external: int = 0
+    """Through a connector."""
+
+
+NOTHING_CACHED = CachedTokens()
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    cached_sources: CachedTokens = NOTHING_CACHED
+    """The same by tier; nothing where there are no tiers behind the device."""
     reasoning_tokens: int = 0
     """Of the completion's tokens, those that were thoughts; counted where answers are parsed."""
     draft_steps: int = 0

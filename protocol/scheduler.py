@@ -98,6 +98,9 @@ class ReaderResumed(msgspec.Struct, frozen=True):
 class ResetPrefixCache(msgspec.Struct, frozen=True):
     """Nothing that is computed or under way now may be found by a request that comes later."""
 
+    external: bool = False
+    """Nor what other engines share with this one."""
+
 
 class HaltPlanning(msgspec.Struct, frozen=True):
     """Plan nothing more until `ResumePlanning`."""
@@ -118,6 +121,9 @@ class WorkerAsleep(msgspec.Struct, frozen=True):
 
     Raises the engine epoch as `WorkerLost` does; `WorkerBack` ends it.
     """
+
+    keeps_host: bool = False
+    """What the host tier holds is still there."""
 
 
 class WorkerLost(msgspec.Struct, frozen=True):

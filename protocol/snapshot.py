@@ -21,6 +21,67 @@ class CacheGroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
 
 
+class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier of KV blocks behind the device. Counts are since the start, of blocks."""
+
+    name: str
+    """host, disk, or a connector's name."""
+    blocks: int = 0
+    """That it holds now; 0 where it does not know."""
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    """0: not known."""
+    lookups: int = 0
+    """Asked for."""
+    hits: int = 0
+    misses: int = 0
+    """Asked for and not there, or gone when they were fetched."""
+    loads: int = 0
+    """Moved from the tier towards the device."""
+    stores: int = 0
+    """Moved into it."""
+    load_seconds: float = 0.0
+    """In all, of the transfers by themselves."""
+    store_seconds: float = 0.0
+    moved_bytes: int = 0
+    """Both ways."""
+    evictions: int = 0
+    """Blocks that gave way to others."""
+    failures: int = 0
+    corrupt: int = 0
+    """Damaged blocks, which were not used."""
+    dropped: int = 0
+    """Blocks that were not stored, since too much was under way or there was no place."""
+    disabled: str = ""
+    """Why it is left alone for now."""
+    disablings: int = 0
+    late: int = 0
+    """Operations that ended after they were given up."""
+
+
+class OffloadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the tiers behind the device, and who waits for them."""
+
+    tiers: tuple[TierSnapshot, ...] = ()
+    loading: int = 0
+    """Sequences that wait for a tier."""
+    transfers: int = 0
+    """Under way."""
+    lookups: int = 0
+    """Under way."""
+    waiting_spills: int = 0
+    """Blocks that wait to go from host memory to outer tiers."""
+    queried_tokens: int = 0
+    """Looked up in the tiers, since the device did not have them."""
+    hit_tokens: int = 0
+    filtered: int = 0
+    """Blocks that were not stored, since they were of too little use so far."""
+    timeouts: int = 0
+    """Sequences that went on without what a tier took too long for."""
+    late: int = 0
+    """Transfers and look-ups that ended when nobody waited for them any more."""
+
+
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     running: int = 0
@@ -57,6 +118,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were failed for it."""
     dropped_results: int = 0
     """Rows of results that named nothing alive."""
+    offload: OffloadSnapshot | None = None
+    """None: there are no tiers behind the device."""
 
     @property
     def acceptance_length(self) -> float:

@@ -99,14 +99,14 @@ class Scheduler:
                 self._core.pause(request)
             case ReaderResumed(request=request):
                 self._core.resume(request)
-            case ResetPrefixCache():
-                self._core.reset_prefix_cache()
+            case ResetPrefixCache(external=external):
+                self._core.reset_prefix_cache(external=external)
             case HaltPlanning(finish=finish, settled=settled):
                 self._core.halt.begin(settled, finish=finish)
             case ResumePlanning():
                 self._core.go_on()
-            case WorkerAsleep():
-                self._core.worker_sleeps()
+            case WorkerAsleep(keeps_host=keeps_host):
+                self._core.worker_sleeps(keeps_host=keeps_host)
             case WorkerLost():
                 self._core.lose_worker(message)
             case WorkerBack(ready=ready):

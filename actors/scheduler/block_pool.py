@@ -87,14 +87,14 @@ class BlockPool:
 
     def find(self, key: bytes, group: int = 0) -> int | None:
         """The block that holds the content named by `key`, used or cached."""
-        return self._block_of.get(_in_group(key, group))
+        return self._block_of.get(in_group(key, group))
 
     def find_all(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
         """The blocks of the first keys, as far as there are any without a gap."""
         find = self._block_of.get
         found = []
         for key in keys:
-            block = find(_in_group(key, group) if group else key)
+            block = find(in_group(key, group) if group else key)
             if block is None:
                 break
             found.append(block)
@@ -110,7 +110,7 @@ class BlockPool:
 
         It may be in use and its further positions be written; its first ones stay what they are until it is evicted.
         """
-        return self._branches.longest(_in_group(parent, group), tokens)
+        return self._branches.longest(in_group(parent, group), tokens)
 
     def touch(self, block: int) -> None:
         """A cached block was of use: others are evicted first."""
@@ -161,7 +161,7 @@ class BlockPool:
         group = self._group_of[block]
         chained, before = key, parent
         if group:
-            key, parent = _in_group(key, group), _in_group(parent, group)
+            key, parent = in_group(key, group), in_group(parent, group)
         if key in self._block_of:
             return
         self._block_of[key] = block
@@ -175,7 +175,7 @@ class BlockPool:
         """Make the first positions of a used block findable; nothing happens where another block has the same."""
         if self._key_of[block] is not None:
             return
-        parent = _in_group(parent, self._group_of[block])
+        parent = in_group(parent, self._group_of[block])
         known = self._branches.longest(parent, tokens)
         if known is not None and 4 * known[1] == len(tokens):
             return
@@ -237,6 +237,6 @@ class BlockPool:
         self._branches.remove(block)
 
 
-def _in_group(key: bytes, group: int) -> bytes:
+def in_group(key: bytes, group: int) -> bytes:
     """Keys have one length, so no two of different groups are equal."""
     return key + group.to_bytes(2) if group else key

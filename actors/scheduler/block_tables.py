@@ -6,13 +6,39 @@ its list grows with the spans, and what fell behind the window is given back and
 findable until they are evicted; a prefix counts as found when each group has what the token behind it sees.
 """
 
+from typing import Protocol
+
 from troupellm.actors.kv_events import BlockEvents
 from troupellm.actors.prefix_keys import PrefixHasher
-from troupellm.actors.scheduler.block_pool import BlockPool
-from troupellm.actors.scheduler.prefix_search import find_prefix
+from troupellm.actors.scheduler.block_pool import BlockPool, in_group
+from troupellm.actors.scheduler.host_hit import HostHit
+from troupellm.actors.scheduler.prefix_search import IN_HOST, WithHost, find_prefix
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import NULL_BLOCK, BlockCopy, CacheGroup
+
+
+class Tiers(Protocol):
+    """What lies behind the device."""
+
+    def in_host(self, key: bytes) -> object | None:
+        """What host memory has of a block by its key, group included; None if nothing that could be loaded now."""
+
+    def reads(self, sequence: Sequence) -> bool:
+        """Whether a sequence's blocks may come from there."""
+
+    def offer(self, sequence: Sequence) -> None:
+        """More of a sequence's blocks can be found: they may be copied there."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """It is about to give up its blocks, and will want them back."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """It is about to give up its blocks for good."""
+
+    def stop_waiting(self, sequence: Sequence) -> set[int]:
+        """Nobody waits any more for what is under way to a LOADING sequence; the transfers after which its blocks are
+        free, each of which leaves the set when it has ended."""
 
 
 class BlockTables:
@@ -41,8 +67,12 @@ class BlockTables:
         """By target, what the next plan must copy before it computes. A source may be given away or written meanwhile:
         plans are executed in their order, and a plan's copies read before anything of it is written. Of two copies
         into one block the last counts: whoever wanted the first has lost the block meanwhile."""
+        self.tiers: Tiers | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        """Found on the device."""
+        self.num_found_tokens = 0
+        """In host memory too."""
         self._age = 0
         self._evicted_before = 0
         """From pools that are gone."""
@@ -80,7 +110,7 @@ class BlockTables:
             hits = self._trunk_blocks(sequence, trunk)
             beginnings, num_copied = self._trunk_end(sequence, trunk)
         elif caching:
-            hits = self._find_prefix(sequence, windows)
+            hits = self.find_prefix(sequence)
             beginnings, num_copied = self._find_beginnings(sequence, len(hits[0]))
         else:
             hits = [[] for _ in windows]
@@ -91,7 +121,9 @@ class BlockTables:
         missing = [self.blocks_for(end) - num_hits for end in ends]
         if self._slides:
             hits = [_unseen_left_out(found, window, start, size) for found, window in zip(hits, windows, strict=True)]
-        held = self._held(hits)
+        loads = [] if self.tiers is None else [[i for i, b in enumerate(found) if b == IN_HOST] for found in hits]
+        held = self._held(hits, loads)
+        missing = [count + len(load) for count, load in zip(missing, loads, strict=True)] if loads else missing
         if pool.num_available - sum(map(pool.count_unused, held)) < sum(missing) + reserve:
             return False
         origins = [self._origin(block) for block in beginnings]
@@ -101,16 +133,23 @@ class BlockTables:
             pool.touch(block)
         for group, found in enumerate(hits):
             fresh = pool.take(missing[group], group)
+            if loads:
+                for index in loads[group]:
+                    found[index] = fresh.pop()
             sequence.tables[group] = found + fresh
             if num_copied and beginnings[group] != fresh[0]:
                 self._copies[fresh[0]] = BlockCopy(group, origins[group], fresh[0])
-        sequence.capacity = (num_hits + min(missing)) * size
+        sequence.capacity = min(map(len, sequence.tables)) * size
         sequence.num_computed = sequence.num_confirmed_prefill = start
         sequence.num_labelled = num_hits
+        sequence.num_offered = 0 if trunk is None else num_hits
         sequence.cache_age = self._age if trunk is None else trunk.cache_age
+        if any(loads):
+            sequence.host_hits = self._name_hits(sequence, loads)
         if caching:
             self.num_queried_tokens += known
-            self.num_hit_tokens += start
+            self.num_found_tokens += start
+            self.num_hit_tokens += start - len(set().union(*loads)) * size
         return True
 
     def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
@@ -170,14 +209,14 @@ class BlockTables:
 
     def label(self, sequence: Sequence) -> None:
         """Let others find the blocks that are full of confirmed positions."""
-        if not self._may_label(sequence):
+        if not self.may_label(sequence):
             return
         size, first = self.block_size, sequence.num_labelled
         num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
         width = 4 * size
-        keys = self._name_blocks(sequence, num_full)
+        keys = self.name_blocks(sequence, num_full)
         contents = sequence.tokens[first * size : num_full * size].tobytes()
         pool = self.pool
         for table in sequence.tables:
@@ -187,18 +226,25 @@ class BlockTables:
                 if block != NULL_BLOCK:
                     pool.label(block, keys[index + 1], keys[index], contents[begin : begin + width])
         sequence.num_labelled = num_full
+        if self.tiers is not None:
+            self.tiers.offer(sequence)
+
+    def label_loaded(self, hit: HostHit) -> None:
+        """Let others find a block that has come back to the device."""
+        if hit.cache_age == self._age:
+            self.pool.label(hit.block, hit.chained, hit.parent, hit.tokens)
 
     def label_all(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""
         self.label(sequence)
-        if not self._may_label(sequence):
+        if not self.may_label(sequence):
             return
         num_full, rest = divmod(sequence.num_confirmed, self.block_size)
         if not rest or sequence.num_labelled != num_full:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
-        keys = self._name_blocks(sequence, num_full)
+        keys = self.name_blocks(sequence, num_full)
         for table in sequence.tables:
             if table[num_full] != NULL_BLOCK:
                 self.pool.label_beginning(table[num_full], keys[num_full], content)
@@ -262,22 +308,22 @@ class BlockTables:
                 self.pool.release(table[index:end], group)
                 table[index:end] = [NULL_BLOCK] * (end - index)
 
-    def _held(self, tables: list[list[int]]) -> list[list[int]]:
-        """The tables without what was given back."""
-        if not self._slides:
+    def _held(self, tables: list[list[int]], loads: list[list[int]] | None = None) -> list[list[int]]:
+        """The tables without what was given back, or is to be loaded at the indices given."""
+        if not self._slides and not (loads and any(loads)):
             return tables
-        return [[block for block in table if block != NULL_BLOCK] for table in tables]
+        return [[block for block in table if block >= 0] for table in tables]
 
     def _origin(self, block: int) -> int:
         """Where a block's content lies now: itself, or what is to be copied into it."""
         copy = self._copies.get(block)
         return block if copy is None else copy.source
 
-    def _may_label(self, sequence: Sequence) -> bool:
+    def may_label(self, sequence: Sequence) -> bool:
         """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
         return self.caching and sequence.cache_age == self._age
 
-    def _name_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+    def name_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """The sequence's keys, extended to cover its first `num_blocks` blocks.
 
         They may end anywhere before: a sequence that starts behind a trunk has labelled blocks that it never named.
@@ -288,11 +334,28 @@ class BlockTables:
             self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
         return keys
 
-    def _find_prefix(self, sequence: Sequence, windows: tuple[int | None, ...]) -> list[list[int]]:
-        """Blocks per group of the longest known prefix that leaves at least the last token to compute."""
+    def find_prefix(self, sequence: Sequence) -> list[list[int]]:
+        """Blocks per group of the longest known prefix that leaves at least the last token to compute; IN_HOST where
+        host memory has one."""
         longest = (len(sequence.tokens) - 1) // self.block_size
-        keys = self._name_blocks(sequence, longest)
-        return find_prefix(self.pool, keys[1 : longest + 1], windows, self.block_size)
+        keys = self.name_blocks(sequence, longest)[1 : longest + 1]
+        tiers = self.tiers
+        known = self.pool if tiers is None or not tiers.reads(sequence) else WithHost(self.pool, tiers.in_host)
+        return find_prefix(known, keys, self.windows_of(sequence), self.block_size)
+
+    def _name_hits(self, sequence: Sequence, loads: list[list[int]]) -> list[HostHit]:
+        """What is to be loaded into a sequence's blocks, first block first; `loads` are indices in its tables."""
+        size, keys, hits = self.block_size, sequence.keys, []
+        wanted = [set(indices) for indices in loads]
+        for index in sorted(set().union(*wanted)):
+            tokens = sequence.tokens[index * size : (index + 1) * size].tobytes()
+            chained, parent = keys[index + 1], keys[index]
+            for group, indices in enumerate(wanted):
+                if index in indices:
+                    block = sequence.tables[group][index]
+                    key = in_group(chained, group)
+                    hits.append(HostHit(group, index, block, key, chained, parent, tokens, sequence.cache_age))
+        return hits
 
     def _trunk_blocks(self, sequence: Sequence, trunk: Trunk) -> list[list[int]]:
         """Per group the full blocks of a trunk that the sequence shares."""

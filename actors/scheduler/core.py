@@ -15,6 +15,7 @@ from troupellm.actors.scheduler.elastic import make_elastic
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
@@ -33,6 +34,7 @@ from troupellm.protocol.errors import (
     TroupeError,
 )
 from troupellm.protocol.metrics import RequestStats, StepStats
+from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
 from troupellm.protocol.snapshot import CacheGroupSnapshot, SchedulerSnapshot
@@ -61,10 +63,14 @@ class SchedulerCore:
         engine_epoch: int = 0,
         speculative: SpeculativeConfig | None = None,
         kv_events: KVEventLog | None = None,
+        offload: OffloadConfig | None = None,
+        life: bytes = b"",
     ) -> None:
         """
         Args:
             speculative: how drafts are to be made, by a worker that verifies them.
+            offload: of the tiers behind the device, where the worker has any.
+            life: random bytes that no other life of an engine has.
             kv_events: hears what can be found in the prefix cache; whoever drives this flushes it.
         """
         self.kv_events = kv_events
@@ -82,6 +88,17 @@ class SchedulerCore:
         self._prefill_budget = PrefillBudget(config, ready)
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
+        self._offload: Offload | None = None
+        if ready.host_places and enable_prefix_caching:
+            self._offload = self._tables.tiers = Offload(
+                offload or OffloadConfig(),
+                ready,
+                self._tables,
+                self._residents,
+                self._room,
+                self._prefill_budget.seconds_per_token,
+                life,
+            )
         self._ledger = Ledger(self._residents, self._room)
         self.halt = Halt(self._ledger, self._residents, self._flights)
         self._quarantine = Quarantine()
@@ -96,6 +113,7 @@ class SchedulerCore:
             self._quarantine,
             engine_epoch,
             whole_prompts=ready.whole_prompts,
+            offload=self._offload,
         )
         self._planner.elastic = make_elastic(speculative, ready, config, self._tables)
         self._replay = Replay(
@@ -232,9 +250,15 @@ class SchedulerCore:
         for request in self.halt.end():
             self.resume(request)
 
-    def reset_prefix_cache(self) -> None:
-        """Nothing that is computed or under way now is found by a request that comes later."""
+    def reset_prefix_cache(self, *, external: bool = False) -> None:
+        """Nothing that is computed or under way now is found by a request that comes later.
+
+        Args:
+            external: nor what other engines share with this one.
+        """
         self._tables.reset()
+        if self._offload is not None:
+            self._offload.reset(external=external)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None: nothing to compute, or as many plans in flight as allowed.
@@ -267,6 +291,11 @@ class SchedulerCore:
             raise
         if flight is not None and aligned is not None:
             self._flights.land(flight)
+            if self._offload is not None:
+                self._offload.update(result, now)
+                if not flight.rows:
+                    self._ledger.release_returned()
+                    return self._ledger.take(result.step) or StepOutput(step=result.step)
             self._prefill_budget.learn(
                 prefill_tokens=flight.prefill_tokens,
                 decode_rows=len(flight.rows) - len(flight.prefills),
@@ -279,12 +308,21 @@ class SchedulerCore:
 
     def lose_worker(self, lost: WorkerLost) -> None:
         """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
-        self._replay.lose(lost)
+        self._lose(lost)
 
-    def worker_sleeps(self) -> None:
-        """Its memory was given back; a loss that nobody has to answer for."""
+    def worker_sleeps(self, *, keeps_host: bool = False) -> None:
+        """Its memory was given back; a loss that nobody has to answer for.
+
+        Args:
+            keeps_host: all but what the host tier holds.
+        """
         self._num_naps += 1
-        self._replay.lose(WorkerLost("the engine sleeps", fault=False))
+        self._lose(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
+
+    def _lose(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
+        if self._offload is not None:
+            self._offload.forget(keep_host=keeps_host)
+        self._replay.lose(lost)
 
     def worker_back(self, ready: WorkerReady) -> None:
         """Plan again.
@@ -296,6 +334,8 @@ class SchedulerCore:
             raise ValueError("the restarted worker has another model, block size or cache layout than before")
         self._ready = ready
         self._planner.elastic = make_elastic(self._speculative, ready, self._config, self._tables)
+        if self._offload is not None:
+            self._offload.renew(ready)
         self._replay.resume(ready)
 
     def take_output(self) -> StepOutput | None:
@@ -338,12 +378,15 @@ class SchedulerCore:
             quarantined=len(self._quarantine),
             convicted=self._quarantine.num_convicted,
             dropped_results=self._updates.acceptance.num_dropped,
+            offload=None if self._offload is None else self._offload.snapshot(),
         )
 
     def assert_invariants(self) -> None:
         """For tests, after any call: every block and every sequence is accounted for."""
         self._residents.assert_invariants()
         self._ledger.assert_invariants(self._flights)
+        if self._offload is not None:
+            self._offload.assert_invariants()
         for sequence in self._ledger.sequences.values():
             waits = sequence.state in (State.WAITING, State.PREEMPTED)
             released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]

@@ -147,6 +147,7 @@ class Ledger:
             draft_steps=0 if drafts is None else drafts.steps,
             draft_tokens=0 if drafts is None else drafts.drafted,
             accepted_draft_tokens=0 if drafts is None else drafts.accepted,
+            cached_sources=request.cached_sources,
         )
         self.closed.append(
             RequestClosed(

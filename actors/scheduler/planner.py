@@ -13,6 +13,7 @@ from troupellm.actors.scheduler.draft import Draft
 from troupellm.actors.scheduler.elastic import PLAIN, Elastic
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.parts import parts_of
+from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.quarantine import Quarantine
@@ -20,6 +21,7 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.outputs import NOTHING_CACHED
 from troupellm.protocol.worker import NewRow, RowChange, StepPlan
 
 _MOST_FOUND_TOKENS = 1 << 15
@@ -51,12 +53,14 @@ class Planner:
         engine_epoch: int,
         *,
         whole_prompts: bool = False,
+        offload: Offload | None = None,
     ) -> None:
         """whole_prompts: the model needs all of a prompt in one step, however small steps have become."""
         self._max_rows = config.max_num_seqs
         self._max_tokens = config.max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill and not whole_prompts
         self._whole_prompts = whole_prompts
+        self._offload = offload
         self._tables = tables
         self._room = room
         self._flights = flights
@@ -88,7 +92,12 @@ class Planner:
         self._blocked = None
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None when nothing can be computed before something else happens."""
+        """The next step; None when nothing can be computed before something else happens.
+
+        A step without rows asks after transfers, where nothing else can be done until one has ended.
+        """
+        if self._offload is not None:
+            self._offload.pump(now)
         flight = Flight(self.step, now)
         if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
             self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
@@ -131,8 +140,11 @@ class Planner:
                 draft.drop_preempted(self._residents.retired)
         if not draft.sequences:
             gave_way = self._residents.num_preemptions > preemptions  # whose turn it was gave up its own blocks
-            if gave_way or (not self._flights and self._residents.unblock()):
+            residents = self._residents
+            if gave_way or (not self._flights and not residents.blocks_leaving and residents.unblock()):
                 return self.plan(now)
+            if self._offload is not None and self._offload.busy and not self._flights:
+                return self._seal(draft)
             self._check_not_frozen()
             return None
         self._shares.charge_step()
@@ -271,16 +283,21 @@ class Planner:
 
     def _admit(self, draft: Draft, now: float) -> None:
         """Start waiting sequences in their order; the first that does not fit holds the others back."""
-        residents, tables = self._residents, self._tables
-        most_found = tables.num_hit_tokens + _MOST_FOUND_TOKENS
-        while draft.budget > 0 and len(residents.running) < self._max_rows and tables.num_hit_tokens < most_found:
+        residents, tables, offload = self._residents, self._tables, self._offload
+        most_found = tables.num_found_tokens + _MOST_FOUND_TOKENS
+        while draft.budget > 0 and residents.num_rows < self._max_rows and tables.num_found_tokens < most_found:
             missed = residents.missed_beam()
             sequence = missed or self._next()
             if sequence is None or not self._allowed(sequence.num_wanted, draft):
                 return
             if sequence.request.embeddings is not None and draft.has_embeddings:
                 return  # they are long, and a plan is one message
-            reserve = 0 if missed or not residents.running else -(-tables.num_blocks // _RESERVE_SHARE)
+            if offload is not None and offload.asks_first(sequence):
+                if not offload.may_ask:
+                    return
+                offload.ask(sequence)
+                continue
+            reserve = 0 if missed or not residents.num_rows else -(-tables.num_blocks // _RESERVE_SHARE)
             while not residents.start(sequence, reserve, None if self._whole_prompts else draft.budget):
                 if not residents.running and residents.trunks.release_youngest():
                     continue
@@ -292,11 +309,15 @@ class Planner:
                     return
                 residents.preempt(victim)
             request, start = sequence.request, sequence.num_computed
-            if request.scheduled is None:
+            started = request.scheduled is None
+            sources = NOTHING_CACHED if offload is None else offload.admitted(sequence, started=started)
+            if started:
                 request.scheduled = now
-                request.cached_tokens = min(start, request.num_prompt_tokens)
+                request.cached_tokens, request.cached_sources = min(start, request.num_prompt_tokens), sources
             if sequence.epoch == 0:  # who computes again after a preemption has paid
                 self._shares.charge(request.tenant, len(sequence.tokens) - start)
+            if sequence.loading is not None:
+                continue
             self._introduce(draft, sequence)
             self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
 
@@ -339,6 +360,7 @@ class Planner:
         flight.decode_tokens = sum(counts) - flight.prefill_tokens
         if draft.limits and max(draft.limits) > PLAIN:
             flight.limits = tuple(draft.limits)
+        transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
         plan = StepPlan(
             step=self.step,
             engine_epoch=self.engine_epoch,
@@ -352,6 +374,9 @@ class Planner:
             retired=tuple(self._residents.retired),
             forks=tuple(self._residents.forks),
             copies=self._tables.take_copies(),
+            transfers=transfers,
+            lookups=lookups,
+            cancelled=cancelled,
         )
         self._residents.retired.clear()
         self._residents.forks.clear()

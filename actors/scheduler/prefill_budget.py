@@ -33,6 +33,10 @@ class PrefillBudget:
         """Seconds of a step without prompts, by the bit length of its number of rows."""
         self._last_end = 0.0
 
+    def seconds_per_token(self) -> float:
+        """What a token of a prompt takes; 0 is unknown."""
+        return self._per_token
+
     def tokens(self, decode_rows: int, *, streaming: bool) -> int:
         """For the next step; at least 1.
 

@@ -1,14 +1,46 @@
 """The longest prefix that the cache holds for all groups together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
-from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.actors.scheduler.block_pool import BlockPool, in_group
 from troupellm.protocol.worker import NULL_BLOCK
 
+IN_HOST: Final = -2
+"""Stands for a block that host memory has and the device has not."""
 
-def find_prefix(
-    pool: BlockPool, keys: Sequence[bytes], windows: Sequence[int | None], block_size: int
-) -> list[list[int]]:
+
+class Finder(Protocol):
+    def find(self, key: bytes, group: int = 0) -> int | None:
+        """The block that holds what `key` names."""
+
+    def find_all(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
+        """The blocks of the first keys, as far as there are any without a gap."""
+
+
+class WithHost:
+    """A `Finder` on the device first, then in host memory."""
+
+    def __init__(self, pool: BlockPool, in_host: Callable[[bytes], object | None]) -> None:
+        """in_host: what host memory has under a key, its group included; None is nothing."""
+        self._pool = pool
+        self._in_host = in_host
+
+    def find(self, key: bytes, group: int = 0) -> int | None:
+        block = self._pool.find(key, group)
+        return IN_HOST if block is None and self._in_host(in_group(key, group)) is not None else block
+
+    def find_all(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
+        found = self._pool.find_all(keys, group)
+        for key in keys[len(found) :]:
+            block = self.find(key, group)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+
+def find_prefix(pool: Finder, keys: Sequence[bytes], windows: Sequence[int | None], block_size: int) -> list[list[int]]:
     """Blocks per group, equally many, NULL_BLOCK where the token behind the prefix sees nothing of one.
 
     A group that keeps everything needs every block of the prefix. A group with a window needs those that the first
@@ -40,7 +72,7 @@ def find_prefix(
 class _Part:
     """What one group with a window has of a prefix; every key is looked up at most once."""
 
-    def __init__(self, pool: BlockPool, keys: Sequence[bytes], group: int, window: int, block_size: int) -> None:
+    def __init__(self, pool: Finder, keys: Sequence[bytes], group: int, window: int, block_size: int) -> None:
         self._pool, self._keys, self._group, self._window, self._size = pool, keys, group, window, block_size
         self._found: dict[int, int | None] = {}
 

@@ -1,6 +1,7 @@
 """Sequences that hold blocks: running, paused by their reader, or ended with a plan still in flight."""
 
 from collections.abc import Container
+from typing import NamedTuple
 
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
@@ -13,6 +14,16 @@ from troupellm.protocol.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16
 """What a beam search gets done before it makes room for another tenant."""
+
+
+class _Leaving(NamedTuple):
+    """Tables of a sequence that gave up its blocks."""
+
+    step: int
+    """The newest one that names it."""
+    tables: list[list[int]]
+    transfers: set[int]
+    """Loads under way into the blocks; each leaves the set when it has ended."""
 
 
 class Residents:
@@ -30,6 +41,8 @@ class Residents:
         self.paused: dict[int, Sequence] = {}
         self.held: set[int] = set()
         """Rows that have a reader who does not read, and no blocks."""
+        self.loading: dict[int, Sequence] = {}
+        """Those that wait for blocks from outer tiers, with and without device blocks."""
         self.ending: dict[int, Sequence] = {}
         self.retired: list[int] = []
         """Rows that the worker should forget with the next plan."""
@@ -39,8 +52,7 @@ class Residents:
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
         self.num_preemptions = 0
-        self._leaving: list[tuple[int, list[list[int]]]] = []
-        """(newest step that names them, tables) of sequences that gave up their blocks."""
+        self._leaving: list[_Leaving] = []
 
     @property
     def blocks_leaving(self) -> bool:
@@ -51,11 +63,34 @@ class Residents:
         if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
             return False
         self._room.remove(sequence)
-        sequence.handle(Event.START)
-        self.running[sequence.row] = sequence
-        self._shares.runs(sequence.request.tenant)
+        if sequence.host_hits:
+            sequence.handle(Event.LOAD)
+            self.loading[sequence.row] = sequence
+        else:
+            self.run(sequence)
         self.trunks.settle(sequence.request)
         return True
+
+    def run(self, sequence: Sequence) -> None:
+        """It has all the blocks that it needs now."""
+        sequence.handle(Event.START)
+        sequence.asked = sequence.was_preempted = False
+        self.running[sequence.row] = sequence
+        self._shares.runs(sequence.request.tenant)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run, or will as soon as their blocks are loaded."""
+        return len(self.running) + sum(1 for sequence in self.loading.values() if sequence.capacity)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """To the waiting room, from waiting for an outer tier; what it has been given of blocks is given back."""
+        self._leave(sequence)
+        sequence.handle(Event.WAIT)
+        sequence.forget_computation()
+        self._room.add(sequence)
+        if sequence.request.paused:
+            self.hold(sequence)
 
     def _trunk(self, sequence: Sequence) -> Trunk | None:
         """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
@@ -129,6 +164,7 @@ class Residents:
             return None
         kept = first.request.sequences if first.lockstep else (first,)
         candidates = [sequence for sequence in self.running.values() if sequence not in kept]
+        candidates += [sequence for sequence in self.loading.values() if sequence.capacity]
         return max(candidates or self.running.values(), key=self._age)
 
     def _first_to_come(self) -> Sequence | None:
@@ -183,6 +219,9 @@ class Residents:
 
     def _preempt_one(self, sequence: Sequence) -> None:
         self._tables.label_all(sequence)
+        if self._tables.tiers is not None:
+            self._tables.tiers.preempted(sequence)
+        sequence.was_preempted = True
         self._leave(sequence)
         self._start_over(sequence)
         self.num_preemptions += 1
@@ -201,6 +240,10 @@ class Residents:
         for sequence in computed:
             sequence.known_to_worker = False
             self._start_over(sequence)
+        for sequence in list(self.loading.values()):
+            sequence.tables = [[] for _ in sequence.tables]
+            sequence.asked = False
+            self.put_back(sequence)
         for request in {sequence.request.number: sequence.request for sequence in computed}.values():
             if request.search is not None:
                 self._begin_search_again(request)
@@ -210,7 +253,7 @@ class Residents:
     def make_way(self, members: Container[Request]) -> None:
         """Take the blocks of everybody else, so that these have the worker to themselves. No plan is in flight."""
         counted = self.num_preemptions
-        for sequence in [*self.running.values(), *self.paused.values()]:
+        for sequence in [*self.running.values(), *self.paused.values(), *self.loading.values()]:
             if sequence.request not in members and sequence.capacity:
                 self.preempt(sequence)
         self.num_preemptions = counted
@@ -225,6 +268,8 @@ class Residents:
             self._tables.forget(sequence)
         else:
             self._tables.label_all(sequence)
+            if self._tables.tiers is not None:
+                self._tables.tiers.ended(sequence)
         sequence.handle(event)
         self._leave(sequence)
         sequence.epoch = NO_EPOCH
@@ -239,10 +284,10 @@ class Residents:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
         last_returned = self._flights.last_returned
         if self._leaving:
-            for step, tables in self._leaving:
-                if step <= last_returned:
+            for step, tables, transfers in self._leaving:
+                if step <= last_returned and not transfers:
                     self._tables.release(tables)
-            self._leaving = [entry for entry in self._leaving if entry[0] > last_returned]
+            self._leaving = [entry for entry in self._leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:
             return []
         ended = [sequence for sequence in self.ending.values() if sequence.last_step <= last_returned]
@@ -255,6 +300,8 @@ class Residents:
         sequence.forget_computation()
         if sequence.state is State.PREEMPTED:
             self._room.add(sequence)
+            if sequence.request.paused:  # it was loading
+                self.hold(sequence)
         else:
             self.held.add(sequence.row)
 
@@ -268,11 +315,14 @@ class Residents:
             self.retired.append(sequence.row)
             if self.forks:
                 self.forks = [fork for fork in self.forks if fork.row != sequence.row]
-        if sequence.last_step <= self._flights.last_returned:
+        transfers: set[int] = set()
+        if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
+            transfers = self._tables.tiers.stop_waiting(sequence)
+        if sequence.last_step <= self._flights.last_returned and not transfers:
             self._tables.release(sequence.tables)
         else:
             self._flights.disturb()
-            self._leaving.append((sequence.last_step, sequence.tables))
+            self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
@@ -285,15 +335,17 @@ class Residents:
         for state, place in (
             (State.RUNNING, self.running),
             (State.PAUSED, self.paused),
+            (State.LOADING, self.loading),
             (State.FINISHING, self.ending),
         ):
             for row, sequence in place.items():
                 assert sequence.row == row, "a sequence is filed under another row"
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
-        holders = [sequence.tables for place in (self.running, self.paused) for sequence in place.values()]
-        holders += [tables for _, tables in self._leaving]
+        places = (self.running, self.paused, self.loading)
+        holders = [sequence.tables for place in places for sequence in place.values()]
+        holders += [entry.tables for entry in self._leaving]
         newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
-        assert all(step <= newest for step, _ in self._leaving), "blocks wait for a plan that nobody has"
+        assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
         holders += self.trunks.holders()
         self.trunks.assert_invariants()
         owners: dict[int, int] = {}

@@ -8,9 +8,12 @@
        |            PREEMPTED ----pause----> HELD
        '------------------------------resume--'
 
+    WAITING, PREEMPTED --load--> LOADING --start--> RUNNING        LOADING --wait--> WAITING, --preempt--> PREEMPTED
+
 WAITING and PREEMPTED sequences are in the waiting room (or wait for a sibling to compute their prompt); PAUSED and HELD
-ones have a reader that does not read, with and without blocks. FINISHING has ended for its reader, but a plan in flight
-may still write its blocks.
+ones have a reader that does not read, with and without blocks. LOADING ones wait for an outer tier, first without blocks
+(it is asked what it has), then with blocks that are being loaded. FINISHING has ended for its reader, but a plan in
+flight may still write its blocks.
 """
 
 import enum
@@ -19,10 +22,11 @@ from typing import Final
 
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.draft_counts import DraftCounts
+from troupellm.actors.scheduler.host_hit import HostHit
 from troupellm.actors.scheduler.repetition import Repetition
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.outputs import FinishReason
+from troupellm.protocol.outputs import NOTHING_CACHED, FinishReason
 from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.worker import SamplingState
 
@@ -30,6 +34,7 @@ from troupellm.protocol.worker import SamplingState
 class State(enum.Enum):
     WAITING = "waiting"
     HELD = "held"
+    LOADING = "loading"
     RUNNING = "running"
     PAUSED = "paused"
     PREEMPTED = "preempted"
@@ -39,6 +44,8 @@ class State(enum.Enum):
 
 class Event(enum.Enum):
     START = "start"
+    LOAD = "load"
+    WAIT = "wait"
     PREEMPT = "preempt"
     PAUSE = "pause"
     RESUME = "resume"
@@ -50,10 +57,17 @@ class Event(enum.Enum):
 
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.WAITING, Event.START): State.RUNNING,
+    (State.WAITING, Event.LOAD): State.LOADING,
     (State.WAITING, Event.PAUSE): State.HELD,
     (State.WAITING, Event.STOP): State.FINISHING,
     (State.WAITING, Event.ABORT): State.FINISHING,
     (State.WAITING, Event.FAIL): State.FINISHING,
+    (State.LOADING, Event.START): State.RUNNING,
+    (State.LOADING, Event.WAIT): State.WAITING,
+    (State.LOADING, Event.PREEMPT): State.PREEMPTED,
+    (State.LOADING, Event.STOP): State.FINISHING,
+    (State.LOADING, Event.ABORT): State.FINISHING,
+    (State.LOADING, Event.FAIL): State.FINISHING,
     (State.HELD, Event.RESUME): State.WAITING,
     (State.HELD, Event.STOP): State.FINISHING,
     (State.HELD, Event.ABORT): State.FINISHING,
@@ -69,6 +83,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.PAUSED, Event.ABORT): State.FINISHING,
     (State.PAUSED, Event.FAIL): State.FINISHING,
     (State.PREEMPTED, Event.START): State.RUNNING,
+    (State.PREEMPTED, Event.LOAD): State.LOADING,
     (State.PREEMPTED, Event.PAUSE): State.HELD,
     (State.PREEMPTED, Event.STOP): State.FINISHING,
     (State.PREEMPTED, Event.ABORT): State.FINISHING,
@@ -90,6 +105,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "cached_sources",
         "cached_tokens",
         "drafts",
         "embeddings",
@@ -147,6 +163,7 @@ class Request:
         self.cached_tokens = 0
         self.drafts: DraftCounts | None = None
         """What came of its drafts, once there were any."""
+        self.cached_sources = NOTHING_CACHED
         self.prompt_computed = False
         """The prompt's blocks are there: siblings need not wait any more."""
         self.trunk: Trunk | None = None
@@ -164,6 +181,7 @@ class Sequence:
 
     __slots__ = (
         "arrival_key",
+        "asked",
         "cache_age",
         "capacity",
         "decoding",
@@ -171,16 +189,19 @@ class Sequence:
         "eos_token_ids",
         "epoch",
         "fence",
+        "host_hits",
         "keys",
         "known_to_worker",
         "last_step",
         "last_token_at",
         "limit",
+        "loading",
         "lockstep",
         "min_tokens",
         "num_computed",
         "num_confirmed_prefill",
         "num_labelled",
+        "num_offered",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "pooling",
@@ -193,6 +214,7 @@ class Sequence:
         "stop_or_eos",
         "tables",
         "tokens",
+        "was_preempted",
     )
 
     def __init__(
@@ -242,6 +264,16 @@ class Sequence:
         """Root of the prefix cache's key chain, then the keys of the first full blocks."""
         self.num_labelled = 0
         """Full blocks that others can find."""
+        self.num_offered = 0
+        """Of those, how many the tiers behind the device were offered."""
+        self.host_hits: list[HostHit] = []
+        """What is to be loaded into its blocks, between their admission and the load."""
+        self.loading: object | None = None
+        """What it waits for while it is LOADING; belongs to who leads that."""
+        self.asked = False
+        """Outer tiers were asked for its blocks since it ran last."""
+        self.was_preempted = False
+        """Since it ran last."""
         self.cache_age = 0
         """How often the prefix cache had been reset when the sequence was given its blocks."""
         self.num_prompt_logprobs = 0
@@ -307,6 +339,7 @@ class Sequence:
         self.tokens, self.keys = parent.tokens[:], parent.keys.copy()
         self.tables = [table.copy() for table in parent.tables]
         self.capacity, self.cache_age, self.num_labelled = parent.capacity, parent.cache_age, parent.num_labelled
+        self.num_offered = parent.num_offered
         self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
         self.decoding, self.fence, self.slack = parent.decoding, -1, parent.slack
 
@@ -314,6 +347,7 @@ class Sequence:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
         self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = self.slack = 0
+        self.num_offered = 0
         self.decoding = False
         self.fence = -1
         self.tables = [[] for _ in self.tables]

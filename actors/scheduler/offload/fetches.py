@@ -1,0 +1,218 @@
+"""Sequences that asked outer tiers for blocks: first how many there are, then for the blocks, into host memory.
+
+They hold no device blocks meanwhile and are not in the waiting room, where others go past them. Each asks once and waits
+a bounded time; then it goes back, and is admitted with what has arrived.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from troupellm.actors.scheduler.block_pool import in_group
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.offload.counts import Counts
+from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.tier import TierBlock
+from troupellm.actors.scheduler.offload.traffic import LOOKUPS, Traffic
+from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.transfers import TransferDone
+from troupellm.protocol.worker import NULL_BLOCK
+
+_HOST_SHARE = 0.75
+"""Of host memory that one sequence may fill at once: more would push out its own beginning."""
+
+
+class _Wanted(NamedTuple):
+    tier: int
+    group: int
+    key: bytes
+
+
+class Ask:
+    """What one sequence waits for."""
+
+    __slots__ = ("counts", "deadline", "first", "keys", "lookups", "pending", "waiting")
+
+    def __init__(self, keys: list[bytes], first: int, deadline: float) -> None:
+        self.keys = keys
+        """Of the prefix chain, those that are nowhere nearer, and what comes behind them."""
+        self.first = first
+        """Blocks before them."""
+        self.deadline = deadline
+        self.lookups: dict[int, int] = {}
+        """Not answered: (look-up -> tier)."""
+        self.counts: dict[int, int] = {}
+        """Of the keys, how many a tier has."""
+        self.waiting: deque[_Wanted] = deque()
+        """Blocks to fetch, first block first."""
+        self.pending: set[bytes] = set()
+        """Keys of blocks on their way."""
+
+
+class Fetches:
+    def __init__(
+        self,
+        host: HostTier,
+        traffic: Traffic,
+        tables: BlockTables,
+        counts: Counts,
+        timeout: float,
+        ended: Callable[[Sequence], None],
+    ) -> None:
+        """
+        Args:
+            timeout: seconds without an answer after which a sequence goes on without it.
+            ended: hears that a sequence has nothing more to wait for.
+        """
+        self._host = host
+        self._traffic = traffic
+        self._tables = tables
+        self._counts = counts
+        self._timeout = timeout
+        self._ended = ended
+        self._asking: dict[int, Sequence] = {}
+        self._fetching: dict[bytes, tuple[int, list[Ask]]] = {}
+        """By key, the transfer and who waits for it."""
+        self.inward: tuple[int, ...] = ()
+        """Outer tiers that give blocks, nearest first."""
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return len(self._asking)
+
+    @property
+    def full(self) -> bool:
+        """Nobody else may ask before an answer comes."""
+        return len(self._asking) >= LOOKUPS or self._traffic.num_lookups + len(self.inward) > LOOKUPS
+
+    def begin(self, sequence: Sequence, keys: list[bytes], first: int) -> None:
+        """Ask for `keys`, of the blocks behind the first ones; there is at least one. The sequence is LOADING."""
+        ask = sequence.loading = Ask(keys, first, self._counts.now + self._timeout)
+        self._asking[sequence.row] = sequence
+        group = self._tables.windows.index(None) if None in self._tables.windows else 0
+        named = tuple([in_group(key, group) for key in keys])
+        for tier in self.inward:
+
+            def found(count: int, tier: int = tier) -> None:
+                self._found(sequence, ask, tier, count)
+
+            lookup = self._traffic.ask(tier, named, found)
+            ask.lookups[tier] = lookup
+
+    def pump(self, now: float) -> None:
+        """Begin what waits for credits; send those on who have waited long enough."""
+        for sequence in list(self._asking.values()):
+            ask = sequence.loading
+            assert isinstance(ask, Ask)
+            if ask.deadline <= now:
+                self._counts.num_timeouts += 1
+                if ask.lookups and ask.counts and not ask.waiting and not ask.pending:
+                    self._choose(ask)  # one tier has answered, another one takes its time
+                    for lookup in ask.lookups.values():
+                        self._traffic.forget_lookup(lookup)
+                    ask.lookups.clear()
+                    ask.deadline = now + self._timeout
+                    self._start(sequence, ask)
+                else:
+                    self._ended(sequence)
+            elif ask.waiting:
+                self._start(sequence, ask)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence waits no longer."""
+        ask, sequence.loading = sequence.loading, None
+        assert isinstance(ask, Ask)
+        del self._asking[sequence.row]
+        for lookup in ask.lookups.values():
+            self._traffic.forget_lookup(lookup)
+        for key in ask.pending:
+            transfer, waiting = self._fetching[key]
+            waiting.remove(ask)
+            if not waiting:
+                self._traffic.cancel(transfer)
+        ask.pending.clear()
+
+    def forget(self) -> None:
+        """The worker is gone, and every transfer with it."""
+        for sequence in self._asking.values():
+            sequence.loading = None
+        self._asking.clear()
+        self._fetching.clear()
+
+    def _found(self, sequence: Sequence, ask: Ask, tier: int, count: int) -> None:
+        del ask.lookups[tier]
+        count = max(0, min(count, len(ask.keys)))
+        ask.counts[tier] = count
+        self._counts.looked_up(tier, len(ask.keys), count)
+        ask.deadline = self._counts.now + self._timeout
+        if not ask.lookups:
+            self._choose(ask)
+            self._start(sequence, ask)
+
+    def _choose(self, ask: Ask) -> None:
+        """Which block to fetch from where: the nearest tier that has it, for every group that will look at it."""
+        windows, size, pool = self._tables.windows, self._tables.block_size, self._tables.pool
+        most = int(_HOST_SHARE * self._host.num_places) // len(windows)
+        count = min(max(ask.counts.values(), default=0), most)
+        end = (ask.first + count) * size
+        seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
+        for index in range(count):
+            tier = next(tier for tier in self.inward if ask.counts.get(tier, 0) > index)
+            for group, first in enumerate(seen):
+                key = in_group(ask.keys[index], group)
+                if ask.first + index < first or pool.find(ask.keys[index], group) is not None:
+                    continue
+                if key not in self._host or key in self._fetching:
+                    ask.waiting.append(_Wanted(tier, group, key))
+
+    def _start(self, sequence: Sequence, ask: Ask) -> None:
+        """Fetch what there are credits for, or wait for somebody else's fetch of the same."""
+        while ask.waiting:
+            wanted = ask.waiting[0]
+            under_way = self._fetching.get(wanted.key)
+            if under_way is not None:
+                under_way[1].append(ask)
+                ask.pending.add(wanted.key)
+            elif self._traffic.credits("fetch", wanted.tier) <= 0:
+                return
+            else:
+                target = self._host.prepare_store(wanted.key)
+                if target is None:  # somebody has stored it meanwhile, or there is no place
+                    if wanted.key not in self._host:
+                        ask.waiting.clear()
+                        break
+                else:
+                    self._fetch(ask, wanted, target)
+            ask.waiting.popleft()
+        if not ask.pending:
+            self._ended(sequence)
+        else:
+            ask.deadline = self._counts.now + self._timeout
+
+    def _fetch(self, ask: Ask, wanted: _Wanted, target: TierBlock) -> None:
+        tier, group, key = wanted
+
+        def done(answer: TransferDone) -> None:
+            self._fetched(tier, target, answer)
+
+        transfer = self._traffic.begin(
+            "fetch", done, place=target.place, key=key, group=group, block=NULL_BLOCK, tier=tier
+        )
+        self._fetching[key] = (transfer, [ask])
+        ask.pending.add(key)
+
+    def _fetched(self, tier: int, target: TierBlock, answer: TransferDone) -> None:
+        self._counts.moved("fetch", answer, tier)
+        if answer.ok:
+            target.origin = tier
+        self._host.complete_store(target, ok=answer.ok)
+        _, waiting = self._fetching.pop(target.key)
+        for ask in waiting:
+            ask.pending.remove(target.key)
+            ask.deadline = self._counts.now + self._timeout
+            if not answer.ok:
+                ask.waiting.clear()  # what comes behind it is of no use without it
+        for sequence in [sequence for sequence in self._asking.values() if sequence.loading in waiting]:
+            asked = sequence.loading
+            if isinstance(asked, Ask) and not asked.pending and not asked.waiting and not asked.lookups:
+                self._ended(sequence)

@@ -1,0 +1,141 @@
+"""Sequences whose blocks come back from host memory: they hold device blocks and wait for what is loaded into them."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from troupellm.actors.scheduler.block_tables import BlockTables, HostHit
+from troupellm.actors.scheduler.offload.cost import Cost
+from troupellm.actors.scheduler.offload.counts import Counts
+from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.tier import TierBlock
+from troupellm.actors.scheduler.offload.traffic import Traffic
+from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.protocol.transfers import TransferDone
+
+UNHARMED = frozenset({"cancelled", "busy"})
+"""Errors that say nothing against what lies in host memory."""
+
+
+class _Wanted(NamedTuple):
+    hit: HostHit
+    source: TierBlock
+
+
+class Loading:
+    """What one sequence waits for."""
+
+    __slots__ = ("deadline", "failed", "pending", "started", "waiting")
+
+    def __init__(self, deadline: float, *, started: bool) -> None:
+        self.deadline = deadline
+        self.started = started
+        """Its request had not been scheduled before."""
+        self.pending: set[int] = set()
+        """Transfers under way into its blocks."""
+        self.waiting: deque[_Wanted] = deque()
+        """For a credit."""
+        self.failed = False
+
+
+class Loads:
+    def __init__(
+        self,
+        host: HostTier,
+        traffic: Traffic,
+        tables: BlockTables,
+        cost: Cost,
+        counts: Counts,
+        timeout: float,
+        ended: Callable[[Sequence, Loading], None],
+    ) -> None:
+        """
+        Args:
+            timeout: seconds without progress after which a sequence goes on without the rest.
+            ended: hears that nothing is under way any more into the blocks of a sequence that still waits.
+        """
+        self._host = host
+        self._traffic = traffic
+        self._tables = tables
+        self._cost = cost
+        self._counts = counts
+        self._timeout = timeout
+        self._ended = ended
+        self._waiting: dict[int, Sequence] = {}
+
+    def begin(self, sequence: Sequence, now: float, *, started: bool) -> None:
+        """Load what `BlockTables.admit` found for a sequence, which is LOADING."""
+        loading = sequence.loading = Loading(now + self._timeout, started=started)
+        for hit in sequence.host_hits:
+            source = self._host.prepare_load(hit.key)
+            assert source is not None, "host memory lost a block between its look-up and its load"
+            loading.waiting.append(_Wanted(hit, source))
+        sequence.host_hits = []
+        self._waiting[sequence.row] = sequence
+        self._start(sequence, loading)
+
+    def pump(self, now: float) -> None:
+        """Begin what waits for credits; give up what takes too long."""
+        for sequence in list(self._waiting.values()):
+            loading = sequence.loading
+            assert isinstance(loading, Loading)
+            if loading.deadline <= now:
+                self._counts.num_timeouts += 1
+                loading.failed = True
+                self._ended(sequence, loading)
+            elif loading.waiting:
+                self._start(sequence, loading)
+
+    def drop(self, sequence: Sequence) -> set[int]:
+        """Nobody waits any more; the transfers that must end before the blocks are free, of which each leaves the set
+        when it does."""
+        loading, sequence.loading = sequence.loading, None
+        assert isinstance(loading, Loading)
+        del self._waiting[sequence.row]
+        while loading.waiting:
+            self._host.complete_load(loading.waiting.popleft().source, ok=True)
+        for transfer in loading.pending:
+            self._traffic.cancel(transfer)
+        return loading.pending
+
+    def forget(self) -> None:
+        """The worker is gone, and every transfer with it."""
+        for sequence in self._waiting.values():
+            sequence.loading = None
+        self._waiting.clear()
+
+    def _start(self, sequence: Sequence, loading: Loading) -> None:
+        credits = self._traffic.credits("load")
+        while loading.waiting and credits > 0:
+            credits -= 1
+            wanted = loading.waiting.popleft()
+            hit, source = wanted
+
+            def done(answer: TransferDone, wanted: _Wanted = wanted) -> None:
+                self._done(sequence, loading, wanted, answer)
+
+            loading.pending.add(
+                self._traffic.begin(
+                    "load", done, place=source.place, key=hit.key, group=hit.group, block=hit.block, tier=0
+                )
+            )
+
+    def _done(self, sequence: Sequence, loading: Loading, wanted: _Wanted, answer: TransferDone) -> None:
+        hit, source = wanted
+        loading.pending.remove(answer.transfer)
+        self._counts.moved("load", answer)
+        if answer.ok:
+            self._cost.learn("load", answer.seconds)
+            source.origin = 0
+            self._tables.label_loaded(hit)
+        else:
+            loading.failed = True
+        self._host.complete_load(source, ok=answer.ok or answer.error in UNHARMED)
+        if sequence.loading is not loading:
+            return
+        loading.deadline = self._counts.now + self._timeout
+        if loading.failed:  # what comes behind it is of no use without it
+            while loading.waiting:
+                self._host.complete_load(loading.waiting.popleft().source, ok=True)
+        if not loading.pending and not loading.waiting:
+            self._ended(sequence, loading)

@@ -1,0 +1,285 @@
+"""The scheduler's side of KV offload: what leaves the device, what comes back, and who waits for it.
+
+A full block is copied to host memory once it is confirmed, and from there to the outer tiers. A sequence that is
+admitted takes what the device has, then what host memory has: it is LOADING, with its blocks, until that is loaded. What
+only outer tiers have is fetched into host memory before, while the sequence is LOADING without blocks. Nothing of this
+waits for anything but the worker's answers, of which each comes once: so whoever waits here, waits a bounded time, and
+the blocks that LOADING sequences hold come back whatever happens.
+
+A block that does not come (a miss, a damaged one, a late one) costs its sequence the admission: it goes back to the
+waiting room, and what did come is found on the device. Beam searches stay on the device, because their sequences are
+moved together.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.offload.cost import Cost
+from troupellm.actors.scheduler.offload.counts import Counts
+from troupellm.actors.scheduler.offload.fetches import Ask, Fetches
+from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.loads import Loading, Loads
+from troupellm.actors.scheduler.offload.policy import make_policy
+from troupellm.actors.scheduler.offload.stores import Stores
+from troupellm.actors.scheduler.offload.traffic import Traffic
+from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.prefix_search import IN_HOST
+from troupellm.actors.scheduler.residents import Residents
+from troupellm.actors.scheduler.sequence import Event, Sequence
+from troupellm.protocol.offload import OffloadConfig
+from troupellm.protocol.outputs import CachedTokens
+from troupellm.protocol.snapshot import OffloadSnapshot
+from troupellm.protocol.transfers import BlockTransfer, TierLookup
+from troupellm.protocol.worker import StepResult, WorkerReady
+
+DISK = "disk"
+"""Name of the tier that is this engine's own; the others are shared with other engines."""
+
+
+class Offload:
+    """Leads sequences into and out of LOADING; implements `block_tables.Tiers`."""
+
+    def __init__(
+        self,
+        config: OffloadConfig,
+        ready: WorkerReady,
+        tables: BlockTables,
+        residents: Residents,
+        room: WaitingRoom,
+        per_token: Callable[[], float],
+        life: bytes,
+    ) -> None:
+        """
+        Args:
+            ready: says how many places host memory has, at least one.
+            per_token: seconds that a token of a prompt takes to compute; 0 is unknown.
+            life: random bytes that no other life of an engine has.
+        """
+        self._config = config
+        self._ready = ready
+        self._tables = tables
+        self._residents = residents
+        self._room = room
+        self._traffic = Traffic()
+        self._counts = Counts(tuple(group.block_bytes for group in ready.groups), ready.tiers)
+        self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
+        self._life = life
+        self._evicted_before = 0
+        self._furnish(ready)
+
+    def _furnish(self, ready: WorkerReady) -> None:
+        """Empty tiers, for a worker that has just loaded."""
+        config, traffic, tables = self._config, self._traffic, self._tables
+        self._ready = ready
+        self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_places))
+        threshold, timeout = config.kv_offload_store_threshold, config.kv_offload_timeout
+        self._stores = Stores(self._host, traffic, tables, self.cost, self._counts, threshold)
+        self._loads = Loads(self._host, traffic, tables, self.cost, self._counts, timeout, self._load_ended)
+        self._fetches = Fetches(self._host, traffic, tables, self._counts, timeout, self._fetch_ended)
+        self._choose_tiers()
+
+    # What the planner asks.
+
+    @property
+    def busy(self) -> bool:
+        """The worker has something to answer, or to hear."""
+        return self._traffic.busy
+
+    def pump(self, now: float) -> None:
+        """Before a plan: begin what waits for credits, and give up what takes too long."""
+        self._counts.now = now
+        if self._residents.loading:
+            self._loads.pump(now)
+            self._fetches.pump(now)
+        self._stores.pump()
+
+    def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
+        """What the next plan must say."""
+        return self._traffic.take()
+
+    def asks_first(self, sequence: Sequence) -> bool:
+        """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
+        if sequence.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.trunk is not None:
+            return False
+        return len(self._beyond(sequence)[0]) > 0
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is room for one more who waits; else an answer comes soon."""
+        return not self._fetches.full
+
+    def ask(self, sequence: Sequence) -> None:
+        """From the waiting room to those who wait for outer tiers, without blocks."""
+        keys, first = self._beyond(sequence)
+        self._room.remove(sequence)
+        sequence.handle(Event.LOAD)
+        sequence.asked = True
+        self._residents.loading[sequence.row] = sequence
+        self._fetches.begin(sequence, keys, first)
+
+    def admitted(self, sequence: Sequence, *, started: bool) -> CachedTokens:
+        """Begin the loads of a sequence that was just given blocks, if it has any; where its cached tokens come from.
+
+        Args:
+            started: its request had not been scheduled before.
+        """
+        size, start = self._tables.block_size, sequence.num_computed
+        origins: dict[int, int] = {}
+        for hit in sequence.host_hits:
+            block = self._host.find(hit.key)
+            origins[hit.index] = max(origins.get(hit.index, 0), 0 if block is None else block.origin)
+        self._stores.use(sequence.keys[1 : len(sequence.tokens) // size + 1])
+        self._host.touch([hit.key for hit in reversed(sequence.host_hits)])
+        found = {"host": 0, "disk": 0, "external": 0}
+        for origin in origins.values():
+            found[self._kind(origin)] += size
+        if self._counts_queries(sequence):
+            self._counts.queried_tokens += max(0, len(sequence.tokens) - start + size * len(origins))
+            self._counts.hit_tokens += size * len(origins)
+            self._counts.looked_up(0, len(sequence.tokens) // size - start // size + len(origins), len(origins))
+        if sequence.host_hits:
+            self._loads.begin(sequence, self._counts.now, started=started)
+        return CachedTokens(device=start - sum(found.values()), **found)
+
+    # What the block tables and the residents tell: `block_tables.Tiers`.
+
+    def in_host(self, key: bytes) -> object | None:
+        return self._host.find(key)
+
+    def reads(self, sequence: Sequence) -> bool:
+        if sequence.lockstep or not sequence.reads_prefix_cache:
+            return False
+        if sequence.was_preempted and self.cost.mode == "recompute":
+            return False
+        return self.cost.load_pays()
+
+    def offer(self, sequence: Sequence) -> None:
+        self._stores.offer(sequence)
+
+    def preempted(self, sequence: Sequence) -> None:
+        if self.cost.offload_pays():
+            self._stores.offer(sequence, last=True, all_of_it=True)
+
+    def ended(self, sequence: Sequence) -> None:
+        self._stores.offer(sequence, last=True)
+        self._stores.settle(sequence)
+
+    def stop_waiting(self, sequence: Sequence) -> set[int]:
+        if isinstance(sequence.loading, Ask):
+            self._fetches.drop(sequence)
+            return set()
+        return self._loads.drop(sequence) if isinstance(sequence.loading, Loading) else set()
+
+    # What the core tells.
+
+    def update(self, result: StepResult, now: float) -> None:
+        """Take in what a result says of transfers and tiers."""
+        self._counts.now = now
+        if result.tiers:
+            self._counts.report(result.tiers)
+            self._choose_tiers()
+        if result.transfers or result.found:
+            self._traffic.take_in(result.transfers, result.found)
+
+    def reset(self, *, external: bool = False) -> None:
+        """Nothing that is in a tier now is found by a request that comes later: host memory forgets, and outer tiers are
+        asked for other names from now on.
+
+        Args:
+            external: also of tiers that other engines put blocks into.
+        """
+        self._host.reset()
+        self._stores.forget()
+        self._life = sha256(self._life).digest()
+        for number, tier in enumerate(self._ready.tiers, 1):
+            if external or tier.name == DISK:
+                self._traffic.rename(number, self._life)
+
+    def forget(self, *, keep_host: bool = False) -> None:
+        """The worker's memory is gone, and whatever was under way.
+
+        Args:
+            keep_host: all but the host memory, of which what was not being written is still there.
+        """
+        self._traffic.forget()
+        self._loads.forget()
+        self._fetches.forget()
+        self._stores.forget()
+        if keep_host:
+            self._host.end_transfers()
+        else:
+            self._evicted_before += self._host.num_evicted
+            self._furnish(self._ready)
+
+    def renew(self, ready: WorkerReady) -> None:
+        """There is a worker again. Its host memory may have another size, and holds nothing then."""
+        self._counts.renew(ready.tiers)
+        if ready.host_places != self._host.num_places:
+            self._furnish(ready)
+        self._ready = ready
+        self._choose_tiers()
+
+    def snapshot(self) -> OffloadSnapshot:
+        host, counts = self._host, self._counts
+        return OffloadSnapshot(
+            tiers=counts.snapshot(host.num_used, host.num_places, self._evicted_before + host.num_evicted),
+            loading=len(self._residents.loading),
+            transfers=self._traffic.num_transfers,
+            lookups=self._traffic.num_lookups,
+            waiting_spills=self._stores.num_waiting,
+            queried_tokens=counts.queried_tokens,
+            hit_tokens=counts.hit_tokens,
+            filtered=counts.num_filtered,
+            timeouts=counts.num_timeouts,
+            late=self._traffic.num_late,
+        )
+
+    def assert_invariants(self) -> None:
+        self._traffic.assert_invariants()
+        waiting = [sequence.loading for sequence in self._residents.loading.values()]
+        not_begun = sum(len(loading.waiting) for loading in waiting if isinstance(loading, Loading))
+        assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
+        self._host.assert_invariants(self._traffic.num_transfers + not_begun)
+        asking = [loading for loading in waiting if isinstance(loading, Ask)]
+        assert len(asking) == len(self._fetches), "who asks and who waits for it disagree"
+
+    # Inside.
+
+    def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
+        """Nothing is under way into its blocks any more, or nobody waits for it."""
+        if not loading.failed:
+            self._loads.drop(sequence)
+            del self._residents.loading[sequence.row]
+            self._residents.run(sequence)
+            if sequence.request.paused:
+                self._residents.pause(sequence)
+            return
+        if loading.started:
+            sequence.request.scheduled = None
+        self._residents.put_back(sequence)
+
+    def _fetch_ended(self, sequence: Sequence) -> None:
+        self._residents.put_back(sequence)
+
+    def _beyond(self, sequence: Sequence) -> tuple[list[bytes], int]:
+        """Keys of the sequence's blocks behind those that the device and host memory have, and how many these are."""
+        found = len(self._tables.find_prefix(sequence)[0])
+        longest = (len(sequence.tokens) - 1) // self._tables.block_size
+        return sequence.keys[found + 1 : longest + 1], found
+
+    def _choose_tiers(self) -> None:
+        """Those that work."""
+        working = [
+            (number, tier) for number, tier in enumerate(self._ready.tiers, 1) if not self._counts.disabled(number)
+        ]
+        self._fetches.inward = tuple(number for number, tier in working if tier.loads)
+        self._stores.outward = tuple(number for number, tier in working if tier.stores)
+
+    def _kind(self, origin: int) -> str:
+        if not origin:
+            return "host"
+        return DISK if self._ready.tiers[origin - 1].name == DISK else "external"
+
+    def _counts_queries(self, sequence: Sequence) -> bool:
+        return self._tables.caching and self.reads(sequence)

@@ -1,0 +1,45 @@
+"""What a manager of a tier answers, whatever keeps its blocks: the verbs, and one block."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class TierBlock:
+    """A block of the host tier. Handed out by `prepare_store` and `prepare_load`, given back to the complete calls."""
+
+    __slots__ = ("dropped", "key", "origin", "pins", "place", "ready")
+
+    def __init__(self, key: bytes, place: int) -> None:
+        self.key = key
+        self.place = place
+        self.pins = 0
+        """Transfers that read or write the place."""
+        self.ready = False
+        """What the key names lies there."""
+        self.dropped = False
+        """Nobody finds it any more; the place is free when nothing is pinned."""
+        self.origin = 0
+        """The tier that it came from when it was fetched, until somebody has used it; 0 came from the device."""
+
+
+class TierManager(Protocol):
+    """Which blocks a tier has, and which of them must stay. Keys are those of the prefix chain, group included."""
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many of these keys are here, from the first on."""
+
+    def prepare_store(self, key: bytes) -> TierBlock | None:
+        """A place for a block that is not here, pinned; None when it is here or nothing may give way to it."""
+
+    def complete_store(self, block: TierBlock, *, ok: bool) -> None:
+        """The place was written, or not: then it is free."""
+
+    def prepare_load(self, key: bytes) -> TierBlock | None:
+        """A block that is here, pinned; None if it is not."""
+
+    def complete_load(self, block: TierBlock, *, ok: bool) -> None:
+        """The place was read; what was not what it should be is forgotten."""
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These were of use. Of a prefix the last one first: a prefix is useful without its tail, never without its
+        head."""

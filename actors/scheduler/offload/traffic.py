@@ -1,0 +1,149 @@
+"""Transfers and look-ups: what the next plan asks for, what is under way, and how much more may be.
+
+Each edge has credits: loads and stores between the device and host memory, and whatever goes to or comes from one outer
+tier. Who finds none left waits (loads, fetches) or does without (stores, spills). A credit comes back with the answer,
+of which there is exactly one per transfer, whatever became of it.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Final
+
+from troupellm.actors.prefix_keys import KEY_BYTES
+from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TransferDone, TransferKind
+
+STORES: Final = 128
+"""Blocks on their way from the device to host memory."""
+LOADS: Final = 256
+"""The other way."""
+OUTER: Final = 64
+"""From and to one outer tier."""
+LOOKUPS: Final = 32
+"""Look-ups under way, of all tiers together."""
+
+Edge = tuple[TransferKind, int]
+"""(kind, tier), where spills and fetches of a tier share an edge."""
+Done = Callable[[TransferDone], None]
+Found = Callable[[int], None]
+
+
+class Traffic:
+    """`late` counts answers for what nobody waited for any more."""
+
+    def __init__(self) -> None:
+        self._ids = 0
+        self._under_way: dict[int, tuple[Edge, Done]] = {}
+        self._wanted: set[int] = set()
+        """Of those, the ones that were not cancelled."""
+        self._lookups: dict[int, Found] = {}
+        self._load: dict[Edge, int] = {}
+        self._renamed: dict[int, bytes] = {}
+        """By outer tier, what its keys are mixed with since the tiers were reset."""
+        self._new_transfers: list[BlockTransfer] = []
+        self._new_lookups: list[TierLookup] = []
+        self._new_cancelled: list[int] = []
+        self.num_late = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is under way, or wants to be told to the worker."""
+        return bool(self._under_way or self._lookups)  # what is new is under way already
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def num_lookups(self) -> int:
+        return len(self._lookups)
+
+    def credits(self, kind: TransferKind, tier: int = 0) -> int:
+        """How many more such transfers may begin."""
+        most = OUTER if tier else LOADS if kind == "load" else STORES
+        return most - self._load.get(_edge(kind, tier), 0)
+
+    def begin(
+        self, kind: TransferKind, done: Done, *, place: int, key: bytes, group: int, block: int, tier: int
+    ) -> int:
+        """Put a transfer into the next plan; `done` hears how it ended. The caller has looked at `credits`."""
+        self._ids += 1
+        edge = _edge(kind, tier)
+        self._under_way[self._ids] = (edge, done)
+        self._wanted.add(self._ids)
+        self._load[edge] = self._load.get(edge, 0) + 1
+        self._new_transfers.append(BlockTransfer(self._ids, kind, tier, group, block, place, self._name(tier, key)))
+        return self._ids
+
+    def cancel(self, transfer: int) -> None:
+        """Nobody waits for it; its `done` hears of its end all the same. Idempotent."""
+        if transfer in self._wanted:
+            self._wanted.remove(transfer)
+            self._new_cancelled.append(transfer)
+
+    def ask(self, tier: int, keys: tuple[bytes, ...], found: Found) -> int:
+        """Ask an outer tier how many of these keys it has; `found` hears it, unless `forget_lookup` came before."""
+        self._ids += 1
+        self._lookups[self._ids] = found
+        self._new_lookups.append(TierLookup(self._ids, tier, tuple([self._name(tier, key) for key in keys])))
+        return self._ids
+
+    def forget_lookup(self, lookup: int) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        if lookup in self._lookups:
+            self._lookups[lookup] = self._too_late
+
+    def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
+        """What the next plan must say; everything is said once."""
+        said = tuple(self._new_transfers), tuple(self._new_lookups), tuple(self._new_cancelled)
+        self._new_transfers.clear()
+        self._new_lookups.clear()
+        self._new_cancelled.clear()
+        return said
+
+    def take_in(self, transfers: tuple[TransferDone, ...], found: tuple[LookupDone, ...]) -> None:
+        """Answers of the worker; those that name nothing are counted."""
+        for answer in transfers:
+            known = self._under_way.pop(answer.transfer, None)
+            if known is None:
+                self.num_late += 1
+                continue
+            edge, done = known
+            self._load[edge] -= 1
+            if answer.transfer in self._wanted:
+                self._wanted.remove(answer.transfer)
+            else:
+                self.num_late += 1
+            done(answer)
+        for lookup in found:
+            tell = self._lookups.pop(lookup.lookup, self._too_late)
+            tell(lookup.count)
+
+    def rename(self, tier: int, secret: bytes) -> None:
+        """From now on nothing is found in an outer tier that was put there before, or would be without the secret."""
+        self._renamed[tier] = secret
+
+    def _name(self, tier: int, key: bytes) -> bytes:
+        secret = self._renamed.get(tier)
+        return key if secret is None else sha256(secret + key[:KEY_BYTES]).digest() + key[KEY_BYTES:]
+
+    def forget(self) -> None:
+        """The worker is gone, and with it whatever was under way: nothing of it is answered."""
+        self._under_way.clear()
+        self._wanted.clear()
+        self._lookups.clear()
+        self._load.clear()
+        self.take()
+
+    def _too_late(self, count: int) -> None:
+        self.num_late += 1
+
+    def assert_invariants(self) -> None:
+        counted: dict[Edge, int] = {}
+        for edge, _ in self._under_way.values():
+            counted[edge] = counted.get(edge, 0) + 1
+        assert counted == {edge: load for edge, load in self._load.items() if load}, "a credit is lost"
+        assert self._wanted <= self._under_way.keys(), "a transfer that has ended is wanted"
+
+
+def _edge(kind: TransferKind, tier: int) -> Edge:
+    return ("fetch", tier) if tier else (kind, 0)
