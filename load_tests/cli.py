@@ -5,6 +5,7 @@ from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.embed import flags as embed
+from troupellm.load_tests.eviction import flags as eviction
 from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.kernels import flags as kernels
@@ -31,6 +32,11 @@ _BENCHMARKS = {
     "embed": (embed.add_flags, "troupellm.load_tests.embed.command", "vectors, beside sentence-transformers' batching"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),
+    "eviction": (
+        eviction.add_flags,
+        "troupellm.load_tests.eviction.command",
+        "hit rates of lru and arc beside the optimum",
+    ),
     "soak": (soak.add_flags, "troupellm.load_tests.soak.command", "mixed traffic and faults; leaks and memory slope"),
     "prefill": (
         prefill.add_flags,

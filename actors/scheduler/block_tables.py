@@ -287,6 +287,11 @@ class BlockTables:
         self._copies.clear()
         return copies
 
+    def being_copied(self, block: int) -> bool:
+        """Whether the next plan copies from or to a block."""
+        copies = self._copies
+        return bool(copies) and (block in copies or any(copy.source == block for copy in copies.values()))
+
     def covers(self, sequence: Sequence, trunk: Trunk) -> bool:
         """Whether a trunk still has all that a sequence would see that starts behind it."""
         start = min(trunk.num_positions, len(sequence.tokens) - 1)

@@ -5,16 +5,17 @@ plans in flight a decode row is planned again while its last token exists on the
 """
 
 from array import array
-from heapq import heapify, heappop, heappush
 
 from troupellm.actors.kv_events import KVEventLog
-from troupellm.actors.prefix_keys import namespace, owner_name, split_keys
+from troupellm.actors.prefix_keys import owner_name
 from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.deadlines import Deadlines
 from troupellm.actors.scheduler.elastic import make_elastic
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.newcomer import EarlyAborts, prompt_keys
 from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
@@ -41,9 +42,6 @@ from troupellm.protocol.snapshot import CacheGroupSnapshot, SchedulerSnapshot
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
-_EARLY_ABORTS = 1024
-"""How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
-_SPARE_DEADLINES = 64
 _LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
 """What a restarted worker has as the one before it had."""
 _PRIORITY_SPAN = 2**33
@@ -126,9 +124,8 @@ class SchedulerCore:
             config.max_num_batched_tokens,
         )
         self._updates = Updates(self._ledger, self._residents, self._tables, ready, shares)
-        self._deadlines: list[tuple[float, int]] = []
-        self._early_aborts: dict[int, None] = {}
-        """Requests that were aborted before they came, oldest first."""
+        self._deadlines = Deadlines()
+        self._early_aborts = EarlyAborts()
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
         self._fair = config.scheduling_policy == "fair"
@@ -147,21 +144,20 @@ class SchedulerCore:
     @property
     def next_deadline(self) -> float | None:
         """When the next waiting request may have to be dropped, on the clock of `plan`."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
 
     def submit(self, message: SubmitRequest) -> None:
         """Accept a request, or close it at once with the error that says why it can never run."""
         self._ledger.now = max(self._ledger.now, message.arrival)
         refusal: TroupeError | None
-        if message.request in self._early_aborts:
-            del self._early_aborts[message.request]
+        if self._early_aborts.take(message.request):
             refusal = _aborted()
         else:
             refusal = find_refusal(message, self._ready, self._config)
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
-        request = Request(message, self._prompt_keys(message), tenant=message.tenant if self._fair else "")
+        request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
         if self._planner.elastic is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
         tokens = array("i", message.prompt)
@@ -195,7 +191,7 @@ class SchedulerCore:
         self._ledger.open(request)
         self.halt.hold_back(request)
         if message.deadline is not None:
-            self._remember_deadline(message.deadline, message.request)
+            self._deadlines.add(message.deadline, message.request, self._ledger.requests, len(self._ledger.requests))
 
     def abort(self, request: int) -> None:
         """End a request for its owner, at once; plans in flight that name it still hold its blocks. Idempotent.
@@ -209,9 +205,7 @@ class SchedulerCore:
         if any(closed.request == request for closed in self._ledger.closed):
             return  # its end is about to be told
         self._ledger.close_unknown(request, _aborted())
-        self._early_aborts[request] = None
-        if len(self._early_aborts) > _EARLY_ABORTS:
-            del self._early_aborts[next(iter(self._early_aborts))]
+        self._early_aborts.add(request)
 
     def stop_string_met(self, row: int) -> None:
         """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
@@ -395,16 +389,6 @@ class SchedulerCore:
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
         assert len(self._flights) <= self._flights.capacity, "more plans in flight than credits"
 
-    def _prompt_keys(self, message: SubmitRequest) -> list[bytes]:
-        """Those that the input processor made; who speaks to the scheduler directly need not make any."""
-        if not self._tables.caching:
-            return []
-        keys = message.prompt_keys
-        if not keys:
-            owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
-            keys = self._tables.hasher.prompt_keys(owner, message.prompt)
-        return split_keys(keys)
-
     def _hold_trial(self) -> bool:
         """Make way for the suspects whose turn it is; False while a plan of others is in flight."""
         if self._quarantine.review():
@@ -418,16 +402,10 @@ class SchedulerCore:
 
     def _expire(self, now: float) -> None:
         """Close requests that still wait after their deadline."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self._ledger.requests.get(heappop(self._deadlines)[1])
+        for number in self._deadlines.passed(now):
+            request = self._ledger.requests.get(number)
             if request is not None and request.scheduled is None:
                 self._ledger.end_request(request, QueueTimeout("the deadline passed before the request began"))
-
-    def _remember_deadline(self, deadline: float, request: int) -> None:
-        heappush(self._deadlines, (deadline, request))
-        if len(self._deadlines) > 2 * len(self._ledger.requests) + _SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._ledger.requests]
-            heapify(self._deadlines)
 
 
 def _aborted() -> RequestAborted:

@@ -11,8 +11,8 @@
     WAITING, PREEMPTED --load--> LOADING --start--> RUNNING        LOADING --wait--> WAITING, --preempt--> PREEMPTED
 
 WAITING and PREEMPTED sequences are in the waiting room (or wait for a sibling to compute their prompt); PAUSED and HELD
-ones have a reader that does not read, with and without blocks. LOADING ones wait for an outer tier, first without blocks
-(it is asked what it has), then with blocks that are being loaded. FINISHING has ended for its reader, but a plan in
+ones have a reader that does not read, with and without blocks. LOADING ones wait for an outer tier: without blocks
+while it is asked what it has, or with blocks that are being loaded. FINISHING has ended for its reader, but a plan in
 flight may still write its blocks.
 """
 

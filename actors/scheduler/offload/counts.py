@@ -77,7 +77,7 @@ class Counts:
         """Args: of the host tier, whose places the scheduler gives out; the others tell of themselves."""
         shots = []
         for number, counted in enumerate(self._tiers[: 1 + len(self._infos)]):
-            report = self._reports.get(number) or TierReport(number)
+            report = self._reports.get(number) or TierReport(tier=number)
             inward, outward = ("load", "store") if number == 0 else ("fetch", "spill")
             host = number == 0
             shots.append(

@@ -1,7 +1,7 @@
-"""Sequences that asked outer tiers for blocks: first how many there are, then for the blocks, into host memory.
+"""Sequences that ask outer tiers for blocks: first how many there are, then for the blocks, into host memory.
 
-They hold no device blocks meanwhile and are not in the waiting room, where others go past them. Each asks once and waits
-a bounded time; then it goes back, and is admitted with what has arrived.
+They hold no device blocks meanwhile and are not in the waiting room, where others go past them. Each asks once and
+waits a bounded time; then it goes back, and is admitted with what has arrived.
 """
 
 from collections import deque

@@ -105,9 +105,9 @@ class Loads:
         self._waiting.clear()
 
     def _start(self, sequence: Sequence, loading: Loading) -> None:
-        credits = self._traffic.credits("load")
-        while loading.waiting and credits > 0:
-            credits -= 1
+        while loading.waiting and self._traffic.credits("load") > 0:
+            if self._tables.being_copied(loading.waiting[0].hit.block):
+                return  # whoever had the block before still copies it with this plan
             wanted = loading.waiting.popleft()
             hit, source = wanted
 

@@ -1,10 +1,10 @@
 """The scheduler's side of KV offload: what leaves the device, what comes back, and who waits for it.
 
 A full block is copied to host memory once it is confirmed, and from there to the outer tiers. A sequence that is
-admitted takes what the device has, then what host memory has: it is LOADING, with its blocks, until that is loaded. What
-only outer tiers have is fetched into host memory before, while the sequence is LOADING without blocks. Nothing of this
-waits for anything but the worker's answers, of which each comes once: so whoever waits here, waits a bounded time, and
-the blocks that LOADING sequences hold come back whatever happens.
+admitted takes what the device has, then what host memory has: it is LOADING, with its blocks, until that is loaded.
+What only outer tiers have is fetched into host memory before, while the sequence is LOADING without blocks. Nothing of
+this waits for anything but the worker's answers, of which each comes once: so whoever waits here, waits a bounded time,
+and the blocks that LOADING sequences hold come back whatever happens.
 
 A block that does not come (a miss, a damaged one, a late one) costs its sequence the admission: it goes back to the
 waiting room, and what did come is found on the device. Beam searches stay on the device, because their sequences are
@@ -24,7 +24,6 @@ from troupellm.actors.scheduler.offload.policy import make_policy
 from troupellm.actors.scheduler.offload.stores import Stores
 from troupellm.actors.scheduler.offload.traffic import Traffic
 from troupellm.actors.scheduler.policy import WaitingRoom
-from troupellm.actors.scheduler.prefix_search import IN_HOST
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Sequence
 from troupellm.protocol.offload import OffloadConfig
@@ -84,7 +83,7 @@ class Offload:
     @property
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
-        return self._traffic.busy
+        return self._traffic.busy or bool(self._residents.loading)
 
     def pump(self, now: float) -> None:
         """Before a plan: begin what waits for credits, and give up what takes too long."""
@@ -183,8 +182,8 @@ class Offload:
             self._traffic.take_in(result.transfers, result.found)
 
     def reset(self, *, external: bool = False) -> None:
-        """Nothing that is in a tier now is found by a request that comes later: host memory forgets, and outer tiers are
-        asked for other names from now on.
+        """Nothing that is in a tier now is found by a request that comes later: host memory forgets, and outer tiers
+        are asked for other names from now on.
 
         Args:
             external: also of tiers that other engines put blocks into.

@@ -87,15 +87,13 @@ class Stores:
     def pump(self) -> None:
         """Send on what waits for credits of outer tiers, of which fetches keep a part."""
         for tier, waiting in self._spills.items():
-            credits = self._traffic.credits("spill", tier) - OUTER // 4
-            while waiting and credits > 0:
+            while waiting and self._traffic.credits("spill", tier) > OUTER // 4:
                 group, key = waiting.popleft()
                 source = self._host.prepare_load(key) if tier in self.outward else None
                 if source is None:
                     self._counts.dropped(tier)
                 else:
                     self._spill(tier, group, source)
-                    credits -= 1
 
     @property
     def num_waiting(self) -> int:
