@@ -12,7 +12,7 @@ _NEW = 1 << 40
 
 
 def scan_polluted(source: random.Random, capacity: int) -> Trace:
-    """A hot set of 0.7 of the tier, and from time to time a stretch of 1.5 tiers of blocks that never come again: agents
+    """A hot set of 0.7 of the tier, and at times a stretch of 1.5 tiers of blocks that never come again: agents
     that read whole repositories beside everybody's system prompts."""
     hot = _zipf(source, int(0.7 * capacity), 0.6)
     fresh = count(_NEW)

@@ -1,4 +1,4 @@
-"""Many requests on few blocks, with tiers behind them: everybody's tokens are those of a solo run, and nothing leaks."""
+"""Many requests on few blocks, with tiers behind them: everybody has the tokens of a solo run, and nothing leaks."""
 
 import random
 from typing import Any
