@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 class HostHit(NamedTuple):
     group: int
-    index: int
+    nth: int
     """In the sequence's table."""
     block: int
     key: bytes

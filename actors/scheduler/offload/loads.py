@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from troupellm.actors.scheduler.block_tables import BlockTables, HostHit
+from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.host_hit import HostHit
 from troupellm.actors.scheduler.offload.cost import Cost
 from troupellm.actors.scheduler.offload.counts import Counts
 from troupellm.actors.scheduler.offload.host import HostTier

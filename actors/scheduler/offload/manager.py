@@ -127,7 +127,7 @@ class Offload:
         origins: dict[int, int] = {}
         for hit in sequence.host_hits:
             block = self._host.find(hit.key)
-            origins[hit.index] = max(origins.get(hit.index, 0), 0 if block is None else block.origin)
+            origins[hit.nth] = max(origins.get(hit.nth, 0), 0 if block is None else block.origin)
         self._stores.use(sequence.keys[1 : len(sequence.tokens) // size + 1])
         self._host.touch([hit.key for hit in reversed(sequence.host_hits)])
         found = {"host": 0, "disk": 0, "external": 0}
