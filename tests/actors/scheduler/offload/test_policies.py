@@ -61,15 +61,15 @@ def test_arc_learns_from_ghosts_and_keeps_what_is_frequent_through_a_scan() -> N
 
 
 def test_a_key_that_returns_from_the_ghosts_is_frequent() -> None:
-    made = ArcPolicy(2)
+    made = ArcPolicy(3)
     made.admit(key(0), free)
     made.touch(key(0))  # frequent
     made.admit(key(1), free)
-    made.admit(key(2), free)  # 1 gives way, and is remembered
-    assert key(1) not in made
-    made.admit(key(1), free)
-    made.admit(key(3), free)
-    assert key(1) in made, "what came back counts as asked for twice"
+    made.admit(key(5), free)
+    assert made.admit(key(2), free) == key(1)  # it gives way, and is remembered
+    assert made.admit(key(1), free) == key(5), "there should be more room for what is recent"
+    assert made.admit(key(3), free) == key(0), "the frequent one that was used last is the one that came back"
+    assert key(1) in made
 
 
 def test_arc_stays_within_its_bounds_on_any_trace() -> None:
