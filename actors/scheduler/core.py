@@ -20,6 +20,7 @@ from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.published import show_groups
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
@@ -27,7 +28,6 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
-from troupellm.protocol.cache_groups import group_name
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import (
     QueueTimeout,
@@ -38,7 +38,7 @@ from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
-from troupellm.protocol.snapshot import CacheGroupSnapshot, SchedulerSnapshot
+from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
@@ -79,7 +79,6 @@ class SchedulerCore:
             ready.groups, ready.num_blocks, ready.block_size, caching=enable_prefix_caching, secret=hash_key,
             events=None if kv_events is None else kv_events.of("device"),
         )  # fmt: skip
-        self._group_names = tuple(group_name(index, group) for index, group in enumerate(ready.groups))
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
         shares = Shares({tenant.name: tenant.weight for tenant in config.tenants})
         self._room = WaitingRoom(shares)
@@ -245,11 +244,8 @@ class SchedulerCore:
             self.resume(request)
 
     def reset_prefix_cache(self, *, external: bool = False) -> None:
-        """Nothing that is computed or under way now is found by a request that comes later.
-
-        Args:
-            external: nor what other engines share with this one.
-        """
+        """Nothing that is computed or under way now is found by a request that comes later; external: nor what other
+        engines share with this one."""
         self._tables.reset()
         if self._offload is not None:
             self._offload.reset(external=external)
@@ -305,11 +301,7 @@ class SchedulerCore:
         self._lose(lost)
 
     def worker_sleeps(self, *, keeps_host: bool = False) -> None:
-        """Its memory was given back; a loss that nobody has to answer for.
-
-        Args:
-            keeps_host: all but what the host tier holds.
-        """
+        """Its memory was given back, all or but the host tier's; a loss that nobody has to answer for."""
         self._num_naps += 1
         self._lose(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
@@ -352,10 +344,7 @@ class SchedulerCore:
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
-            cache_groups=tuple(
-                CacheGroupSnapshot(name=name, used=used, cached=cached)
-                for name, used, cached in zip(self._group_names, pool.used_by, pool.cached_by, strict=True)
-            ),
+            cache_groups=show_groups(self._ready.groups, pool),
             steps=self._planner.step,
             preemptions=residents.num_preemptions,
             tokens_generated=self._updates.num_tokens,

@@ -12,8 +12,8 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.draft import Draft
 from troupellm.actors.scheduler.elastic import PLAIN, Elastic
 from troupellm.actors.scheduler.flight import Flight, Flights
-from troupellm.actors.scheduler.parts import parts_of
 from troupellm.actors.scheduler.offload.manager import Offload
+from troupellm.actors.scheduler.parts import parts_of
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.quarantine import Quarantine
