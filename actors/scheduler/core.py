@@ -16,7 +16,7 @@ from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.newcomer import EarlyAborts, prompt_keys
-from troupellm.actors.scheduler.offload.manager import Offload
+from troupellm.actors.scheduler.offload.manager import make_offload
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
@@ -85,17 +85,9 @@ class SchedulerCore:
         self._prefill_budget = PrefillBudget(config, ready)
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
-        self._offload: Offload | None = None
-        if ready.host_places and enable_prefix_caching:
-            self._offload = self._tables.tiers = Offload(
-                offload or OffloadConfig(),
-                ready,
-                self._tables,
-                self._residents,
-                self._room,
-                self._prefill_budget.seconds_per_token,
-                life,
-            )
+        per_token = self._prefill_budget.seconds_per_token
+        self._offload = make_offload(offload, ready, self._tables, self._residents, self._room, per_token, life)
+        self._tables.tiers = self._offload
         self._ledger = Ledger(self._residents, self._room)
         self.halt = Halt(self._ledger, self._residents, self._flights)
         self._quarantine = Quarantine()

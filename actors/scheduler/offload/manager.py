@@ -282,3 +282,18 @@ class Offload:
 
     def _counts_queries(self, sequence: Sequence) -> bool:
         return self._tables.caching and self.reads(sequence)
+
+
+def make_offload(
+    config: OffloadConfig | None,
+    ready: WorkerReady,
+    tables: BlockTables,
+    residents: Residents,
+    room: WaitingRoom,
+    per_token: Callable[[], float],
+    life: bytes,
+) -> Offload | None:
+    """None where the worker has no host memory for blocks, or blocks have no names."""
+    if not ready.host_places or not tables.caching:
+        return None
+    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, life)
