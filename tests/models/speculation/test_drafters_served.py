@@ -1,0 +1,100 @@
+"""Engines with every drafter that is a model write what engines without write: crowds, prefix hits, preemption."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import plain_heads
+import pytest
+from plain_heads import CONFIG, CONFIG3, eagle3_weights, eagle_weights, medusa_weights
+from tiny_model import write_tiny_model
+
+import troupellm
+from troupellm.models.speculation.speculator import Speculator
+
+TOKENS = 40
+SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "flush_interval": 0.0, "block_size": 8}
+ROOMY, SMALL = {"num_gpu_blocks_override": 200}, {"num_gpu_blocks_override": 24, "max_model_len": 128}
+Kept = list[tuple[int, int]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a smaller model and heads with random weights."""
+    home = tmp_path_factory.mktemp("served")
+    write_tiny_model(home / "target")
+    write_tiny_model(home / "small", seed=1)
+    plain_heads.write_head(home / "eagle", eagle_weights(), CONFIG)
+    plain_heads.write_head(home / "eagle3", eagle3_weights(), CONFIG3)
+    heads: dict[str, object] = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    plain_heads.write_head(home / "medusa", medusa_weights(3, 1, outputs=False), heads)
+    return home
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """(drafts, accepted drafts) of every row of every step."""
+    found: Kept = []
+    finish = Speculator.finish
+
+    def watched(self: Speculator, trial: Any, judged: Any, seconds: float) -> None:
+        found.extend((len(drafts), judged[row].accepted) for row, drafts in trial.drafts.items() if row in judged)
+        finish(self, trial, judged, seconds)
+
+    monkeypatch.setattr(Speculator, "finish", watched)
+    return found
+
+
+def prompts() -> list[list[int]]:
+    text = np.random.default_rng(3).integers(0, 250, 200).tolist()
+    return [text[:5], text[10:60], text[10:50] + text[90:110], text[:60], text[100:131], text[10:60], text[30:31]]
+
+
+async def answers(target: Path, wanted: dict[str, object] | None, **settings: Any) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()] * len(prompts())
+    sampling = settings.pop("sampling", {"temperature": 0.0})
+    async with troupellm.Engine(target, speculative_config=wanted, **(SETTINGS | settings)) as engine:
+
+        async def one(index: int, prompt: Sequence[int]) -> None:
+            answer = await engine.generate(prompt, max_tokens=TOKENS, ignore_eos=True, **sampling)
+            found[index] = tuple(answer.token_ids)
+
+        for _ in range(2):  # the second time everything is in the prefix cache
+            async with anyio.create_task_group() as group:
+                for index, prompt in enumerate(prompts()):
+                    group.start_soon(one, index, prompt)
+    return found
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("pool", [ROOMY, SMALL], ids=["roomy", "small"])
+async def test_a_target_that_drafts_for_itself_is_always_right(home: Path, kept: Kept, pool: dict[str, Any]) -> None:
+    target, most = home / "target", 3
+    wanted = {"method": "draft_model", "model": str(target), "num_speculative_tokens": most, "adaptive": False}
+    settings = pool | {"max_num_batched_tokens": 48}
+    assert await answers(target, wanted, **settings) == await answers(target, None, **settings)
+    assert all(drafted == accepted for drafted, accepted in kept)
+    assert sum(drafted == most for drafted, _ in kept) > 60
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3, "min_p": 0.02}], ids=["greedy", "sampled"]
+)
+async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: str, sampling: dict[str, Any]) -> None:
+    folder = home / ("small" if method == "draft_model" else method)
+    wanted = {
+        "method": method, "model": str(folder), "num_speculative_tokens": 3, "adaptive": False,
+        "draft_sample_method": "probabilistic",
+    }  # fmt: skip
+    settings = SMALL | {"max_num_batched_tokens": 48, "sampling": sampling}
+    assert await answers(home / "target", wanted, **settings) == await answers(home / "target", None, **settings)
+    assert sum(drafted for drafted, _ in kept) > 300
