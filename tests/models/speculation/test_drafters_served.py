@@ -8,6 +8,8 @@ import anyio
 import numpy as np
 import plain_heads
 import pytest
+from decoder_pairs import write_tokenizer
+from deepseek_mtp import write_deepseek
 from plain_heads import CONFIG, CONFIG3, eagle3_weights, eagle_weights, medusa_weights
 from tiny_model import write_tiny_model
 
@@ -39,9 +41,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     found: Kept = []
     finish = Speculator.finish
 
-    def watched(self: Speculator, trial: Any, judged: Any, seconds: float) -> None:
+    def watched(self: Speculator, trial: Any, judged: Any, *rest: Any) -> None:
         found.extend((len(drafts), judged[row].accepted) for row, drafts in trial.drafts.items() if row in judged)
-        finish(self, trial, judged, seconds)
+        finish(self, trial, judged, *rest)
 
     monkeypatch.setattr(Speculator, "finish", watched)
     return found
@@ -87,7 +89,11 @@ async def test_a_target_that_drafts_for_itself_is_always_right(home: Path, kept:
 @pytest.mark.anyio
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
 @pytest.mark.parametrize(
-    "sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3, "min_p": 0.02}], ids=["greedy", "sampled"]
+    "sampling",
+    [
+        pytest.param({"temperature": 0.0}, id="greedy"),
+        pytest.param({"temperature": 0.8, "seed": 3, "min_p": 0.02}, id="sampled", marks=pytest.mark.slow),
+    ],
 )
 async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: str, sampling: dict[str, Any]) -> None:
     folder = home / ("small" if method == "draft_model" else method)
@@ -98,3 +104,29 @@ async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: st
     settings = SMALL | {"max_num_batched_tokens": 48, "sampling": sampling}
     assert await answers(home / "target", wanted, **settings) == await answers(home / "target", None, **settings)
     assert sum(drafted for drafted, _ in kept) > 300
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("method", "widths"), [("eagle", [3, 2, 2]), ("medusa", [3, 4])])
+async def test_texts_are_the_same_with_trees(home: Path, kept: Kept, method: str, widths: list[int]) -> None:
+    wanted = {"method": method, "model": str(home / method), "tree_widths": widths, "adaptive": False}
+    settings = SMALL | {"max_num_batched_tokens": 64}
+    assert await answers(home / "target", wanted, **settings) == await answers(home / "target", None, **settings)
+    assert sum(drafted for drafted, _ in kept) > 500
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_model_with_next_token_layers(tmp_path: Path, kept: Kept) -> None:
+    folder, _, _ = write_deepseek(tmp_path / "deepseek")
+    write_tokenizer(folder, 300)
+    wanted = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+    assert await answers(folder, wanted, **SMALL) == await answers(folder, None, **SMALL)
+    assert sum(drafted for drafted, _ in kept) > 300
+
+
+@pytest.mark.anyio
+async def test_a_quantized_draft_model(home: Path, kept: Kept) -> None:
+    wanted = {"method": "draft_model", "model": str(home / "target"), "quantization": "int8", "adaptive": False}
+    assert await answers(home / "target", wanted, **ROOMY) == await answers(home / "target", None, **ROOMY)
+    assert sum(accepted for _, accepted in kept) > 100, "in eight bits it should be right now and then"
