@@ -7,6 +7,7 @@ from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.embed import flags as embed
 from troupellm.load_tests.eviction import flags as eviction
 from troupellm.load_tests.guide import flags as guide
+from troupellm.load_tests.handover import flags as handover
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.kernels import flags as kernels
 from troupellm.load_tests.offline import flags as offline
@@ -46,6 +47,7 @@ _BENCHMARKS = {
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
     "sse": (sse.add_flags, "troupellm.load_tests.sse.command", "what sending events costs, beside a bare app"),
+    "handover": (handover.add_flags, "troupellm.load_tests.handover.command", "prefill here, decode there"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from troupellm.models.connectors.opening import open_connectors
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.offload.arena import HostArena, host_places, memory_left
 from troupellm.models.offload.blocks import BlockMover, MemoryMover, bytes_of_block
@@ -61,4 +62,9 @@ def open_stores(config: EngineConfig, context: StoreContext) -> list[BlockStore]
         stores.append(
             DiskStore(Path(offload.kv_offload_disk_path).expanduser(), context, offload.kv_offload_disk_bytes)
         )
-    return stores
+    try:
+        return [*stores, *open_connectors(config, context)]
+    except BaseException:
+        for store in stores:
+            store.close()
+        raise

@@ -69,8 +69,9 @@ class OuterTier:
         """What the scheduler is told once."""
         store = self._store
         return TierInfo(
-            name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores
-        )
+            name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores,
+            failure_policy=store.failure_policy,
+        )  # fmt: skip
 
     def submit(self, asked: BlockTransfer | TierLookup) -> None:
         """Take an operation in hand, or answer it at once."""
