@@ -115,6 +115,13 @@ def row_failure(message: str, code: str) -> TroupeError:
     return RequestFailed(message, code=code)
 
 
+class KVLoadFailed(TroupeError):
+    """A connector did not give the KV blocks that it said it has, and its policy is to fail rather than to compute."""
+
+    default_code = "kv_load_failed"
+    retryable = True
+
+
 class QueueTimeout(RequestAborted):
     """The request waited longer than it may before it began; nothing was computed for it."""
 

@@ -85,8 +85,10 @@ class SchedulerCore:
         self._prefill_budget = PrefillBudget(config, ready)
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
-        per_token = self._prefill_budget.seconds_per_token
-        self._offload = make_offload(offload, ready, self._tables, self._residents, self._room, per_token, life)
+        self._offload = make_offload(
+            offload, ready, self._tables, self._residents, self._room, self._prefill_budget.seconds_per_token, life,
+            kv_events,
+        )  # fmt: skip
         self._tables.tiers = self._offload
         self._ledger = Ledger(self._residents, self._room)
         self.halt = Halt(self._ledger, self._residents, self._flights)
@@ -275,6 +277,7 @@ class SchedulerCore:
             self._flights.land(flight)
             if self._offload is not None:
                 self._offload.update(result, now)
+                self._offload.fail_unloaded(self._ledger.end_request)
                 if not flight.rows:
                     self._ledger.release_returned()
                     return self._ledger.take(result.step) or StepOutput(step=result.step)

@@ -12,6 +12,7 @@ from troupellm.actors.scheduler.block_pool import in_group
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.offload.counts import Counts
 from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.loads import UNHARMED
 from troupellm.actors.scheduler.offload.tier import TierBlock
 from troupellm.actors.scheduler.offload.traffic import LOOKUPS, Traffic
 from troupellm.actors.scheduler.sequence import Sequence
@@ -26,6 +27,13 @@ class _Wanted(NamedTuple):
     tier: int
     group: int
     key: bytes
+
+
+class _Fetch(NamedTuple):
+    transfer: int
+    tier: int
+    waiting: "list[Ask]"
+    """Who waits for it."""
 
 
 class Ask:
@@ -58,12 +66,15 @@ class Fetches:
         counts: Counts,
         timeout: float,
         ended: Callable[[Sequence], None],
+        missed: Callable[[Sequence, int], None],
     ) -> None:
         """
         Args:
             timeout: seconds without an answer after which a sequence goes on without it.
             ended: hears that a sequence has nothing more to wait for.
+            missed: hears before that if a tier did not give a sequence what it said it has.
         """
+        self._missed = missed
         self._host = host
         self._traffic = traffic
         self._tables = tables
@@ -71,8 +82,8 @@ class Fetches:
         self._timeout = timeout
         self._ended = ended
         self._asking: dict[int, Sequence] = {}
-        self._fetching: dict[bytes, tuple[int, list[Ask]]] = {}
-        """By key, the transfer and who waits for it."""
+        self._fetching: dict[bytes, _Fetch] = {}
+        """By key."""
         self.inward: tuple[int, ...] = ()
         """Outer tiers that give blocks, nearest first."""
 
@@ -114,6 +125,8 @@ class Fetches:
                     ask.deadline = now + self._timeout
                     self._start(sequence, ask)
                 else:
+                    if ask.pending:
+                        self._missed(sequence, self._fetching[next(iter(ask.pending))].tier)
                     self._ended(sequence)
             elif ask.waiting:
                 self._start(sequence, ask)
@@ -126,10 +139,10 @@ class Fetches:
         for lookup in ask.lookups.values():
             self._traffic.forget_lookup(lookup)
         for key in ask.pending:
-            transfer, waiting = self._fetching[key]
-            waiting.remove(ask)
-            if not waiting:
-                self._traffic.cancel(transfer)
+            fetch = self._fetching[key]
+            fetch.waiting.remove(ask)
+            if not fetch.waiting:
+                self._traffic.cancel(fetch.transfer)
         ask.pending.clear()
 
     def forget(self) -> None:
@@ -171,7 +184,7 @@ class Fetches:
             wanted = ask.waiting[0]
             under_way = self._fetching.get(wanted.key)
             if under_way is not None:
-                under_way[1].append(ask)
+                under_way.waiting.append(ask)
                 ask.pending.add(wanted.key)
             elif self._traffic.credits("fetch", wanted.tier) <= 0:
                 return
@@ -198,7 +211,7 @@ class Fetches:
         transfer = self._traffic.begin(
             "fetch", done, place=target.place, key=key, group=group, block=NULL_BLOCK, tier=tier
         )
-        self._fetching[key] = (transfer, [ask])
+        self._fetching[key] = _Fetch(transfer, tier, [ask])
         ask.pending.add(key)
 
     def _fetched(self, tier: int, target: TierBlock, answer: TransferDone) -> None:
@@ -206,13 +219,15 @@ class Fetches:
         if answer.ok:
             target.origin = tier
         self._host.complete_store(target, ok=answer.ok)
-        _, waiting = self._fetching.pop(target.key)
+        waiting = self._fetching.pop(target.key).waiting
         for ask in waiting:
             ask.pending.remove(target.key)
             ask.deadline = self._counts.now + self._timeout
             if not answer.ok:
                 ask.waiting.clear()  # what comes behind it is of no use without it
         for sequence in [sequence for sequence in self._asking.values() if sequence.loading in waiting]:
+            if not answer.ok and answer.error not in UNHARMED:
+                self._missed(sequence, tier)
             asked = sequence.loading
             if isinstance(asked, Ask) and not asked.pending and not asked.waiting and not asked.lookups:
                 self._ended(sequence)

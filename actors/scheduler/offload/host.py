@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from troupellm.actors.kv_events import BlockEvents
+from troupellm.actors.prefix_keys import KEY_BYTES
 from troupellm.actors.scheduler.offload.policy import EvictionPolicy, TierFull
 from troupellm.actors.scheduler.offload.tier import TierBlock
 
@@ -9,8 +11,11 @@ from troupellm.actors.scheduler.offload.tier import TierBlock
 class HostTier:
     """A `TierManager` over numbered places. Every place is free, or one block's; pinned blocks keep theirs."""
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
+    def __init__(self, policy: EvictionPolicy, events: BlockEvents | None = None) -> None:
+        """events: hears what can be found, and what cannot any more."""
+        self._policy, self._events = policy, events
+        if events is not None:
+            events.cleared()
         self.num_places = policy.capacity
         self._free = list(range(self.num_places - 1, -1, -1))
         self._blocks: dict[bytes, TierBlock] = {}
@@ -42,8 +47,10 @@ class HostTier:
         except TierFull:
             return None
         if evicted is not None:
-            self._free.append(self._blocks.pop(evicted).place)
+            gone = self._blocks.pop(evicted)
+            self._free.append(gone.place)
             self.num_evicted += 1
+            self._tell_removed(gone)
         block = self._blocks[key] = TierBlock(key, self._free.pop())
         block.pins = 1
         return block
@@ -52,6 +59,8 @@ class HostTier:
         block.ready = ok
         if not ok:
             self._drop(block)
+        elif self._events is not None and not block.dropped:
+            self._events.stored(block.key[:KEY_BYTES], int.from_bytes(block.key[KEY_BYTES:]))
         self._unpin(block)
 
     def prepare_load(self, key: bytes) -> TierBlock | None:
@@ -95,12 +104,17 @@ class HostTier:
         if block.dropped:
             return
         block.dropped = True
+        self._tell_removed(block)
         del self._blocks[block.key]
         self._policy.remove(block.key)
         if block.pins:
             self._dropped.add(block)
         else:
             self._free.append(block.place)
+
+    def _tell_removed(self, block: TierBlock) -> None:
+        if self._events is not None and block.ready:
+            self._events.removed(block.key[:KEY_BYTES], int.from_bytes(block.key[KEY_BYTES:]))
 
     def _unpin(self, block: TierBlock) -> None:
         block.pins -= 1

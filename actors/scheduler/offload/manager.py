@@ -14,6 +14,7 @@ moved together.
 from collections.abc import Callable
 from hashlib import sha256
 
+from troupellm.actors.kv_events import BlockEvents, KVEventLog
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.offload.cost import Cost
 from troupellm.actors.scheduler.offload.counts import Counts
@@ -25,7 +26,8 @@ from troupellm.actors.scheduler.offload.stores import Stores
 from troupellm.actors.scheduler.offload.traffic import Traffic
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Event, Sequence
+from troupellm.actors.scheduler.sequence import Event, Request, Sequence
+from troupellm.protocol.errors import KVLoadFailed
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.outputs import CachedTokens
 from troupellm.protocol.snapshot import OffloadSnapshot
@@ -48,13 +50,17 @@ class Offload:
         room: WaitingRoom,
         per_token: Callable[[], float],
         life: bytes,
+        events: BlockEvents | None = None,
     ) -> None:
         """
         Args:
             ready: says how many places host memory has, at least one.
             per_token: seconds that a token of a prompt takes to compute; 0 is unknown.
             life: random bytes that no other life of an engine has.
+            events: hears what can be found in host memory.
         """
+        self._events = events
+        self._unloaded: list[tuple[Sequence, KVLoadFailed]] = []
         self._config = config
         self._ready = ready
         self._tables = tables
@@ -71,11 +77,11 @@ class Offload:
         """Empty tiers, for a worker that has just loaded."""
         config, traffic, tables = self._config, self._traffic, self._tables
         self._ready = ready
-        self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_places))
+        self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_places), self._events)
         threshold, timeout = config.kv_offload_store_threshold, config.kv_offload_timeout
         self._stores = Stores(self._host, traffic, tables, self.cost, self._counts, threshold)
         self._loads = Loads(self._host, traffic, tables, self.cost, self._counts, timeout, self._load_ended)
-        self._fetches = Fetches(self._host, traffic, tables, self._counts, timeout, self._fetch_ended)
+        self._fetches = Fetches(self._host, traffic, tables, self._counts, timeout, self._fetch_ended, self._missed)
         self._choose_tiers()
 
     # What the planner asks.
@@ -181,6 +187,13 @@ class Offload:
         if result.transfers or result.found:
             self._traffic.take_in(result.transfers, result.found)
 
+    def fail_unloaded(self, end: Callable[[Request, KVLoadFailed], None]) -> None:
+        """End the requests whose blocks did not come, where the connector's policy says so. After `update`."""
+        unloaded, self._unloaded = self._unloaded, []
+        for sequence, error in unloaded:
+            if not sequence.ended:
+                end(sequence.request, error)
+
     def reset(self, *, external: bool = False) -> None:
         """Nothing that is in a tier now is found by a request that comes later: host memory forgets, and outer tiers
         are asked for other names from now on.
@@ -261,6 +274,12 @@ class Offload:
     def _fetch_ended(self, sequence: Sequence) -> None:
         self._residents.put_back(sequence)
 
+    def _missed(self, sequence: Sequence, tier: int) -> None:
+        connector = self._ready.tiers[tier - 1]
+        if connector.failure_policy == "fail":
+            text = f"KV blocks of this request could not be loaded through the connector {connector.name}"
+            self._unloaded.append((sequence, KVLoadFailed(text)))
+
     def _beyond(self, sequence: Sequence) -> tuple[list[bytes], int]:
         """Keys of the sequence's blocks behind those that the device and host memory have, and how many these are."""
         found = len(self._tables.find_prefix(sequence)[0])
@@ -292,8 +311,10 @@ def make_offload(
     room: WaitingRoom,
     per_token: Callable[[], float],
     life: bytes,
+    kv_events: KVEventLog | None = None,
 ) -> Offload | None:
     """None where the worker has no host memory for blocks, or blocks have no names."""
     if not ready.host_places or not tables.caching:
         return None
-    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, life)
+    events = None if kv_events is None else kv_events.of("host")
+    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, life, events)
