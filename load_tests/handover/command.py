@@ -78,6 +78,7 @@ def sides(connector: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]
         {
             "kv_offloading_size": _HOST_MEMORY,
             "prefix_hash_secret_file": str(folder / "secret"),
+            "preemption_mode": "offload",  # also where a model is so small that computing is as quick as moving
             "kv_transfer_config": {
                 "kv_connector": connector,
                 "kv_role": role,
