@@ -140,7 +140,7 @@ class Medusa:
             count = min(width, MOST_CANDIDATES, scores.shape[1])
             chosen, shares = (part.cpu().numpy() for part in self._guesser.several(scores, draws, positions, count))
             shape = (limits.size, parents, count)
-            level = trees.grow(
+            level, _ = trees.grow(
                 np.broadcast_to(chosen[:, None], shape),
                 np.broadcast_to(shares[:, None], shape).astype(np.float32),
                 width,

@@ -10,6 +10,10 @@ hardly a draft.
 Entries of drafts lie where those of true tokens will, and give way to them.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,8 +24,8 @@ from troupellm.models.spans import Spans
 from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
-from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, RowDraws
-from troupellm.models.speculation.trees import Trees
+from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch
+from troupellm.models.speculation.work import Work, grow_trees
 from troupellm.protocol.worker import NewRow
 
 PIECE_TOKENS = 512
@@ -104,11 +108,29 @@ class PagedProposer:
         able = np.flatnonzero(limits)
         if not able.size:
             return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
-        work = _Work(batch, able, self._states[batch.slots[able]], self._paging.device)
-        found = self._trees(work, limits[able]) if self._widths else self._chains(work, limits[able])
-        return found if able.size == limits.size else _spread(found, able, limits.size)
+        if not self._widths:
+            return self._drafted_by(self._chains, batch, limits, able)
+        # Entries of a tree whose last level alone is cut lie within the row's blocks, those of a smaller one need not.
+        whole = limits > sum(self._widths[:-1])
+        found = [
+            self._drafted_by(draft, batch, limits, np.flatnonzero(limits * part))
+            for draft, part in ((self._trees, whole), (self._chains, ~whole))
+            if (limits * part).any()
+        ]
+        return _joined([_as_trees(part) for part in found])
 
-    def _chains(self, work: "_Work", limits: Ints) -> Drafts:
+    def _drafted_by(
+        self, draft: Callable[[Work, Ints], Drafts], batch: ProposalBatch, limits: Ints, rows: Ints
+    ) -> Drafts:
+        """Drafts of some of a batch's rows, among those of all."""
+        work = Work(batch, rows, self._states[batch.slots[rows]], self._paging.device)
+        found = draft(work, limits[rows])
+        return found if rows.size == limits.size else _spread(found, rows, limits.size)
+
+    def _trees(self, work: Work, limits: Ints) -> Drafts:
+        return grow_trees(self._network, self._paging, self._caches, self._guesser, work, self._widths).cut(limits)
+
+    def _chains(self, work: Work, limits: Ints) -> Drafts:
         rows, width = limits.size, int(limits.max())
         tokens, shares = np.full((rows, width), UNKNOWN, dtype=np.int64), np.zeros((rows, width), dtype=np.float32)
         for depth in range(width):
@@ -127,24 +149,7 @@ class PagedProposer:
             self._drafted[work.all_slots, :width] = entered
         return Drafts(tokens.astype(np.int32), limits, confidence=shares)
 
-    def _trees(self, work: "_Work", limits: Ints) -> Drafts:
-        """On each level the best node is gone on from; the others are leaves, for when it is wrong."""
-        trees, last = Trees(limits.size), len(self._widths) - 1
-        path = np.full((limits.size, len(self._widths)), UNKNOWN, dtype=np.int64)
-        for depth, width in enumerate(self._widths):
-            scores = self._network.scores(work.states)
-            chosen, shares = self._guesser.several(scores, *work.draws(depth), min(width, scores.shape[1]))
-            level = trees.grow(chosen.cpu().numpy()[:, None], shares.float().cpu().numpy()[:, None], width)
-            if depth < last:
-                path[:, depth] = level[:, 0]
-                self._deeper(work, depth, torch.from_numpy(level[:, 0].copy()).to(work.states.device))
-        if not self._network.reads_states:
-            self._drafted = _fitting(self._drafted, path.shape[1])
-            self._drafted[work.all_slots] = UNKNOWN
-            self._drafted[work.all_slots, : path.shape[1]] = path
-        return trees.cut(limits)
-
-    def _deeper(self, work: "_Work", depth: int, tokens: Tensor) -> None:
+    def _deeper(self, work: Work, depth: int, tokens: Tensor) -> None:
         """Enter a draft of each row, the one of that depth."""
         positions = work.lengths + depth - self._behind
         batch = self._paging.batch(work.blocks, work.slots, positions, np.ones_like(positions), tokens, positions)
@@ -188,29 +193,6 @@ class PagedProposer:
         self._ready[slots] = starts + counts + self._behind
 
 
-class _Work:
-    """The rows that still draft, and where they are."""
-
-    def __init__(self, batch: ProposalBatch, able: Ints, states: Tensor, device: torch.device) -> None:
-        self.blocks, self.states = batch.blocks, states
-        self.rows: Ints = np.arange(able.size)
-        self.all_slots = self.slots = batch.slots[able]
-        self.lengths = batch.lengths[able]
-        index = torch.from_numpy(able)
-        self._draws = RowDraws(batch.draws.streams[index].to(device), batch.draws.inverse_temperature[index].to(device))
-
-    def draws(self, depth: int) -> tuple[RowDraws, Tensor]:
-        """How the drafts of that depth are drawn, and their positions."""
-        return self._draws, torch.from_numpy(self.lengths + depth).to(self.states.device)
-
-    def keep(self, kept: Ints) -> None:
-        """Go on with some of the rows."""
-        index = torch.from_numpy(kept)
-        self.rows, self.slots, self.lengths = self.rows[kept], self.slots[kept], self.lengths[kept]
-        self.states = self.states[index]
-        self._draws = RowDraws(self._draws.streams[index], self._draws.inverse_temperature[index])
-
-
 def _spans(slots: Ints, starts: Ints, counts: Ints) -> list[Spans]:
     if not slots.size:
         return []
@@ -236,3 +218,25 @@ def _spread(found: Drafts, rows: Ints, total: int) -> Drafts:
         parents=None if found.parents is None else among(found.parents),  # type: ignore[arg-type]
         confidence=None if found.confidence is None else among(found.confidence),  # type: ignore[arg-type]
     )
+
+
+def _as_trees(found: Drafts) -> Drafts:
+    """Chains as trees without branches."""
+    if found.parents is not None:
+        return found
+    parents = np.broadcast_to(np.arange(-1, found.token_ids.shape[1] - 1, dtype=np.int32), found.token_ids.shape)
+    return replace(found, parents=parents)
+
+
+def _joined(found: list[Drafts]) -> Drafts:
+    """Trees of different rows of the same batch as one, each as wide as the widest."""
+    width = max(part.token_ids.shape[1] for part in found)
+
+    def table(name: str) -> NDArray[Any]:
+        parts = [getattr(part, name) for part in found]
+        padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
+        owned = [np.where((drafts.counts > 0)[:, None], part, 0) for drafts, part in zip(found, padded, strict=True)]
+        return np.sum(owned, axis=0, dtype=parts[0].dtype)
+
+    counts = np.sum([part.counts for part in found], axis=0)
+    return Drafts(table("token_ids"), counts, table("parents"), table("confidence"))

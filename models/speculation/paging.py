@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.kv_write import host_kv_rows
+from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import CacheLayout, cache_layout
 from troupellm.models.decoder_config import DecoderConfig
@@ -44,28 +45,31 @@ class Paging:
         )  # fmt: skip
 
     def batch(self, blocks: NDArray[np.int32], slots: Ints, starts: Ints, counts: Ints, token_ids: Tensor,
-              positions: Ints) -> ForwardBatch:  # fmt: skip
-        """Consecutive entries of some rows, of each of which the last one comes out.
+              places: Ints, tree: TreeMask | None = None) -> ForwardBatch:  # fmt: skip
+        """Consecutive entries of some rows, of each of which the last one comes out, or all of a tree.
 
         Args:
             blocks: int32 [groups, slots, width], the model's tables.
             slots, starts, counts: [rows].
             token_ids: int64 [sum of counts].
-            positions: int64 [sum of counts].
+            places: int64 [sum of counts] within the row's blocks: their positions, but for those of a tree.
+            tree: what its nodes see.
         """
         ends = np.cumsum(counts)
-        columns = positions // self.block_size
+        columns = places // self.block_size
         table = blocks[self._group, slots, : int(columns.max()) + 1]
         owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)
         rows = host_kv_rows(
-            table[owner, columns].astype(np.int64), positions - columns * self.block_size, self._heads, self.block_size
+            table[owner, columns].astype(np.int64), places - columns * self.block_size, self._heads, self.block_size
         )
         rows = self._there(rows)
         return ForwardBatch(
             token_ids=self._there(token_ids),
-            positions=self._there(torch.from_numpy(positions)),
-            groups=tuple(GroupBatch(rows, self._plan(table, starts, counts, view.window)) for view in self._views),
-            logit_tokens=self._there(torch.from_numpy(ends - 1)),
+            positions=self._there(torch.from_numpy(places if tree is None else tree.positions)),
+            groups=tuple(
+                GroupBatch(rows, self._plan(table, starts, counts, view.window, tree)) for view in self._views
+            ),
+            logit_tokens=self._there(torch.from_numpy(ends - 1) if tree is None else torch.arange(places.size)),
         )
 
     def _there(self, tensor: Tensor) -> Tensor:

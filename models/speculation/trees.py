@@ -21,7 +21,7 @@ class Trees:
         self._first = 0
         """Index of the level's first node."""
 
-    def grow(self, tokens: Ints, shares: Floats, width: int) -> Ints:
+    def grow(self, tokens: Ints, shares: Floats, width: int) -> tuple[Ints, Ints]:
         """Add a level.
 
         Args:
@@ -31,7 +31,7 @@ class Trees:
             width: nodes of the new level; fewer where there are not so many candidates.
 
         Returns:
-            the nodes' tokens [rows, width], best first.
+            the nodes' tokens [rows, width], best first, and which of the `parents` each one follows.
         """
         rows, parents, each = tokens.shape
         before = self._joint[-1][:, :parents] if self._joint else np.zeros((rows, 1), dtype=np.float32)
@@ -43,7 +43,7 @@ class Trees:
         self._tokens.append(chosen)
         self._shares.append(np.take_along_axis(shares.reshape(rows, -1), order, 1))
         self._joint.append(np.take_along_axis(joint, order, 1))
-        return chosen
+        return chosen, order // each
 
     def cut(self, limits: Ints) -> Drafts:
         """The trees with at most `limits` [rows] nodes each: the jointly likeliest, whose parents are likelier."""

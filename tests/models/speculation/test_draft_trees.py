@@ -93,17 +93,39 @@ def test_medusa_draws_trees(target: Path, tmp_path: Path) -> None:
     assert {tuple(path) for path in paths(drafts, 1).values()} == set(best)
 
 
-def test_eagle_goes_on_from_the_best_node_of_each_level(target: Path, tmp_path: Path) -> None:
-    folder = plain_heads.write_head(tmp_path / "head", eagle_weights(), CONFIG)
-    chain = SpeculativeConfig(method="eagle", model=str(folder))
-    tree = SpeculativeConfig(method="eagle", model=str(folder), tree_widths=(3, 2, 4))
-    _, _, chains = proposals(target, chain, [3])
-    _, _, trees = proposals(target, tree, [9, 2])
-    nodes = paths(trees, 0)
-    assert [len(path) for path in nodes.values()] == [0, 1, 1, 1, 2, 2, 3, 3, 3, 3]
-    best = chains.token_ids[0].tolist()
-    assert [nodes[0], nodes[3], nodes[5]] == [best[:1], best[:2], best[:3]]
-    assert len(paths(trees, 1)) == 3
+def test_eagle_goes_on_from_every_node(target: Path, tmp_path: Path) -> None:
+    weights = eagle_weights()
+    folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG)
+    config = SpeculativeConfig(method="eagle", model=str(folder), tree_widths=(3, 4, 5))
+    bench, texts, drafts = proposals(target, config, [12, 10, 6, 2])
+    text = texts[0]
+
+    @torch.inference_mode()
+    def shares(path: tuple[int, ...]) -> torch.Tensor:
+        """Of what follows the text and a path behind it, by the head alone."""
+        tokens, states = list(text), bench.decoder.normed(bench.tapped(text[:-1]))
+        for token in path:
+            found = plain_heads.eagle(weights, bench.decoder.embedding, states, tokens[1:], 1)
+            tokens, states = [*tokens, token], torch.cat((states, found[-1:]))
+        found = plain_heads.eagle(weights, bench.decoder.embedding, states, tokens[1:], 1)
+        return bench.decoder.scores(found[-1:])[0].log_softmax(-1)
+
+    level: dict[tuple[int, ...], float] = {(): 0.0}
+    expected = dict(level)
+    for width in (3, 4, 5):
+        grown = {}
+        for path, joint in level.items():
+            best = shares(path).topk(width)
+            grown |= {(*path, int(token)): joint + float(share) for share, token in zip(*best, strict=True)}
+        level = dict(sorted(grown.items(), key=lambda entry: -entry[1])[:width])
+        expected |= level
+    assert {tuple(path) for path in paths(drafts, 0).values()} == set(expected)
+    best_nodes = sorted(expected, key=lambda path: -expected[path])
+    assert {tuple(path) for path in paths(drafts, 1).values()} == set(best_nodes[:11])
+    assert drafts.counts.tolist() == [12, 10, 6, 2]
+    chain = paths(drafts, 2)
+    assert [len(path) for path in chain.values()] == list(range(7)), "too few for the tree"
+    assert list(paths(drafts, 3).values())[:3] == list(chain.values())[:3]
 
 
 def test_drafts_are_drawn_as_the_model_draws(target: Path) -> None:

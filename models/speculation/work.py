@@ -1,0 +1,76 @@
+"""The rows of a proposal while drafts are made for them, and how trees are grown for them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from troupellm.kernels.paged_attention.tree import TreeMask
+from troupellm.models.layers.attention import KVPair
+from troupellm.models.speculation.guess import Guesser
+from troupellm.models.speculation.network import Network
+from troupellm.models.speculation.paging import Ints, Paging
+from troupellm.models.speculation.proposer import ProposalBatch, RowDraws
+from troupellm.models.speculation.trees import Trees
+
+
+class Work:
+    """The rows that still draft, and where they are."""
+
+    def __init__(self, batch: ProposalBatch, able: Ints, states: Tensor, device: torch.device) -> None:
+        self.blocks, self.states = batch.blocks, states
+        self.rows: Ints = np.arange(able.size)
+        self.all_slots = self.slots = batch.slots[able]
+        self.lengths = batch.lengths[able]
+        index = torch.from_numpy(able)
+        self._draws = RowDraws(batch.draws.streams[index].to(device), batch.draws.inverse_temperature[index].to(device))
+
+    def draws(self, depth: int) -> tuple[RowDraws, Tensor]:
+        """How the drafts of that depth are drawn, and their positions."""
+        return self._draws, torch.from_numpy(self.lengths + depth).to(self.states.device)
+
+    def keep(self, kept: Ints) -> None:
+        """Go on with some of the rows."""
+        index = torch.from_numpy(kept)
+        self.rows, self.slots, self.lengths = self.rows[kept], self.slots[kept], self.lengths[kept]
+        self.states = self.states[index]
+        self._draws = RowDraws(self._draws.streams[index], self._draws.inverse_temperature[index])
+
+
+def grow_trees(
+    network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, work: Work, widths: tuple[int, ...]
+) -> Trees:
+    """Trees by a network that reads states: every node of a level is gone on from, but those of the last one.
+
+    A node's entry lies as far behind that of the row's last token as its number in the tree says, and sees its
+    ancestors alone. The entries give way to those of what the model confirms.
+    """
+    rows, trees, first = work.rows.size, Trees(work.rows.size), 0
+    seen = np.zeros((rows, 1), dtype=np.uint64)
+    """Of each node of the level before, itself and its ancestors as bits."""
+    for depth, width in enumerate(widths):
+        before = seen.shape[1]
+        scores = network.scores(work.states)
+        draws, positions = work.draws(depth)
+        spread = RowDraws(*(part.repeat_interleave(before) for part in (draws.streams, draws.inverse_temperature)))
+        chosen, shares = guesser.several(
+            scores, spread, positions.repeat_interleave(before), min(width, scores.shape[1])
+        )
+        tokens, parents = trees.grow(
+            chosen.view(rows, before, -1).cpu().numpy(), shares.float().view(rows, before, -1).cpu().numpy(), width
+        )
+        if depth + 1 == len(widths):
+            break
+        numbers = np.arange(first, first + tokens.shape[1])
+        seen = np.take_along_axis(seen, parents, 1) | (np.uint64(1) << numbers.astype(np.uint64))
+        came = torch.from_numpy((np.arange(rows)[:, None] * before + parents).reshape(-1)).to(work.states.device)
+        starts = work.lengths - 1 + first
+        counts = np.full_like(starts, tokens.shape[1])
+        places = np.repeat(starts - first, counts) + np.tile(numbers, rows)
+        there = np.repeat(work.lengths - 1 + depth, counts)
+        mask = TreeMask(work.lengths - 1, seen.reshape(-1), there)
+        batch = paging.batch(
+            work.blocks, work.slots, starts, counts, torch.from_numpy(tokens.reshape(-1).copy()), places, tree=mask
+        )
+        work.states = network.forward(batch, work.states[came], caches)
+        first += tokens.shape[1]
+    return trees
