@@ -236,7 +236,8 @@ def _joined(found: list[Drafts]) -> Drafts:
         parts = [getattr(part, name) for part in found]
         padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
         owned = [np.where((drafts.counts > 0)[:, None], part, 0) for drafts, part in zip(found, padded, strict=True)]
-        return np.sum(owned, axis=0, dtype=parts[0].dtype)
+        summed: NDArray[Any] = np.sum(owned, axis=0, dtype=parts[0].dtype)
+        return summed
 
     counts = np.sum([part.counts for part in found], axis=0)
     return Drafts(table("token_ids"), counts, table("parents"), table("confidence"))
