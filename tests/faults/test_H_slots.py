@@ -43,6 +43,10 @@ CANARIES = {
     },
     "several": {"temperature": 1.0, "seed": 9, "n": 3, "min_p": 0.02, "logprobs": 1},
 }  # fmt: skip
+DRAFTS = {
+    "suffix": {"method": "suffix"},
+    "trees": {"method": "custom", "custom_class": "scripted_drafts:GuessingTrees", "num_speculative_tokens": 7},
+}
 NEIGHBOURS = 16
 """At once; twice as many as there are slots."""
 
@@ -133,19 +137,37 @@ def numbers(entries: Sequence[Any] | None) -> list[float]:
 async def test_H1_nothing_of_the_last_request_shows_in_the_next(tiny_engine, seed, steps, caching):
     async with tiny_engine(**CROWDED, enable_prefix_caching=caching) as engine:
         solos = {name: await engine.generate(*canary(name)) for name in CANARIES}
-        crowd, rounds = Crowd(engine, seed), 0
-        first = engine.snapshot().scheduler
-        async with anyio.create_task_group() as group:
-            for _ in range(NEIGHBOURS):
-                group.start_soon(crowd.keep_coming)
-            while rounds < 1 or engine.snapshot().scheduler.steps - first.steps < steps:
-                for name, solo in solos.items():
-                    await check(engine, name, solo)
-                rounds += 1
-            group.cancel_scope.cancel()
-        last = engine.snapshot().scheduler
-        print(f"{last.steps - first.steps} steps, {rounds} rounds, {last.preemptions} preemptions, {dict(crowd.ends)}")
-        assert last.preemptions > first.preemptions, "the crowd was too small to push anybody out"
-        assert min(crowd.ends["left"], crowd.ends["finished"]) > 0
-        for name, solo in solos.items():
-            await check(engine, name, solo)
+        await crowded(engine, solos, seed, steps)
+
+
+@pytest.mark.parametrize(
+    ("caching", "seed", "steps"),
+    [(True, 4, 200), pytest.param(False, 5, 5000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+@pytest.mark.parametrize("drafts", DRAFTS)
+async def test_H1_nor_where_tokens_are_drafted(tiny_engine, drafts, caching, seed, steps):
+    async with tiny_engine() as engine:
+        solos = {name: await engine.generate(*canary(name)) for name in CANARIES}
+    settings = {**CROWDED, "enable_prefix_caching": caching}
+    async with tiny_engine(**settings, speculative_config={**DRAFTS[drafts], "adaptive": False}) as engine:
+        await crowded(engine, solos, seed, steps)
+
+
+async def crowded(engine: Engine, solos: dict[str, Completion], seed: int, steps: int) -> None:
+    """So many steps with neighbours that come and go, and canaries that say what they say alone."""
+    crowd, rounds = Crowd(engine, seed), 0
+    first = engine.snapshot().scheduler
+    async with anyio.create_task_group() as group:
+        for _ in range(NEIGHBOURS):
+            group.start_soon(crowd.keep_coming)
+        while rounds < 1 or engine.snapshot().scheduler.steps - first.steps < steps:
+            for name, solo in solos.items():
+                await check(engine, name, solo)
+            rounds += 1
+        group.cancel_scope.cancel()
+    last = engine.snapshot().scheduler
+    print(f"{last.steps - first.steps} steps, {rounds} rounds, {last.preemptions} preemptions, {dict(crowd.ends)}")
+    assert last.preemptions > first.preemptions, "the crowd was too small to push anybody out"
+    assert min(crowd.ends["left"], crowd.ends["finished"]) > 0
+    for name, solo in solos.items():
+        await check(engine, name, solo)

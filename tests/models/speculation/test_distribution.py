@@ -1,0 +1,197 @@
+"""What is drawn with drafts has the model's distribution: chi-square tests over 10^5 draws from a toy vocabulary.
+
+The model is a table of logits by the last token, the rest is the engine's own runner. What each draw's probabilities
+are is computed here by itself, from the row's history.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scripted_drafts import ElasticHost
+from tiny_model import write_tiny_model
+from torch import Tensor
+
+from troupellm.kernels.sampling.noise import token_codes
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.implementation import describe_served
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation.coupling import draw_coupled
+from troupellm.models.speculation.proposer import NO_TAPS, Drafts, ProposalBatch
+from troupellm.models.speculation.speculator import Speculator
+from troupellm.protocol.config import ModelConfig
+
+VOCAB, ROWS, TOKENS, DRAFTS = 9, 500, 200, 6
+PROMPT = [4, 2, 2, 7]
+TABLE = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(20))
+LEAST_P = 1e-3
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top_p": {"top_p": 0.7, "temperature": 1.2},
+    "min_p": {"min_p": 0.15, "temperature": 0.8},
+    "logit_bias": {"logit_bias": ((3, 2.0), (5, -1.5), (8, -100.0))},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.02},
+}
+
+
+class ToyDecoder:
+    """Logits are a row of the table."""
+
+    batch_invariant, dtype, head, score = False, torch.float32, object(), None
+
+    def __init__(self, config: Any) -> None:
+        self.config = msgspec.structs.replace(config, vocab_size=VOCAB)
+
+    def forward(self, batch: ForwardBatch, caches: Any) -> Tensor:
+        return torch.nn.functional.one_hot(batch.token_ids[batch.logit_tokens], VOCAB).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return TABLE[hidden.argmax(-1)]
+
+
+class TableProposer:
+    """Drafts from a table that is nearly the model's: its likeliest token, a draw, or a tree of the two likeliest."""
+
+    taps = NO_TAPS
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._codes = kind, token_codes(VOCAB, torch.device("cpu"))
+        self._table = TABLE + 0.3 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(21))
+
+    def add_row(self, slot: int, new: Any) -> None:
+        pass
+
+    def drop_row(self, slot: int, token_ids: Any) -> None:
+        pass
+
+    def observe(self, seen: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        last = batch.tokens[torch.from_numpy(batch.slots), torch.from_numpy(batch.lengths - 1)].long()
+        if self._kind == "tree":
+            return self._trees(last, batch.limits)
+        drafts = []
+        for depth in range(int(batch.limits.max())):
+            logits = self._table[last]
+            positions = torch.from_numpy(batch.lengths + depth)
+            drawn = self._kind == "coupled"
+            last = draw_coupled(logits, batch.draws, positions, self._codes) if drawn else logits.argmax(-1)
+            drafts.append(last)
+        return Drafts(torch.stack(drafts, dim=1).to(torch.int32).numpy(), batch.limits)
+
+    def _trees(self, last: Tensor, limits: NDArray[np.int64]) -> Drafts:
+        """Two children of the root, two of each of these."""
+        first = self._table[last].topk(2).indices
+        second = self._table[first].topk(2).indices.flatten(1)
+        tokens = torch.cat((first, second), dim=1).to(torch.int32).numpy()
+        parents = np.tile(np.array([-1, -1, 0, 0, 1, 1], np.int32), (tokens.shape[0], 1))
+        return Drafts(tokens, np.minimum(limits, 6), parents)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyDecoder, KVCache]:
+    folder = write_tiny_model(Path(tmp_path_factory.mktemp("model")))
+    config = describe_served(folder, ConfigReader.load(folder), ModelConfig(model=str(folder)), lambda progress: None)
+    decoder = ToyDecoder(config)
+    return decoder, KVCache(decoder.config, ROWS * 14, 16, torch.float32)
+
+
+def texts(toy: tuple[ToyDecoder, KVCache], kind: str, options: dict[str, Any]) -> tuple[NDArray[np.int64], ElasticHost]:
+    """What every row says [rows, prompt + tokens]."""
+    proposer = TableProposer(kind)
+    runner = ModelRunner(
+        *toy, max_model_len=14 * 16,
+        speculation=lambda rows, row_options, guides: Speculator(proposer, rows, row_options, VOCAB),
+    )  # fmt: skip
+    host = ElasticHost(runner, 0 if kind == "none" else DRAFTS)
+    for row in range(ROWS):
+        host.add(row, PROMPT, **{"temperature": 1.0, "seed": row, **options})
+    found = host.run(TOKENS)
+    return np.array([[*PROMPT, *found[row]] for row in range(ROWS)]), host
+
+
+def probabilities(history: NDArray[np.int64], options: dict[str, Any]) -> NDArray[np.float64]:
+    """Of the next token [rows, vocab], in the order of vLLM's sampler."""
+    logits = TABLE.double().numpy()[history[:, -1]].copy()
+    for token, value in options.get("logit_bias", ()):
+        logits[:, token] += value
+    every = (history[:, :, None] == np.arange(VOCAB)).sum(axis=1)
+    own = (history[:, len(PROMPT) :, None] == np.arange(VOCAB)).sum(axis=1)
+    penalty = options.get("repetition_penalty", 1.0)
+    logits = np.where(every > 0, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+    logits -= options.get("frequency_penalty", 0.0) * own + options.get("presence_penalty", 0.0) * (own > 0)
+    logits /= options.get("temperature", 1.0)
+    found = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found[found < options.get("min_p", 0.0)] = 0.0
+    found /= found.sum(axis=1, keepdims=True)
+    top_p = options.get("top_p", 1.0)
+    if top_p < 1:
+        order = np.argsort(-found, axis=1)
+        ordered = np.take_along_axis(found, order, axis=1)
+        ordered[np.cumsum(ordered, axis=1) - ordered >= top_p] = 0.0
+        np.put_along_axis(found, order, ordered, axis=1)
+        found /= found.sum(axis=1, keepdims=True)
+    return found
+
+
+def p_value(text: NDArray[np.int64], options: dict[str, Any]) -> float:
+    """Pearson's test of the tokens behind each token against the sums of their probabilities."""
+    seen, expected = np.zeros((VOCAB, VOCAB)), np.zeros((VOCAB, VOCAB))
+    for end in range(len(PROMPT), text.shape[1]):
+        chances = probabilities(text[:, :end], options)
+        np.add.at(expected, text[:, end - 1], chances)
+        np.add.at(seen, (text[:, end - 1], text[:, end]), 1)
+    assert seen.sum() == ROWS * TOKENS
+    possible = expected > 0
+    assert not seen[~possible].any()
+    likely = expected >= 5  # where the statistic is what it should be; the others together
+    rest = seen[possible & ~likely].sum(), expected[possible & ~likely].sum()
+    statistic = ((seen - expected)[likely] ** 2 / expected[likely]).sum()
+    freedom = likely.sum() - (expected.sum(axis=1) > 0).sum()
+    if rest[1] >= 5:
+        statistic, freedom = statistic + (rest[0] - rest[1]) ** 2 / rest[1], freedom + 1
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(statistic / 2.0)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("coupled", "plain"), ("tree", "top_p"),
+        *(
+            pytest.param(kind, name, marks=pytest.mark.slow)
+            for kind in ("point mass", "coupled", "tree")
+            for name in OPTIONS
+            if (kind, name) not in (("coupled", "plain"), ("tree", "top_p"))
+        ),
+    ],
+)  # fmt: skip
+def test_draws_have_the_distribution_of_the_model(toy: tuple[ToyDecoder, KVCache], kind: str, name: str) -> None:
+    text, host = texts(toy, kind, OPTIONS[name])
+    assert p_value(text, OPTIONS[name]) > LEAST_P
+    assert host.accepted > 0.1 * host.drafted
+    assert host.steps < 0.9 * TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_draws_are_those_without_drafts(toy: tuple[ToyDecoder, KVCache], name: str) -> None:
+    alone, host = texts(toy, "none", OPTIONS[name])
+    assert not host.drafted
+    for kind in ("point mass", "coupled", "tree"):
+        assert np.array_equal(texts(toy, kind, OPTIONS[name])[0], alone)
+
+
+def test_another_distribution_is_noticed(toy: tuple[ToyDecoder, KVCache]) -> None:
+    text, _ = texts(toy, "coupled", {"temperature": 1.03})
+    assert p_value(text, {}) < LEAST_P
