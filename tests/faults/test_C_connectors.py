@@ -1,0 +1,141 @@
+"""Row C8 of the fault table, for stores that other engines share: whatever a peer or a folder does, no token is wrong.
+
+A block that does not come is computed, or fails its request with an error that names the connector, as the policy says.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from canary import under_attack
+from hostile_peer import HostilePeer, Ill, babbles, dies, flips, lies, stalls, swaps, vanishes
+from serving import eventually
+
+from troupellm.protocol.errors import KVLoadFailed
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [3 + number * 7 % 250 for number in range(200)]
+BLOCKS = len(PROMPT) // 16
+GREEDY = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+ILLNESSES = [dies, flips, swaps, lies, stalls, babbles, vanishes]
+
+
+def settings(tmp_path: Path, connector: str, role: str, options: dict[str, Any], policy: str) -> dict[str, Any]:
+    transfer = {
+        "kv_connector": connector,
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": options,
+    }
+    return {
+        "kv_offloading_size": "8MiB",
+        "kv_offload_timeout": 0.5,
+        "prefix_hash_secret_file": str(tmp_path / "secret"),
+        "kv_transfer_config": transfer,
+        "preemption_mode": "offload",
+    }
+
+
+def folder_settings(tmp_path: Path, role: str, policy: str = "recompute") -> dict[str, Any]:
+    return settings(tmp_path, "shared-directory", role, {"path": str(tmp_path / "blocks")}, policy)
+
+
+def tier_of(engine: Any) -> Any:
+    return engine.snapshot().scheduler.offload.tiers[1]
+
+
+@pytest.fixture
+async def solo(tiny_engine: Any, tmp_path: Path) -> tuple[int, ...]:
+    """What the model says, from an engine that leaves its blocks in a folder."""
+    async with tiny_engine(**folder_settings(tmp_path, "kv_producer")) as engine:
+        completion = await engine.generate(PROMPT, **GREEDY)
+        await eventually(lambda: tier_of(engine).stores >= BLOCKS)
+        tokens: tuple[int, ...] = tuple(completion.token_ids)
+        return tokens
+
+
+async def ask_peer(tiny_engine: Any, tmp_path: Path, ill: Ill | None, policy: str, seen: list[Any]) -> Any:
+    with HostilePeer(tmp_path / "blocks", tmp_path / "secret", ill) as peer:
+        given = settings(tmp_path, "tcp-peer", "kv_consumer", {"peers": [peer.address]}, policy)
+        async with tiny_engine(**given) as engine:
+            try:
+                return await engine.generate(PROMPT, **GREEDY)
+            finally:
+                await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
+                seen.append((tier_of(engine), engine.snapshot().scheduler, peer.num_asked))
+
+
+async def test_C8_a_peer_in_good_health_is_believed(tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...]) -> None:
+    seen: list[Any] = []
+    completion = await ask_peer(tiny_engine, tmp_path, None, "fail", seen)
+    assert tuple(completion.token_ids) == solo
+    assert completion.usage.cached_sources.external == 16 * BLOCKS
+    ((tier, _, asked),) = seen
+    assert (asked, tier.loads, tier.failures, tier.corrupt, tier.disabled) == (BLOCKS, BLOCKS, 0, 0, "")
+
+
+@pytest.mark.parametrize("ill", ILLNESSES)
+async def test_C8_what_a_sick_peer_does_not_give_is_computed(
+    tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...], ill: Ill
+) -> None:
+    seen: list[Any] = []
+    with anyio.fail_after(60):
+        completion = await ask_peer(tiny_engine, tmp_path, ill, "recompute", seen)
+    assert tuple(completion.token_ids) == solo
+    assert completion.usage.cached_sources.external == 0
+    ((tier, scheduler, asked),) = seen
+    assert asked > 0
+    assert tier.failures + tier.misses + tier.corrupt > 0
+    assert (scheduler.running, scheduler.waiting, scheduler.blocks_used) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("ill", ILLNESSES)
+async def test_C8_what_a_sick_peer_does_not_give_fails_the_request_if_that_is_the_policy(
+    tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...], ill: Ill
+) -> None:
+    seen: list[Any] = []
+    with anyio.fail_after(60), pytest.raises(KVLoadFailed, match="tcp-peer"):
+        await ask_peer(tiny_engine, tmp_path, ill, "fail", seen)
+    ((_, scheduler, asked),) = seen
+    assert asked > 0
+    assert (scheduler.running, scheduler.waiting, scheduler.blocks_used) == (0, 0, 0)
+
+
+async def test_C8_a_damaged_shared_folder_beside_canaries(
+    tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...]
+) -> None:
+    files = sorted((tmp_path / "blocks").rglob("*.kv"))
+    assert len(files) >= BLOCKS
+    for number, path in enumerate(files):
+        content = bytearray(path.read_bytes())
+        content[number * len(content) // len(files)] ^= 1
+        path.write_bytes(content)
+    request = {"model": "tiny", "prompt": PROMPT, "return_token_ids": True} | GREEDY
+    consumer = tiny_engine(**folder_settings(tmp_path, "kv_consumer", "fail"))
+    async with consumer as engine, under_attack(engine, canary_tokens=40) as attacked:
+        refused = await attacked.client.post("/v1/completions", json=request)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "kv_load_failed")
+        assert "shared-directory" in refused.json()["error"]["message"]
+        assert tier_of(engine).corrupt > 0
+        for path in files:
+            path.unlink(missing_ok=True)
+        answer = await attacked.client.post("/v1/completions", json=request)
+        assert tuple(answer.json()["choices"][0]["token_ids"]) == solo
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ill", ILLNESSES)
+async def test_C8_canaries_do_not_notice_a_sick_peer(
+    tiny_engine: Any, tmp_path: Path, solo: tuple[int, ...], ill: Ill
+) -> None:
+    request = {"model": "tiny", "prompt": PROMPT, "return_token_ids": True} | GREEDY
+    with HostilePeer(tmp_path / "blocks", tmp_path / "secret", ill) as peer:
+        given = settings(tmp_path, "tcp-peer", "kv_consumer", {"peers": [peer.address]}, "recompute")
+        async with tiny_engine(**given) as engine, under_attack(engine, canary_tokens=40) as attacked:
+            for number in range(8):
+                body = request | {"prompt": [*PROMPT[: 16 * (number + 1)], 5]}
+                assert (await attacked.client.post("/v1/completions", json=body)).status_code == 200
+            answer = await attacked.client.post("/v1/completions", json=request)
+            assert tuple(answer.json()["choices"][0]["token_ids"]) == solo
