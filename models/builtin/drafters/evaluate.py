@@ -4,6 +4,9 @@
 answer as verification would: how many of the next drafts are what the model says, one token more, on from there. A
 chain counts only as far as it is right, and up to there its inputs are the model's own text; so one run over the
 whole answer shows what a drafter would have said after every token of it, without drafting step by step.
+
+Answers in which the model loops until the limit ("Gina Gina Gina ...") are counted and left out: a single one has as
+many tokens as twenty others, and says little of them.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from tqdm import tqdm
 
 from troupellm.models.builtin import dialogue, evaluate, stories
 from troupellm.models.builtin.batches import token_id
-from troupellm.models.builtin.documents import END_OF_TEXT, TURN_START, Chat, Exchange
+from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END, TURN_START, Chat, Exchange
 from troupellm.models.builtin.drafters.heads import HEADS, SMALL, Eagle, Medusa
 from troupellm.models.builtin.drafters.outputs import Generator, Prompt, Text
 from troupellm.models.builtin.drafters.served import ask
@@ -59,13 +62,15 @@ def _prompt(asked: Exchange) -> str:
 
 
 def answers(generator: Generator, tokenizer: Tokenizer, asked: list[str]) -> list[Text]:
-    """What the model says to each prompt, greedily."""
+    """What the model says to each prompt, greedily; without answers that do not end."""
+    ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
     todo = sorted((Prompt(tokenizer.encode(text).ids, LIMIT) for text in asked), key=lambda prompt: len(prompt.ids))
     out: list[Text] = []
     for at in range(0, len(todo), GROUP):
         group = todo[at : at + GROUP]
         said = generator.write(group, torch.Generator().manual_seed(0))
-        out += [Text(prompt.ids + ids, len(prompt.ids)) for prompt, ids in zip(group, said, strict=True)]
+        both = zip(group, said, strict=True)
+        out += [Text(prompt.ids + ids, len(prompt.ids)) for prompt, ids in both if ids[-1] in ends]
     return out
 
 
@@ -159,6 +164,7 @@ def computed(asked: dict[str, list[str]], folder: Path, depth: int) -> dict[str,
     out: dict[str, dict[str, Tally]] = {}
     for kind, group in tqdm(asked.items(), leave=False):
         texts = answers(generator, tokenizer, group)
+        tqdm.write(f"{kind}: {len(texts)} of {len(group)} answers end")
         out[kind] = {name: measure(target, one, texts, depth, pad) for name, one in drafters.items()}
     return out
 

@@ -18,19 +18,25 @@ _SECONDS = 120.0
 def ask(address: str, asked: list[str], limit: int) -> Tally:
     """Let the server answer every prompt, one after the other and greedily; what that added to its counters.
 
+    Answers that do not end within the limit are left out.
+
     Raises:
         LookupError: the server does not speculate.
     """
-    before = _read(address)
+    total, before = Tally(), _read(address)
     for prompt in asked:
         body = {"prompt": prompt, "max_tokens": limit, "temperature": 0.0}
         data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
         with urllib.request.urlopen(
             urllib.request.Request(f"{address}/v1/completions", data, headers), timeout=_SECONDS
         ) as answer:
-            json.load(answer)
-    after = _read(address)
-    return Tally(after.verified - before.verified, after.accepted - before.accepted)
+            reason = json.load(answer)["choices"][0]["finish_reason"]
+        after = _read(address)
+        if reason == "stop":
+            total.verified += after.verified - before.verified
+            total.accepted += after.accepted - before.accepted
+        before = after
+    return total
 
 
 def _read(address: str) -> Tally:
