@@ -10,6 +10,7 @@ import re
 import urllib.request
 
 from troupellm.models.builtin.drafters.tally import Tally
+from troupellm.models.source import BUILTIN_NAME
 
 VERIFIED, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
 _SECONDS = 120.0
@@ -25,7 +26,7 @@ def ask(address: str, asked: list[str], limit: int) -> Tally:
     """
     total, before = Tally(), _read(address)
     for prompt in asked:
-        body = {"prompt": prompt, "max_tokens": limit, "temperature": 0.0}
+        body = {"model": BUILTIN_NAME, "prompt": prompt, "max_tokens": limit, "temperature": 0.0}
         data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
         with urllib.request.urlopen(
             urllib.request.Request(f"{address}/v1/completions", data, headers), timeout=_SECONDS
