@@ -1,5 +1,6 @@
 """The proposer of a worker: made once, for as long as its model and cache are there."""
 
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import RowTable
+from troupellm.models.speculation.length import DraftLength
 from troupellm.models.speculation.planning import Drafting
 from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.speculator import MakeSpeculator, Options, Speculator
@@ -29,7 +31,7 @@ class Drafter:
         """
         self._config, self._engine, self._folder, self._dtype = drafting.config, config, folder, dtype
         self._max_model_len = max_model_len
-        self._made: tuple[RunnableDecoder, KVCache, Proposer] | None = None
+        self._made: tuple[RunnableDecoder, KVCache, Proposer, DraftLength | None] | None = None
         self.most = 0
         """Drafts of a row in a step, once a proposer was made; 0 where nothing is drafted."""
 
@@ -44,17 +46,19 @@ class Drafter:
         if wanted is None:
             return {}
         if self._made is None or self._made[0] is not decoder or self._made[1] is not cache:
-            self._made = decoder, cache, self._make(wanted, decoder, cache)
-        proposer = self._made[2]
-        most = self.most = min(wanted.most_drafts, getattr(proposer, "most", wanted.most_drafts))
+            proposer = self._make(wanted, decoder, cache)
+            self.most = min(wanted.most_drafts, getattr(proposer, "most", wanted.most_drafts))
+            self._made = decoder, cache, proposer, _length(wanted, self.most)
+        proposer, length = self._made[2:]
+        most = self.most
         synthetic = None
         if wanted.synthetic_acceptance_length is not None:
             synthetic = SyntheticAcceptance(wanted.synthetic_acceptance_length, most)
 
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
-                proposer, rows, options, decoder.config.vocab_size, most=most, synthetic=synthetic,
-                guides=guides,
+                proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
+                synthetic=synthetic, guides=guides,
             )  # fmt: skip
 
         return {"speculation": make}
@@ -78,3 +82,10 @@ class Drafter:
                 max_num_seqs=self._engine.scheduler.max_num_seqs,
             ),
         )
+
+
+def _length(wanted: SpeculativeConfig, most: int) -> DraftLength | None:
+    """Who chooses how many drafts are worth their time; nobody where each row is to have them all."""
+    if not wanted.adaptive:
+        return None
+    return DraftLength(list(accumulate(wanted.tree_widths)) or range(1, most + 1))

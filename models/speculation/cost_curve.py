@@ -1,0 +1,182 @@
+"""What steps cost by the drafts in them, measured while they run."""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_KNOTS: Final[tuple[int, ...]] = (
+    *range(17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024, 2048,
+)  # fmt: skip
+"""Numbers of drafts that are measured; others count for the nearest."""
+_FIRST_SLOPE: Final = 0.1
+"""Before anything is known, a draft adds so much of a step without any, divided by the rows."""
+_FIRST_REACH: Final = 4.0
+_LEAST_SLOPE: Final = 0.002
+_OUTLIER: Final = 2.0
+"""No step is believed to take more than so many times what was expected, or less than so small a part."""
+_SLOW: Final = 1.25
+"""A single step that took so many times what was expected is not believed."""
+_SURE: Final = 3
+"""Observations after which a knot's ratio tells of the machine's speed now."""
+_SLOWEST: Final = 0.15
+"""Share of the error that is corrected at an observation, after the first few."""
+
+
+class CostCurve:
+    """Seconds of steps that have the same rows, by their drafts.
+
+    Kept as seconds without drafts (`level`) times a ratio per number of drafts. The level follows the machine as its
+    speed changes, whatever the drafts of the steps seen; the ratios stay.
+    """
+
+    def __init__(self, rows: int, seconds_per_draft: float | None = None) -> None:
+        """
+        Args:
+            rows: of the steps.
+            seconds_per_draft: as steps with other rows have it, if any is known.
+        """
+        self._rows = rows
+        self._per_draft = seconds_per_draft
+        self.level = 0.0
+        self.slope = _FIRST_SLOPE / rows
+        """Share of the level that a draft adds, on average over what is known."""
+        self._was_slow = False
+        self._measured: dict[int, _Ratio] = {}
+        """By knot."""
+        self._places, self._ratios = [0.0], [1.0]
+        """What is known, rising in both."""
+
+    @property
+    def plain_seen(self) -> int:
+        """Observed steps without drafts."""
+        return self._measured[0].seen if 0 in self._measured else 0
+
+    @property
+    def reach(self) -> float:
+        """Drafts up to which the costs may be taken for known."""
+        return max(_FIRST_REACH, self._rows / 4, 2 * self._places[-1])
+
+    def seconds(self, drafts: Floats) -> Floats:
+        """[n] of steps with so many drafts [n]; measured, between measured ones, or beyond them by their slope."""
+        beyond = np.maximum(drafts - self._places[-1], 0.0)
+        found: Floats = self.level * (np.interp(drafts, self._places, self._ratios) + beyond * self.slope)
+        return found
+
+    def expected(self, drafts: float) -> float:
+        """As `seconds`, of one number."""
+        places, ratios = self._places, self._ratios
+        if drafts >= places[-1]:
+            return self.level * (ratios[-1] + (drafts - places[-1]) * self.slope)
+        above = bisect_right(places, drafts)
+        part = (drafts - places[above - 1]) / (places[above] - places[above - 1])
+        return self.level * (ratios[above - 1] + part * (ratios[above] - ratios[above - 1]))
+
+    def learn(self, drafts: int, seconds: float) -> None:
+        """A step took so long."""
+        if not self.level:
+            self.level = seconds / (1 + self.slope * drafts)
+            if self._per_draft is not None:
+                self.slope = self._per_draft / self.level
+        expected = self.expected(drafts)
+        error = min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER)
+        knot = _nearest_knot(drafts)
+        known = self._measured.get(knot)
+        if known is None:
+            known = self._measured[knot] = _Ratio()
+        elif error > _SLOW and not self._was_slow:
+            self._was_slow = True  # perhaps it is over
+            return
+        self._was_slow = error > _SLOW
+        if not drafts:
+            self.level *= error ** _share(known.seen)
+        else:
+            if known.seen >= _SURE:
+                self.level *= error**_SLOWEST
+            # From what stands there now, which between two knots is no measurement of this one.
+            known.value = max(1.0, expected / self.level * error ** _share(known.seen))
+        known.seen += 1
+        self._know(knot)
+
+    def _know(self, latest: int) -> None:
+        """More drafts cost no less. What disturbs a machine makes steps longer, so the smaller figure is the better."""
+        for knot, known in self._measured.items():
+            if knot < latest:
+                known.value = min(known.value, self._measured[latest].value)
+        self._places, self._ratios = [0.0], [1.0]
+        for knot in sorted(self._measured.keys() - {0}):
+            self._places.append(float(knot))
+            self._ratios.append(max(self._measured[knot].value, self._ratios[-1]))
+        if len(self._places) == 1:
+            return
+        self.slope = max(_LEAST_SLOPE, (self._ratios[-1] - 1) / self._places[-1])
+
+
+@dataclass(slots=True)
+class _Ratio:
+    value: float = 1.0
+    seen: int = 0
+
+
+def _share(seen: int) -> float:
+    """Of an error that is corrected, after so many observations."""
+    return max(_SLOWEST, 0.6 - 0.1 * seen)
+
+
+def _nearest_knot(drafts: int) -> int:
+    above = bisect_left(_KNOTS, drafts)
+    if above == len(_KNOTS):
+        return _KNOTS[-1]
+    return min(_KNOTS[max(0, above - 1)], _KNOTS[above], key=lambda knot: abs(knot - drafts))
+
+
+class StepCosts:
+    """A curve for each number of rows; a new one begins as the nearest does."""
+
+    def __init__(self) -> None:
+        self._curves: dict[int, CostCurve] = {}
+
+    def of(self, rows: int) -> CostCurve:
+        size = rounded(rows)
+        curve = self._curves.get(size)
+        if curve is None:
+            nearest = min(self._curves, key=lambda other: abs(other - size), default=None)
+            # A draft costs the same seconds, about: to a step of more rows it adds a smaller share.
+            other = None if nearest is None else self._curves[nearest]
+            curve = CostCurve(size, other.slope * other.level if other and other.level else None)
+            self._curves[size] = curve
+        return curve
+
+
+class AskingCosts:
+    """Seconds that the proposer takes, by rows and by the greatest depth that was asked for."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, dict[int, float]] = {}
+
+    def learn(self, rows: int, depth: int, seconds: float) -> None:
+        known = self._seconds.setdefault(rounded(rows), {})
+        before = known.get(depth)
+        known[depth] = seconds if before is None else before + _SLOWEST * (min(seconds, _OUTLIER * before) - before)
+
+    def seconds(self, rows: int, depths: NDArray[np.int64]) -> Floats:
+        """[n] for depths [n]. What is less deep than anything known costs as much, what is deeper in proportion."""
+        size = rounded(rows)
+        nearest = min(self._seconds, key=lambda other: abs(other - size), default=None)
+        if nearest is None:
+            return np.zeros(depths.size)
+        known = self._seconds[nearest]
+        places = sorted(known)
+        found: Floats = np.interp(depths, places, [known[place] for place in places])
+        found *= np.maximum(depths / places[-1], 1.0) * max(1.0, size / nearest)
+        return found
+
+
+def rounded(rows: int) -> int:
+    """To three binary digits: numbers of rows that share a curve."""
+    spare = max(0, rows.bit_length() - 3)
+    return rows >> spare << spare

@@ -1,0 +1,226 @@
+"""How many drafts pay for themselves, per row and step.
+
+A step that computes drafts takes longer than one that does not, and gives as many more tokens as are kept. Both are
+measured while the engine runs: `acceptance_rates` says how probable it is that a row keeps its first, second, third
+draft, `cost_curve` what steps take. The next draft of whichever row is most probable is added as long as expected
+tokens per second rise; that may be from the first one on, or never.
+
+A row without drafts would never be heard of again, and a number of drafts that once took long never be tried again.
+Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first.
+
+Nothing here reads a clock or draws at random: the same observations give the same lengths.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from troupellm.models.speculation.acceptance_rates import AcceptanceRates, Floats, Ints
+from troupellm.models.speculation.cost_curve import AskingCosts, StepCosts, rounded
+
+_REVIEW_STEPS: Final = 8
+"""Steps with drafts between two looks at all numbers; a look costs more than a step's bookkeeping."""
+_FIRST_REVIEWS: Final = 6
+"""Made after every step: as long as nothing is known a guess is for all rows."""
+_SMALL_BATCH: Final = 4
+"""With so few rows every one of their first steps is looked at: there a bad guess is the whole step."""
+_SETTLED: Final = 4.0
+"""Observations of a row after which it has had its first steps."""
+_LEAST_GAIN: Final = 1.02
+"""Times the tokens per second without drafts, below which there are none."""
+_PROBE_SHARE: Final = 0.005
+"""Of the time, for probes."""
+_MOST_SAVED: Final = 1.0
+"""Steps without drafts whose time can be saved up for probes."""
+_LEAST_PRICE: Final = 0.01
+"""Of a probe, in steps without drafts."""
+_ALMOST: Final = 0.9
+_PLAIN_WANTED: Final = 2
+_STALE_STEPS: Final = 400
+"""After so many steps, what one without drafts takes is measured again."""
+
+
+class _Step(NamedTuple):
+    """What became of a step with rows that were asked for drafts."""
+
+    asked: Ints
+    """Slots."""
+    depths: Ints
+    slots: Ints
+    """Of these and others, for what follows."""
+    drafted: Ints
+    accepted: Ints
+
+
+class DraftLength:
+    """Chooses how deep each row drafts. Calls come from the worker's thread: `limits`, then `learn`, once per step."""
+
+    def __init__(self, levels: Sequence[int], *, adaptive: bool = True) -> None:
+        """
+        Args:
+            levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far.
+            adaptive: off gives each row as many as it may have, always.
+        """
+        self._adaptive = adaptive
+        self._nodes = np.array([0, *levels], np.int64)
+        self._rates = AcceptanceRates(len(levels))
+        self._costs, self._asking = StepCosts(), AskingCosts()
+        self._depths = np.zeros(0, np.int64)
+        """By slot, what was decided."""
+        self._new_depth = max(1, (len(levels) + 1) // 2)
+        self._waiting: list[_Step] = []
+        self._given: tuple[Ints, Ints] | None = None
+        """Slots and depths of the step under way, if any row was asked for drafts."""
+        self._size = 0
+        """Rows of the step that was decided for, roughly."""
+        self._reviews = 0
+        self._probing = False
+        self._present = 1.0
+        """Share of the rows asked that have a draft at all."""
+        self._saved = 0.0
+        """Seconds for probes."""
+        self._price = 0.0
+        self._turn = 0
+        self._since_plain = 0
+        self._plain_in_a_row = 0
+
+    def add_row(self, slot: int) -> None:
+        """A row has come into a slot; what is known of the one before it does not count."""
+        self._rates.forget(slot)
+        if slot >= self._depths.size:
+            grown = np.zeros(max(16, 2 * slot), np.int64)
+            grown[: self._depths.size] = self._depths
+            self._depths = grown
+        self._depths[slot] = self._new_depth
+
+    def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
+        """Drafts for each of the rows [rows].
+
+        Args:
+            slots: [rows] that may draft.
+            batch_size: rows of the step, others included.
+            most: [rows] that each may have.
+        """
+        if not self._adaptive:
+            return most
+        size = rounded(batch_size)
+        if size != self._size or (self._waiting and len(self._waiting) >= self._patience(slots)):
+            self._review(slots, batch_size)
+        depths = self._depths[slots]
+        if self._costs.of(size).plain_seen < _PLAIN_WANTED:
+            depths = np.zeros_like(depths)  # what drafts cost is more than this
+        elif self._saved > self._price:
+            depths = self._probed(depths)
+        depths = np.minimum(depths, np.searchsorted(self._nodes, most, side="right") - 1)
+        chosen: Ints = self._nodes[depths]
+        self._given = (slots, depths) if chosen.any() else None
+        return chosen
+
+    def learn(
+        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0
+    ) -> None:
+        """What became of a step.
+
+        Args:
+            slots, drafted, accepted: [rows] of all that might have drafted, with how many drafts, and how deep they
+                were kept.
+            tokens: positions that the step computed, of all rows.
+            seconds: that the whole step took.
+            proposing: that the proposer took of them.
+        """
+        if not self._adaptive:
+            return
+        given, self._given = self._given, None
+        self._saved = min(self._saved + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
+        if given is None:
+            self._plain_in_a_row += 1
+            if self._plain_in_a_row > _PLAIN_WANTED and self._plain_in_a_row % _REVIEW_STEPS:
+                return  # the next one will say the same
+            drafts = 0
+        else:
+            self._plain_in_a_row = 0
+            drafts = int(drafted.sum())
+            self._asking.learn(given[0].size, int(given[1].max()), proposing)
+            self._waiting.append(_Step(*given, slots, drafted, accepted))
+        # What drafts cost would be lost in the cost of prompts.
+        rows = slots.size
+        if rows and tokens - drafts == rows:
+            self._since_plain = self._since_plain + 1 if drafts else 1
+            self._costs.of(rows).learn(drafts, seconds - proposing)
+
+    def _patience(self, slots: Ints) -> int:
+        """Steps with drafts after which all is looked at."""
+        if self._probing or self._reviews < _FIRST_REVIEWS:
+            return 1
+        young = slots.size <= _SMALL_BATCH and bool((self._rates.seen(slots) < _SETTLED).any())
+        return 1 if young else _REVIEW_STEPS
+
+    def _review(self, slots: Ints, batch_size: int) -> None:
+        """Learn from what was seen, and decide anew."""
+        self._size, self._probing = rounded(batch_size), False
+        if self._waiting:
+            seen, self._waiting = [self._outcome(step) for step in self._waiting], []
+            known, asked, offered, kept = (np.concatenate(each) for each in zip(*seen, strict=True))
+            self._rates.learn(known, asked, offered, kept, len(seen))
+            self._reviews += 1
+        rates, present = self._rates.of(slots)
+        probability: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
+        paying = self._paying(probability, np.minimum.accumulate(present, axis=1), batch_size)
+        self._depths[slots] = np.bincount(paying // probability.shape[1], minlength=slots.size)
+        of_new, any_draft = self._rates.of_new()
+        least = probability.reshape(-1)[paying[-1]] if paying.size else 2.0
+        self._new_depth, self._present = int((np.cumprod(of_new) >= least).sum()), float(any_draft[0])
+
+    def _outcome(self, step: _Step) -> tuple[Ints, Ints, Ints, Ints]:
+        """Of the rows that were asked for drafts: slots, depths asked for, depths with a draft, depths kept."""
+        place = {slot: number for number, slot in enumerate(step.slots.tolist())}
+        asked = np.flatnonzero(step.depths > 0)
+        places = np.array([place[slot] for slot in step.asked[asked].tolist()], np.int64)
+        offered = np.searchsorted(self._nodes, step.drafted[places], side="left")
+        return step.slots[places], step.depths[asked], offered, step.accepted[places]
+
+    def _paying(self, probability: Floats, present: Floats, batch_size: int) -> Ints:
+        """Drafts that pay, the most probable first: as places in the flat tables.
+
+        Args:
+            probability: [rows, depths] that a draft is kept; falls with the depth.
+            present: [rows, depths] that the proposer has one.
+        """
+        order = np.argsort(-probability, axis=None, kind="stable")
+        gains = probability.reshape(-1)[order]
+        drafts = np.cumsum((present * np.diff(self._nodes)).reshape(-1)[order])
+        depths = np.maximum.accumulate(order % probability.shape[1]) + 1
+        curve = self._costs.of(batch_size)
+        seconds = curve.seconds(drafts) + self._asking.seconds(probability.shape[0], depths)
+        rates = (batch_size + np.cumsum(gains)) / np.maximum(seconds, 1e-12)
+        rates[drafts > curve.reach] = 0.0
+        best = int(rates.argmax())
+        pays = rates[best] > _LEAST_GAIN * batch_size / max(curve.level, 1e-12)
+        chosen: Ints = order[: best + 1 if pays else 0]
+        return chosen
+
+    def _probed(self, depths: Ints) -> Ints:
+        """Perhaps other depths for this step, if what they may cost has been saved up."""
+        curve = self._costs.of(self._size)
+        silent = np.flatnonzero(depths == 0)
+        self._turn += 1
+        if silent.size:
+            # One of those without drafts gets one, each in its turn.
+            probed = depths.copy()
+            probed[silent[self._turn % silent.size]] = 1
+            price = (curve.expected(float(self._nodes[1])) - curve.level) * self._present
+            price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
+            self._price = max(price, _LEAST_PRICE * curve.level)
+        elif self._since_plain > _STALE_STEPS:
+            # Its drafts are lost, which is as much as saving can reach.
+            probed, self._price = np.zeros_like(depths), _ALMOST * _MOST_SAVED * curve.level
+        else:
+            probed = np.minimum(depths + 1, self._nodes.size - 1)
+            before, after = (curve.expected(float(self._nodes[each].sum())) for each in (depths, probed))
+            self._price = max(after - before, _LEAST_PRICE * curve.level)
+        if self._saved < self._price:
+            return depths
+        self._saved -= self._price
+        self._probing = True
+        return probed
