@@ -19,18 +19,21 @@ class KVCache:
             it (see `kernels.kv_codes`); with latent attention it is twice the same tensor. Layers of different cache
             groups may share the memory, not the blocks.
         draft_layers: the same of a drafter; its heads may have other shapes.
-        storages: what holds them, of the model and, if there is one, of its drafter: [layers, keys and values, blocks,
-            kv_heads, block_size, width] each. A block is its part of all of them.
+        borders: of a drafter that asks for it, what it keeps of each block's last position, float32 [blocks, width];
+            zeros where nothing was kept.
+        storages: what holds all this, the model's first: [layers, keys and values, blocks, kv_heads, block_size, width]
+            each. A block is its part of all of them.
     """
 
     def __init__(
         self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
-        device: torch.device = CPU, *, drafter: DecoderConfig | None = None,
+        device: torch.device = CPU, *, drafter: DecoderConfig | None = None, border: int = 0,
     ) -> None:  # fmt: skip
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that.
 
         Args:
             drafter: further layers, in the same blocks: whatever is said of a block is said of their part, too.
+            border: width of `borders`; 0 is none.
         """
         self.layout = cache_layout(config)
         self.num_blocks, self.block_size, self.num_kv_heads = num_blocks, block_size, config.num_kv_heads
@@ -41,6 +44,11 @@ class KVCache:
         if drafter is not None:
             more = _reserve(drafter, num_blocks, block_size, dtype, device)
             self.storages, self.draft_layers = (self.storage, more), _pairs(more, drafter)
+        borders = torch.zeros(1, 1, num_blocks if border else 0, 1, 1, border, device=device)
+        self.borders = borders.view(-1, border) if border else None
+        self._of_positions = self.storages
+        if border:
+            self.storages = (*self.storages, borders)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
@@ -58,7 +66,7 @@ class KVCache:
         (blocks, places), (new_blocks, new_places) = (
             torch.tensor(pairs, device=device).T for pairs in (sources, targets)
         )
-        for every in self.storages:
+        for every in self._of_positions:
             storage = as_bytes(every)
             storage[:, :, new_blocks, :, new_places] = storage[:, :, blocks, :, places]
 

@@ -161,9 +161,13 @@ def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> in
 
 
 def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
-    """The same, with the drafter's layers."""
-    more = 0 if drafter.layers is None else block_bytes(drafter.layers, block_size, dtype)
-    return block_bytes(model, block_size, dtype) + more
+    """The same, with the drafter's part."""
+    return block_bytes(model, block_size, dtype) + drafter_block_bytes(drafter, block_size, dtype)
+
+
+def drafter_block_bytes(drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
+    """A drafter's part of a block."""
+    return drafter.block_bytes(0 if drafter.layers is None else block_bytes(drafter.layers, block_size, dtype))
 
 
 def available_memory() -> int:

@@ -350,8 +350,9 @@ def _make_cache(
     drafter: DrafterNeeds,
 ) -> KVCache:  # fmt: skip
     if place is None:
-        return KVCache(model, budget.num_blocks, config.cache.block_size, dtype, drafter=drafter.layers)
-    return place.make_cache(model, budget.num_blocks, dtype, drafter.layers)
+        size = config.cache.block_size
+        return KVCache(model, budget.num_blocks, size, dtype, drafter=drafter.layers, border=drafter.border)
+    return place.make_cache(model, budget.num_blocks, dtype, drafter)
 
 
 def _poison(config: EngineConfig, cache: KVCache, moves: TransferEngine | None) -> Poison | None:

@@ -5,7 +5,7 @@ import torch
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.memory import MemoryBudget, block_bytes, weight_count
+from troupellm.models.memory import MemoryBudget, drafter_block_bytes, weight_count
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.speculation.paging import lying_in
 from troupellm.protocol.config import EngineConfig
@@ -35,7 +35,7 @@ def decoder_ready(
         most_drafts: of a row in a step.
     """
     cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
-    drafted = 0 if drafter.layers is None else block_bytes(drafter.layers, config.cache.block_size, cached)
+    drafted = drafter_block_bytes(drafter, config.cache.block_size, cached)
     return WorkerReady(
         vocab_width=model.vocab_size,
         max_model_len=budget.max_model_len,

@@ -80,11 +80,17 @@ class GpuPlace:
         return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
 
     def make_cache(
-        self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DecoderConfig | None = None
+        self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER
     ) -> KVCache:
         """With one block more than plans may name, the null page of rows that pad."""
         return KVCache(
-            model, num_blocks + 1, self._config.cache.block_size, dtype, self.device.torch_device, drafter=drafter
+            model,
+            num_blocks + 1,
+            self._config.cache.block_size,
+            dtype,
+            self.device.torch_device,
+            drafter=drafter.layers,
+            border=drafter.border,
         )
 
     def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> CudaRunner:

@@ -88,7 +88,8 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     stored = open_head(folder, reader, config, target, lambda _: None)
     _ignore(stored)
     weights = held_bytes(stored, target.dtype)
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=layers.hidden_size)
+    size = layers.hidden_size
+    return DrafterNeeds(weight_bytes=weights, layers=layers, width=size, border=size)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -95,7 +95,12 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     """
     folder, reader, layers, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
-    return DrafterNeeds(weight_bytes=held_bytes(stored, target.dtype), layers=layers, width=layers.hidden_size)
+    return DrafterNeeds(
+        weight_bytes=held_bytes(stored, target.dtype),
+        layers=layers,
+        width=layers.hidden_size,
+        border=layers.hidden_size,
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -74,7 +74,7 @@ def paged(
     )  # fmt: skip
     return PagedProposer(
         network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
-        widths=config.tree_widths,
+        widths=config.tree_widths, borders=context.cache.borders,
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     reader, layers, prefix = _described(target)
     stored = open_head(target.folder, reader, config, target, lambda _: None)
     weights = held_bytes(stored, target.dtype, prefix)
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=layers.hidden_size)
+    size = layers.hidden_size
+    return DrafterNeeds(weight_bytes=weights, layers=layers, width=size, border=size)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

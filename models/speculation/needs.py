@@ -9,6 +9,9 @@ import torch
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.protocol.config import ModelConfig
 
+BORDER_BYTES = 4
+"""Of a number of `KVCache.borders`."""
+
 
 class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, and layers of the cache."""
@@ -19,6 +22,17 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """Whose keys and values lie in the model's blocks, beside those of its own layers; None has no cache."""
     width: int = 0
     """Numbers of a hidden state that is kept for every row between two steps."""
+
+    border: int = 0
+    """Of a hidden state that is kept for the last position of every block."""
+
+    def block_bytes(self, layers: int) -> int:
+        """A drafter's part of a block.
+
+        Args:
+            layers: bytes of its layers' keys and values.
+        """
+        return layers + BORDER_BYTES * self.border
 
     def row_bytes(self, itemsize: int) -> int:
         """What is kept per row."""

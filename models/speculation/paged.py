@@ -3,9 +3,11 @@
 What it keeps of a position depends on nothing but the row's tokens up to there (one further for a network that reads
 states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
 an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
-Of a row that shares its beginning with another one up to the very end of a block, and only of such a row, the entry at
-that end was made with the other row's next token, since the block is shared: one key among all, which costs no text and
-hardly a draft.
+
+The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
+Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
+block for that. Of rows that are under way together the last one to come has it right; the others have one key among all
+that was made with another token, which costs no text and hardly a draft.
 
 Entries of drafts lie where those of true tokens will, and give way to them.
 """
@@ -38,15 +40,16 @@ class PagedProposer:
 
     def __init__(
         self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
-        dtype: torch.dtype, widths: tuple[int, ...] = (),
+        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             longest: tokens of a row that is drafted for, its drafts included.
             dtype: of the network's states.
             widths: nodes per level of a tree; empty drafts chains.
+            borders: as of `KVCache`, for a network that reads states.
         """
-        self.taps = network.taps
+        self.taps, self._borders = network.taps, borders
         self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
         self._longest, self._widths = longest, widths
         self._behind = 1 if network.reads_states else 0
@@ -56,7 +59,7 @@ class PagedProposer:
         self._ready: Ints = np.zeros(0, dtype=np.int64)
         """Tokens that the row had then; 0 is none."""
         self._covered: Ints = np.zeros(0, dtype=np.int64)
-        """For a network that reads tokens: how many of them have their entry; UNKNOWN before anything was computed."""
+        """For a network that reads tokens: how many of them have their entry. UNKNOWN before anything was computed."""
         self._drafted: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
         """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
 
@@ -89,12 +92,14 @@ class PagedProposer:
         hidden = seen.hidden
         if kept.size < seen.slots.size:
             hidden = hidden[np.repeat(seen.starts + seen.counts < self._longest, seen.counts)]
+        self._renew_borders(seen.slots[kept], seen.starts[kept], seen)
         begin = 0
         for spans in _spans(seen.slots[kept], seen.starts[kept], seen.counts[kept]):
             total = int(spans.counts.sum())
             states = self._network.states(hidden[begin : begin + total])
             begin += total
             self._compute(spans, seen.tokens, seen.blocks, states)
+            self._keep_borders(spans, seen.blocks, states)
 
     @torch.inference_mode()
     def propose(self, batch: ProposalBatch) -> Drafts:
@@ -154,6 +159,31 @@ class PagedProposer:
         positions = work.lengths + depth - self._behind
         batch = self._paging.batch(work.blocks, work.slots, positions, np.ones_like(positions), tokens, positions)
         work.states = self._network.forward(batch, work.states if self._behind else None, self._caches)
+
+    def _renew_borders(self, slots: Ints, starts: Ints, seen: Observation) -> None:
+        """Rows that begin behind a block that others computed write the entry at its end anew."""
+        new = self._covered[slots] == UNKNOWN
+        self._covered[slots[new]] = 0
+        new &= (starts > 0) & (starts % self._paging.block_size == 0)
+        if self._borders is None or not new.any():
+            return
+        slots, places = slots[new], starts[new] - 1
+        states = self._borders[torch.from_numpy(self._paging.blocks_at(seen.blocks, slots, places))]
+        there = np.flatnonzero(states.any(dim=1).cpu().numpy())
+        if there.size:
+            spans = Spans(there, slots[there], places[there], np.ones_like(there))
+            self._compute(spans, seen.tokens, seen.blocks, states[there].to(self._states.dtype))
+
+    def _keep_borders(self, spans: Spans, blocks: NDArray[np.int32], states: Tensor) -> None:
+        """The states of positions at the end of their block."""
+        if self._borders is None:
+            return
+        positions = positions_of(spans.starts, spans.counts)
+        ends = np.flatnonzero((positions + 1) % self._paging.block_size == 0)
+        if ends.size:
+            owners = np.repeat(spans.slots, spans.counts)[ends]
+            index = torch.from_numpy(self._paging.blocks_at(blocks, owners, positions[ends]))
+            self._borders[index] = states[torch.from_numpy(ends)].float()
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
         """For a network that reads tokens: what completes a block gets its entries, since the block may be shared from

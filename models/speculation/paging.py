@@ -72,6 +72,11 @@ class Paging:
             logit_tokens=self._there(torch.from_numpy(ends - 1) if tree is None else torch.arange(places.size)),
         )
 
+    def blocks_at(self, blocks: NDArray[np.int32], slots: Ints, places: Ints) -> Ints:
+        """The blocks [n] that hold some places [n] of rows [n]."""
+        found: Ints = blocks[self._group, slots, places // self.block_size].astype(np.int64)
+        return found
+
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
 

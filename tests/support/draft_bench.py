@@ -68,8 +68,10 @@ class DraftBench:
             folder=folder, model=self.model, config=self.decoder.config, dtype=torch.float32, max_model_len=LONGEST
         )
         self.needs = drafter_needs(settled, target)
-        self.cache = KVCache(self.decoder.config, num_blocks, BLOCK, torch.float32, drafter=self.needs.layers)
-        for storage in self.cache.storages:
+        self.cache = KVCache(
+            self.decoder.config, num_blocks, BLOCK, torch.float32, drafter=self.needs.layers, border=self.needs.border
+        )
+        for storage in self.cache.storages[:2]:
             storage.fill_(float("nan"))  # what nobody wrote, nobody may read
         made = import_module(f"troupellm.models.speculation.{settled.method}")
         self.proposer: Proposer = made.make(settled, Context(self.decoder, self.cache, folder, self.model))
@@ -200,3 +202,16 @@ def crowd(bench: DraftBench, check: Callable[[Row, list[int]], None], most: int,
         kept += bench.step(most, 6, check)
     assert {len(row.tokens) > 20 for row in (first, again, third)} == {True}
     return kept
+
+
+def behind_a_block(bench: DraftBench, check: Callable[[Row, list[int]], None]) -> None:
+    """Rows that share all of their first blocks, and differ right behind them."""
+    text = np.random.default_rng(4).integers(0, 250, 40).tolist()
+    for row in list(bench.rows):
+        bench.drop(row)
+    for number in range(3):
+        row = bench.add(number, text[:8] + text[10 + number :][:6], [0, 1, *range(10 + 10 * number, 18 + 10 * number)],
+                        computed=8 if number else 0)  # fmt: skip
+        for _ in range(5):
+            bench.step(3, 6, check)
+        bench.drop(row)

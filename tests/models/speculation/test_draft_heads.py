@@ -7,7 +7,7 @@ from pathlib import Path
 import plain_heads
 import pytest
 import torch
-from draft_bench import DraftBench, Row, crowd
+from draft_bench import DraftBench, Row, behind_a_block, crowd
 from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, SIZE, eagle3_weights, eagle_weights, medusa_weights
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
@@ -55,6 +55,7 @@ def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
 
     kept = crowd(bench, check, most=3)
     assert len(kept) > 40
+    behind_a_block(bench, check)
 
 
 def test_eagle3(target: Path, tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ def test_eagle3(target: Path, tmp_path: Path) -> None:
         assert drafts == drafts_of(step, vectors, score, row.tokens, 3)
 
     assert len(crowd(bench, check, most=3)) > 40
+    behind_a_block(bench, check)
 
 
 @pytest.mark.parametrize("outputs", [True, False])
