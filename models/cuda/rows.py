@@ -16,6 +16,8 @@ from troupellm.models.cuda.staging import Ints, Staging
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.protocol.worker import NULL_BLOCK
 
+Ints32 = NDArray[np.int32]
+
 
 class DeviceRows(RowTable):
     """Rows by slot; behind the slots lies one more, which rows that pad a batch write to.
@@ -68,6 +70,21 @@ class DeviceRows(RowTable):
         self.tokens.view(-1).index_copy_(0, places, tokens.clamp(min=0).to(torch.int32))
         self.lengths[slots] += 1
 
+    def put(self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
+        """As `RowTable.put`; whoever reads the device's tokens from now on sees them."""
+        for slot, position, token in zip(slots, positions, tokens, strict=True):
+            self._write(slot, position, np.array([token], dtype=np.int32))
+        self._flush()
+
+    def text(self, slot: int) -> Ints32:
+        """As `RowTable.text`; waits for the device."""
+        self._flush()
+        found: Ints32 = self.tokens[slot, : self.lengths[slot]].cpu().numpy()
+        return found
+
+    def _flush(self) -> None:
+        self.apply(tuple(self._staging.send(*self.changes())))
+
     def check_window(self, slots: Ints, starts: Ints) -> None:
         """
         Raises:
@@ -105,7 +122,7 @@ class DeviceRows(RowTable):
         self._tokens_known.append((slot, begin, tokens))
 
     def _copy_tokens(self, slots: Ints, parents: Ints, kept: Ints, chosen: Ints) -> None:
-        self.apply(tuple(self._staging.send(*self.changes())))
+        self._flush()
         here, there, ends, tokens = self._staging.send(slots, parents, kept, chosen)
         longest = int(kept.max())
         self.tokens[here, :longest] = self.tokens[there, :longest]

@@ -29,6 +29,9 @@ from troupellm.models.pooling_config import Activation
 from troupellm.models.runner import ModelRunner
 from troupellm.models.sampler import Sampled
 from troupellm.models.spans import NO_SPANS, Spans
+from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
+from troupellm.models.speculation.trials import Trial
+from troupellm.models.speculation.verification import Verification
 from troupellm.models.step_result import step_result
 from troupellm.protocol.worker import MOST_LAUNCHED, RowLogprobs, StepPlan, StepResult, StepTimings
 
@@ -59,7 +62,8 @@ class CudaRunner(ModelRunner):
 
     A step whose rows all choose from their logits by temperature, min_p, top_k and top_p alone is launched without any
     wait for the device. One with a row that needs more (penalties, masks, guides, plug-ins, log-probabilities, input
-    embeddings, pooling) is computed to its end when it is launched.
+    embeddings, pooling) is computed to its end when it is launched, and so is every step of a runner that speculates:
+    what is drafted next depends on what was kept.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class CudaRunner(ModelRunner):
         activation: Activation = "softmax",
         guides: GuidedRows | None = None,
         attention_backend: str = "auto",
+        speculation: MakeSpeculator | None = None,
     ) -> None:
         """
         Args:
@@ -95,6 +100,7 @@ class CudaRunner(ModelRunner):
             max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows),
             device=device, staging=self._staging, slots=slots, null_page=cache.num_blocks - 1,
         )  # fmt: skip
+        self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
         score = None if decoder.score is None else self._classify
         self.pooler = Pooler(head=score, activation=activation)
         self._columns = SamplingColumns()
@@ -155,6 +161,10 @@ class CudaRunner(ModelRunner):
             return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        if self.speculator is not None:
+            return self._verified(
+                plan, self.speculator, self.speculator.begin(plan, whole.slots, starts, counts), begin
+            )
         self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
         ending = starts + counts == self.rows.lengths[whole.slots]
@@ -214,8 +224,38 @@ class CudaRunner(ModelRunner):
         logits, tokens = self.graphs.run(key)
         return sent[0][:, :count], logits[:count], tokens[:count]
 
-    def _eager(self, spans: Spans, sampling: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        """Compute any step, kernel by kernel.
+    def _verified(self, plan: StepPlan, speculator: Speculator, trial: Trial, begin: float) -> LaunchedPlan:
+        """A step of a runner that speculates, to its end."""
+        spans, none = trial.spans, np.zeros(len(plan.rows), dtype=bool)
+        self._follow(plan, spans)
+        if not spans.slots.size:
+            result = step_result(plan, None, none, (), StepTimings())
+            return LaunchedPlan(plan, none, (), (), None, StepTimings(), result)
+        self.rows.check_window(spans.slots, spans.starts)
+        ends, lengths = spans.starts + spans.counts, self.rows.lengths[spans.slots]
+        pooled = self.rows.pooled[spans.slots] > 0
+        check = Verification(
+            plan, trial, (ends >= lengths) & ~pooled, self.rows, self.sampler, self.guides, speculator
+        )  # fmt: skip
+        filled = check.begin_masks()
+        prepared, tapped = perf_counter(), list[Tensor]()
+        _, hidden = self._eager(spans, (ends >= lengths) & ~pooled, tapped)
+        about_prompts = self._prompt_logprobs(plan, spans, hidden[len(check.drawn) :])
+        self._pool(spans, hidden)
+        logits = self.decoder.logits(hidden[: len(check.drawn)]) if check.drawn else None
+        computed = perf_counter()
+        masks = None if self.guides is None or filled is None else self._masks(self.guides, filled)
+        check.sample(logits, masks)
+        speculator.learn(trial, check.judged, tapped, begin)
+        vectors, unsound = self._finish_pooled(plan, spans, (ends == lengths) & pooled)
+        timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
+        result = check.result(about_prompts, vectors, unsound, timings)
+        return LaunchedPlan(plan, none, (), (), None, timings, result)
+
+    def _eager(
+        self, spans: Spans, sampling: NDArray[np.bool_], tapped: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute any step, kernel by kernel. tapped: as for `_forward`.
 
         Returns:
             columns int64 [WIDTH, sampling rows], and what `_batch` wants logits or vectors of, as hidden states.
@@ -244,7 +284,7 @@ class CudaRunner(ModelRunner):
             DeviceSpans(by_row[0], narrow[0], narrow[1], narrow[2], by_token[0], by_token[1], int(single.sum())),
             self.rows.tokens, self.rows.block_tables, sent[3], inputs,
         )  # fmt: skip
-        return sent[0], self.decoder.forward(batch, self.cache.layers)
+        return sent[0], self._forward(batch, [] if tapped is None else tapped)
 
     def _at_once(
         self, plan: StepPlan, spans: Spans, sampling: NDArray[np.bool_], ending: NDArray[np.bool_],

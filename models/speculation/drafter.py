@@ -58,7 +58,7 @@ class Drafter:
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
                 proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
-                synthetic=synthetic, guides=guides,
+                synthetic=synthetic, guides=guides, trees=cache.storage.device.type == "cpu",
             )  # fmt: skip
 
         return {"speculation": make}

@@ -58,15 +58,16 @@ def plan_drafting(
         return Drafting()
     if model.head != "lm" or config.model.runner == "pooling":
         raise ConfigError("speculative_config is for models that write", param="speculative_config")
-    if device.type != "cpu":
-        raise ConfigError(
-            f"speculative_config is for the device cpu as yet: leave it out on {device.type}",
-            param="speculative_config",
-        )
     from troupellm.models.speculation.folder import drafter_folder
-    from troupellm.models.speculation.requirements import drafter_needs, settle
+    from troupellm.models.speculation.requirements import MODELS, drafter_needs, settle
 
     settled = settle(wanted, config.model, progress)
+    if device.type != "cpu" and (settled.method in MODELS or settled.tree_widths):
+        raise ConfigError(
+            f"speculative_config: method {settled.method} is for the device cpu as yet; on {device.type} there are "
+            "ngram, suffix and custom, without tree_widths",
+            param="speculative_config.method",
+        )
     target = Target(folder=folder, model=config.model, config=model, dtype=dtype, max_model_len=longest)
     needs = drafter_needs(settled, target)
     own = None

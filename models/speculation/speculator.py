@@ -18,7 +18,7 @@ from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.row_options import RowOptions
 from troupellm.models.row_table import RowTable
 from troupellm.models.spans import Spans
-from troupellm.models.speculation.drafts import RowDrafts, read_drafts
+from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
 from troupellm.models.speculation.proposer import ROOT, Observation, ProposalBatch, Proposer, RowDraws, Taps
 from troupellm.models.speculation.synthetic import PURPOSE_ACCEPTANCE, SyntheticAcceptance
 from troupellm.models.speculation.trials import Acceptance, Judged, Trial
@@ -64,6 +64,7 @@ class Speculator:
         length: Length | None = None,
         synthetic: SyntheticAcceptance | None = None,
         guides: GuidedRows | None = None,
+        trees: bool = True,
     ) -> None:
         """
         Args:
@@ -72,9 +73,11 @@ class Speculator:
             most: drafts of a row in a step.
             length: chooses how many of those; None is always all.
             synthetic: keeps drafts by lot: what comes out is not the model's.
+            trees: the attention has masks for them.
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
+        self._trees = trees
         self._proposing = 0.0
         """Seconds of the step under way that were the proposer's."""
         proposer.reset()
@@ -239,6 +242,8 @@ class Speculator:
         found = {}
         given = read_drafts(drafts, limits[asked].tolist(), self._vocab)
         for index, row, drafted in zip(asked.tolist(), rows, given, strict=True):
+            if drafted.parents is not None and not self._trees:
+                raise DraftError("trees of drafts are verified on the device cpu only: propose chains")
             if self._synthetic is not None:
                 _fill(drafted, int(limits[index]))
             if self._guides is not None:
@@ -251,9 +256,10 @@ class Speculator:
 
     def _draws(self, rows: Sequence[int]) -> RowDraws:
         options = [self._options(row) for row in rows]
+        device = self._rows.tokens.device
         return RowDraws(
-            torch.tensor([each.stream for each in options], dtype=torch.int64),
-            torch.tensor([each.inverse_temperature for each in options], dtype=torch.float32),
+            torch.tensor([each.stream for each in options], dtype=torch.int64, device=device),
+            torch.tensor([each.inverse_temperature for each in options], dtype=torch.float32, device=device),
         )
 
     def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:

@@ -200,10 +200,10 @@ class Pair:
         source = decoder_weights(self.config, checkpoint, EMBEDDING)
         return Decoder(self.config, source, max_model_len=MAX_LEN), checkpoint
 
-    def runner(self, num_blocks: int = 120, block_size: int = 8) -> ModelRunner:
+    def runner(self, num_blocks: int = 120, block_size: int = 8, **more: Any) -> ModelRunner:
         cache = KVCache(self.config, num_blocks, block_size, torch.float32)
         cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
-        return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN)
+        return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN, **more)
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:

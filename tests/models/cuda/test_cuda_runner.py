@@ -11,11 +11,17 @@ import torch
 
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script, plain
+from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from tests.support.tensor_attention import plan_tensors
 from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import PlanError
+from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation.drafts import DraftError
+from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 NUM_BLOCKS, BLOCK_SIZE = 120, 8
@@ -265,3 +271,45 @@ def test_no_row_has_the_null_page(llama: Pair) -> None:
     plan = StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(1,), starts=(0,), counts=(1,), new_rows=(row,))
     with pytest.raises(PlanError, match=f"block {NUM_BLOCKS} of {NUM_BLOCKS} was named"):
         device_runner(llama).launch(plan)
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8])
+def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float) -> None:
+    options: list[dict[str, Any]] = [
+        {}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}, {"repetition_penalty": 1.3, "logprobs": 2},
+        {"temperature": 0.8, "seed": 4, "presence_penalty": 1.0},
+    ]  # fmt: skip
+    prompts = [make_prompt(5 + 9 * row, row) for row in range(4)]
+
+    def host(runner: ModelRunner, limit: int) -> ElasticHost:
+        found = ElasticHost(runner, limit)
+        for row, prompt in enumerate(prompts):
+            found.add(row, prompt, **options[row])
+        found.run(20, chunk=7)
+        return found
+
+    vocab = llama.config.vocab_size
+    alone = host(
+        llama.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)), 0
+    )  # fmt: skip
+    truth = {
+        (tuple(prompts[row]), options[row].get("seed", 0), 0): alone.tokens[row][len(prompts[row]) :]
+        for row in range(4)
+    }
+    proposer = ScriptedProposer(truth, vocab, right=right, taps=Taps(last=True))
+    runner = device_runner(llama, speculation=speculation(proposer, vocab))
+    drafted = host(runner, 5)
+    for row, prompt in enumerate(prompts):
+        end = len(prompt) + 20
+        assert drafted.tokens[row][:end] == alone.tokens[row][:end]
+        assert sum(count for _, count in proposer.observed[runner.rows.slot(row)]) == len(drafted.tokens[row]) - 1
+    assert drafted.drafted > 50
+    assert (drafted.accepted > 0) == (right > 0)
+    with pytest.raises(DraftError, match="chains"):
+        host(device_runner(llama, speculation=speculation(ScriptedProposer(truth, vocab, branches=2), vocab)), 5)
+
+
+def speculation(proposer: ScriptedProposer, vocab: int) -> MakeSpeculator:
+    return lambda rows, options, guides: Speculator(
+        proposer, rows, options, vocab, guides=guides, trees=not isinstance(rows, DeviceRows)
+    )
