@@ -155,7 +155,7 @@ class ElasticHost:
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.runner.cache.num_blocks))
+        self._free = list(range(self.runner.cache.num_blocks - 1))  # the last one is a GPU runner's own
         self._done: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._new: list[NewRow] = []
