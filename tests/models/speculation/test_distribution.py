@@ -104,7 +104,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyDecoder, KVCache]:
     folder = write_tiny_model(Path(tmp_path_factory.mktemp("model")))
     config = describe_served(folder, ConfigReader.load(folder), ModelConfig(model=str(folder)), lambda progress: None)
     decoder = ToyDecoder(config)
-    return decoder, KVCache(decoder.config, ROWS * 14, 16, torch.float32)
+    return decoder, KVCache(decoder.config, ROWS * 14 + 1, 16, torch.float32)
 
 
 def texts(toy: tuple[ToyDecoder, KVCache], kind: str, options: dict[str, Any]) -> tuple[NDArray[np.int64], ElasticHost]:
