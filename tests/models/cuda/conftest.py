@@ -23,5 +23,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = place.GpuPlace.measured
     monkeypatch.setattr(
         place.GpuPlace, "measured",
-        lambda self, budget, decoder, dtype: measured(self, budget, decoder, dtype, lambda: None, lambda: 0),
+        lambda self, budget, decoder, dtype, **more: measured(
+            self, budget, decoder, dtype, lambda: None, lambda: 0, **more
+        ),
     )  # fmt: skip
