@@ -171,6 +171,7 @@ class EngineLife:
             worker_pid=running.loaded.seat.pid,
             spare_worker_pid=running.loaded.seat.spare_pid,
             guide=running.system.guide_snapshot,
+            kv_events=None if running.system.kv_events is None else running.system.kv_events.snapshot(),
         )
 
     def _require(self) -> Running:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from troupellm.actors.metrics import Histogram, MetricsStore
-from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot
+from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot
 
 ALIASES = {
     "troupellm_requests_running": "vllm:num_requests_running",
@@ -69,6 +69,7 @@ class _EngineCollector(Collector):
         yield from _actor_families(base, snapshot)
         yield from _tenant_families(base, snapshot)
         yield from _guide_families(base, snapshot.guide)
+        yield from _kv_event_families(base, snapshot.kv_events)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
@@ -181,6 +182,14 @@ def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterab
             messages.add_metric(values, mailbox.messages)
             dropped.add_metric(values, mailbox.dropped)
     return depth, capacity, messages, dropped, restarts
+
+
+def _kv_event_families(base: Mapping[str, str], events: KVEventsSnapshot | None) -> Iterator[Metric]:
+    if events is not None:
+        yield _counter("kv_events", "Events of KV blocks, for routers.", base, events.told)
+        yield _counter("kv_events_lost", "Those that slow readers have missed.", base, events.lost)
+        yield _gauge("kv_events_kept", "Events kept for readers who are behind.", base, events.kept)
+        yield _gauge("kv_events_waiting_readers", "Readers that wait for an event.", base, events.waiting_readers)
 
 
 def _guide_families(base: Mapping[str, str], guide: GuideSnapshot) -> Iterable[Metric]:

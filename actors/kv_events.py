@@ -19,8 +19,10 @@ from troupellm.protocol.kv_events import (
     KVEvent,
     Medium,
 )
+from troupellm.protocol.snapshot import KVEventsSnapshot
 
 MOST_READERS = 64
+"""Who may wait at once."""
 
 
 class BlockEvents(Protocol):
@@ -56,6 +58,13 @@ class KVEventLog:
         self.last = 0
         """Number of the last event; 0 before the first one."""
         self.closed = False
+        self._lost = 0
+
+    def snapshot(self) -> KVEventsSnapshot:
+        """In plain numbers."""
+        return KVEventsSnapshot(
+            told=self.last, kept=len(self._ring), lost=self._lost, waiting_readers=len(self._waiting)
+        )
 
     def of(self, medium: Medium) -> BlockEvents:
         """Where one medium tells of its blocks."""
@@ -87,6 +96,7 @@ class KVEventLog:
         events: list[KVEvent] = []
         first = self.last - len(self._ring) + 1
         if after + 1 < first:
+            self._lost += first - 1 - after
             events.append(EventsLost(seq=first - 1, dropped=first - 1 - after))
             after = first - 1
         begin = after + 1 - first

@@ -170,6 +170,18 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was generated for requests that ended, however they ended."""
 
 
+class KVEventsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the stream of KV events."""
+
+    told: int
+    """Since the start."""
+    kept: int
+    """For readers who are behind."""
+    lost: int
+    """That readers heard of as a number alone, because they were too slow; of all readers together."""
+    waiting_readers: int
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """starting, ready, draining, failed, stopped."""
@@ -196,3 +208,5 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's process, when it has one of its own."""
     spare_worker_pid: int | None = None
     guide: GuideSnapshot = GuideSnapshot()
+    kv_events: KVEventsSnapshot | None = None
+    """None: they are off."""

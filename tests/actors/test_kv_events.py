@@ -7,8 +7,12 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.kv_events import MOST_READERS, KVEventLog
-from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.actors.scheduler.block_pool import BlockPool, in_group
+from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.policy import make_policy
+from troupellm.actors.scheduler.offload.tier import TierBlock
 from troupellm.protocol.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EventsLost, KVEvent
+from troupellm.protocol.snapshot import KVEventsSnapshot
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +74,7 @@ def test_a_slow_reader_hears_how_many_it_has_missed() -> None:
     assert numbers(rest) == [8, 9, 10, 11, 12]
     assert numbers(log.read(7)) == [8, 9, 10, 11, 12]
     assert numbers(log.read(8, most=2)) == [9, 10]
+    assert log.snapshot() == KVEventsSnapshot(told=12, kept=5, lost=4, waiting_readers=0)
 
 
 def test_a_number_of_another_engine_tells_all() -> None:
@@ -115,6 +120,38 @@ def test_what_the_pool_tells_is_what_it_finds() -> None:
     found = {(key(n).hex(), group) for n in range(40) for group in range(2) if pool.find(key(n), group) is not None}
     assert known == found
     assert log.last > 1000
+
+
+def test_what_host_memory_tells_is_what_it_finds() -> None:
+    log, chance = KVEventLog(100_000, 1), random.Random(1)
+    host = HostTier(make_policy("lru", 8), log.of("host"))
+    stores, loads = list[TierBlock](), list[TierBlock]()
+    for step in range(4000):
+        name = in_group(key(chance.randrange(20)), chance.randrange(2))
+        match chance.randrange(4):
+            case 0 if len(stores) < 4 and (block := host.prepare_store(name)) is not None:
+                stores.append(block)
+            case 1 if stores:
+                host.complete_store(stores.pop(chance.randrange(len(stores))), ok=chance.random() < 0.8)
+            case 2 if len(loads) < 3 and (block := host.prepare_load(name)) is not None:
+                loads.append(block)
+            case 3 if loads:
+                host.complete_load(loads.pop(chance.randrange(len(loads))), ok=chance.random() < 0.8)
+        if step % 1000 == 999:
+            host.reset()
+    known: set[tuple[str, int]] = set()
+    for event in log.read(0, most=100_000):
+        match event:
+            case BlocksStored():
+                assert (event.key, event.group) not in known
+                known.add((event.key, event.group))
+            case BlocksRemoved():
+                known.remove((event.key, event.group))
+            case BlocksCleared():
+                known.clear()
+    found = {(key(n).hex(), g) for n in range(20) for g in range(2) if host.find(in_group(key(n), g)) is not None}
+    assert known == found
+    assert log.last > 500
 
 
 async def test_followers_hear_everything_in_order_until_the_end() -> None:

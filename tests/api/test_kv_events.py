@@ -1,10 +1,12 @@
 """`GET /kv_events`: behind the admin key, as events or as one answer, and off unless asked for."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from processes import MODES, ready_process
 from serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -49,3 +51,20 @@ async def test_without_the_setting_there_are_none(tiny_engine: Any) -> None:
     async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
         answer = await client.get("/kv_events", headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_configured")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", MODES)
+async def test_whatever_process_they_come_from(checkpoint: Path, flags: tuple[str, ...]) -> None:
+    given = ("--admin-api-key", "root-key", "--kv-events", "keys", *flags)
+    async with ready_process(checkpoint, *given) as server, server.client() as client:
+        got: list[dict[str, Any]] = []
+        async with client.stream("GET", "/kv_events?after=0", headers=ADMIN) as stream:
+            assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
+            with anyio.fail_after(60):
+                async for line in stream.aiter_lines():
+                    if line.startswith("data: "):
+                        got.append(json.loads(line[6:]))
+                    if len(got) == 3:
+                        break
+        assert [(event["seq"], event["event"]) for event in got] == [(1, "stored"), (2, "stored"), (3, "stored")]

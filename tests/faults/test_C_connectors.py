@@ -3,6 +3,9 @@
 A block that does not come is computed, or fails its request with an error that names the connector, as the policy says.
 """
 
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import anyio
 import pytest
 from canary import under_attack
 from hostile_peer import HostilePeer, Ill, babbles, dies, flips, lies, stalls, swaps, vanishes
+from processes import free_port, ready_process
 from serving import eventually
 
 from troupellm.protocol.errors import KVLoadFailed
@@ -139,3 +143,43 @@ async def test_C8_canaries_do_not_notice_a_sick_peer(
                 assert (await attacked.client.post("/v1/completions", json=body)).status_code == 200
             answer = await attacked.client.post("/v1/completions", json=request)
             assert tuple(answer.json()["choices"][0]["token_ids"]) == solo
+
+
+@pytest.mark.slow
+async def test_C8_the_engine_that_prefills_loses_its_worker(checkpoint: Path, tmp_path: Path) -> None:
+    """Two servers, as in the README: blocks are handed over, computed while nobody serves them, handed over again."""
+    port = free_port()
+    shared = ("--kv-offloading-size", "8MiB", "--preemption-mode", "offload", "--kv-offload-timeout", "2")
+    shared += ("--no-spare-worker", "--prefix-hash-secret-file", str(tmp_path / "secret"), "--kv-transfer-config")
+    one = {"kv_connector": "tcp-peer", "kv_role": "kv_producer", "kv_connector_extra_config": {"listen": port}}
+    two = {"kv_connector": "tcp-peer", "kv_role": "kv_consumer", "kv_connector_extra_config": {"peers": [f":{port}"]}}
+    async with (
+        ready_process(checkpoint, *shared, json.dumps(one)) as prefill,
+        ready_process(checkpoint, *shared, json.dumps(two)) as decode,
+        prefill.client() as first,
+        decode.client() as second,
+    ):
+
+        async def handed_over(salt: int) -> int:
+            """Of a new prompt; its answer is the same on both."""
+            request = {"model": "tiny", "prompt": [3 + salt, *PROMPT], "return_token_ids": True} | GREEDY
+            assert (await first.post("/v1/completions", json=request | {"max_tokens": 1})).status_code == 200
+            answers = [(await client.post("/v1/completions", json=request)).json() for client in (second, first)]
+            one, two = (answer["choices"][0]["token_ids"] for answer in answers)
+            assert one == two
+            return int(answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        async def until_handed_over(salt: int) -> None:
+            with anyio.fail_after(60):
+                while await handed_over(salt) < 16 * BLOCKS:
+                    salt += 1
+
+        await until_handed_over(0)
+        (before,) = prefill.workers()
+        os.kill(before, signal.SIGKILL)
+        alone = {"model": "tiny", "prompt": [200, *PROMPT], "return_token_ids": True} | GREEDY
+        computed = (await second.post("/v1/completions", json=alone)).json()
+        same = (await first.post("/v1/completions", json=alone)).json()
+        assert computed["choices"][0]["token_ids"] == same["choices"][0]["token_ids"]
+        await until_handed_over(20)
+        assert prefill.workers() != [before]
