@@ -63,6 +63,9 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "deaths": {"max_num_batched_tokens": 64},
     "no prefix cache": {"enable_prefix_caching": False, "max_num_seqs": 5},
 }  # fmt: skip
+QUICK = (
+    *((proposer, "pieces, and too few blocks") for proposer in PROPOSERS), ("trees", "deaths"), ("chains", "deaths"),
+)  # fmt: skip
 
 
 async def streamed(engine: Any, number: int, fields: dict[str, Any]) -> dict[int, list[Any]]:
@@ -103,8 +106,14 @@ def check_same(name: str, found: dict[int, list[Any]], right: dict[int, list[Any
         assert [value for _, value in logprobs] == pytest.approx([value for _, value in right[index][2]], abs=1e-4)
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize(
+    ("proposer", "situation"),
+    [
+        pytest.param(proposer, situation, marks=() if (proposer, situation) in QUICK else pytest.mark.slow)
+        for proposer in PROPOSERS
+        for situation in SITUATIONS
+    ],
+)
 async def test_the_tokens_are_those_without(tiny_engine: Any, solo: Any, proposer: str, situation: str) -> None:
     seats, steps = Seats(), [0]
     settings = {**SITUATIONS[situation], "speculative_config": {**PROPOSERS[proposer], "adaptive": False}}

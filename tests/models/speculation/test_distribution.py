@@ -179,7 +179,7 @@ def p_value(text: NDArray[np.int64], options: dict[str, Any]) -> float:
 def test_draws_have_the_distribution_of_the_model(toy: tuple[ToyDecoder, KVCache], kind: str, name: str) -> None:
     text, host = texts(toy, kind, OPTIONS[name])
     assert p_value(text, OPTIONS[name]) > LEAST_P
-    assert host.accepted > 0.1 * host.drafted
+    assert host.accepted > 0.04 * host.drafted
     assert host.steps < 0.9 * TOKENS
 
 
