@@ -23,23 +23,18 @@ class Guesser:
         self._codes = codes if vocabulary is None else codes[vocabulary]
         self._vocabulary, self._coupled, self._vocab = vocabulary, coupled, vocab
 
-    def one(self, scores: Tensor, draws: RowDraws, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """A token per row.
+    def one(self, scores: Tensor, draws: RowDraws, positions: Tensor) -> Tensor:
+        """A token per row, int64 [rows] of the model's vocabulary.
 
         Args:
             scores: float32 [rows, scores].
             draws: of these rows.
             positions: int64 [rows] where the tokens would stand.
-
-        Returns:
-            tokens int64 [rows] of the model's vocabulary, and what the scores give them, float32 [rows] in 0..1.
         """
         scores = scores[:, : self._vocab]
-        chosen = draw_coupled(scores, draws, positions, self._codes[: scores.shape[1]]) if self._coupled else None
-        if chosen is None:
-            chosen = torch.as_tensor(row_argmax(scores))
-        shares = (scores.gather(1, chosen[:, None]).squeeze(1) - scores.logsumexp(-1)).exp()
-        return self._named(chosen), shares
+        if self._coupled:
+            return self._named(draw_coupled(scores, draws, positions, self._codes[: scores.shape[1]]))
+        return self._named(torch.as_tensor(row_argmax(scores)))
 
     def several(self, scores: Tensor, draws: RowDraws, positions: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The best tokens per row, best first.

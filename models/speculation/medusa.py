@@ -58,12 +58,21 @@ class Heads:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def scores(self, states: Tensor, head: int) -> Tensor:
-        """float32 [rows, vocab] of one head."""
-        for block in self._blocks[head]:
-            states = states + functional.silu(linear(states, block))
-        output = self._outputs[head]
-        return self._target.scores(states) if output is None else linear(states, output).float()
+    def scores(self, states: Tensor, first: int, count: int = 1) -> Tensor:
+        """float32 [count * rows, vocab] of some heads, head after head."""
+        foretold = []
+        for head in range(first, first + count):
+            found = states
+            for block in self._blocks[head]:
+                found = found + functional.silu(linear(found, block))
+            foretold.append(found)
+        if all(output is None for output in self._outputs):
+            return self._target.scores(torch.cat(foretold))
+        outputs = self._outputs[first : first + count]
+        return torch.cat([
+            self._target.scores(found) if output is None else linear(found, output).float()
+            for found, output in zip(foretold, outputs, strict=True)
+        ])  # fmt: skip
 
 
 class Medusa:
@@ -124,12 +133,11 @@ class Medusa:
         )  # fmt: skip
         if self._widths:
             return self._trees(states, draws, batch.lengths, limits)
-        found = []
-        for head in range(int(limits.max())):
-            positions = torch.from_numpy(batch.lengths + head).to(states.device)
-            found.append(self._guesser.one(self._heads.scores(states, head), draws, positions))
-        tokens, shares = (torch.stack(parts, dim=1).cpu().numpy() for parts in zip(*found, strict=True))
-        return Drafts(tokens.astype(np.int32), limits, confidence=shares.astype(np.float32))
+        width, rows = int(limits.max()), limits.size
+        positions = torch.from_numpy((batch.lengths + np.arange(width)[:, None]).reshape(-1)).to(states.device)
+        every = RowDraws(draws.streams.repeat(width), draws.inverse_temperature.repeat(width))
+        tokens = self._guesser.one(self._heads.scores(states, 0, width), every, positions)
+        return Drafts(tokens.view(width, rows).T.cpu().numpy().astype(np.int32), limits)
 
     def _trees(self, states: Tensor, draws: RowDraws, lengths: Ints, limits: Ints) -> Drafts:
         """The jointly likeliest nodes of each level, whatever their parents: no head knows what another one told."""

@@ -137,13 +137,13 @@ class PagedProposer:
 
     def _chains(self, work: Work, limits: Ints) -> Drafts:
         rows, width = limits.size, int(limits.max())
-        tokens, shares = np.full((rows, width), UNKNOWN, dtype=np.int64), np.zeros((rows, width), dtype=np.float32)
+        tokens = np.full((rows, width), UNKNOWN, dtype=np.int64)
         for depth in range(width):
             kept = np.flatnonzero(limits[work.rows] > depth)
             if kept.size < work.rows.size:
                 work.keep(kept)
-            chosen, shares_of = self._guesser.one(self._network.scores(work.states), *work.draws(depth))
-            tokens[work.rows, depth], shares[work.rows, depth] = chosen.cpu().numpy(), shares_of.cpu().numpy()
+            chosen = self._guesser.one(self._network.scores(work.states), *work.draws(depth))
+            tokens[work.rows, depth] = chosen.cpu().numpy()
             if depth + 1 < width:
                 self._deeper(work, depth, chosen)
         if not self._network.reads_states:
@@ -152,7 +152,7 @@ class PagedProposer:
             # The last draft of the longest rows has no entry.
             entered = np.where(np.arange(width) < width - 1, tokens, UNKNOWN)
             self._drafted[work.all_slots, :width] = entered
-        return Drafts(tokens.astype(np.int32), limits, confidence=shares)
+        return Drafts(tokens.astype(np.int32), limits)
 
     def _deeper(self, work: Work, depth: int, tokens: Tensor) -> None:
         """Enter a draft of each row, the one of that depth."""
@@ -270,4 +270,4 @@ def _joined(found: list[Drafts]) -> Drafts:
         return summed
 
     counts = np.sum([part.counts for part in found], axis=0)
-    return Drafts(table("token_ids"), counts, table("parents"), table("confidence"))
+    return Drafts(table("token_ids"), counts, table("parents"))
