@@ -12,10 +12,13 @@ from typing import Any
 import anyio
 import pytest
 from canary import under_attack
+from engines import SETTINGS
 from hostile_peer import HostilePeer, Ill, babbles, dies, flips, lies, stalls, swaps, vanishes
 from processes import free_port, ready_process
 from serving import eventually
+from tiny_model import write_tiny_model
 
+from troupellm import Engine
 from troupellm.protocol.errors import KVLoadFailed
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +81,32 @@ async def test_C8_a_peer_in_good_health_is_believed(tiny_engine: Any, tmp_path: 
     assert completion.usage.cached_sources.external == 16 * BLOCKS
     ((tier, _, asked),) = seen
     assert (asked, tier.loads, tier.failures, tier.corrupt, tier.disabled) == (BLOCKS, BLOCKS, 0, 0, "")
+
+
+async def test_C8_the_next_engine_finds_what_the_last_one_left_unless_anything_differs(
+    tiny_engine: Any, checkpoint: Path, tmp_path: Path, solo: tuple[int, ...]
+) -> None:
+    """Keys survive a restart with the secret; other weights, settings and secrets have none in common."""
+    given = folder_settings(tmp_path, "kv_both")
+    async with tiny_engine(**given) as engine:
+        completion = await engine.generate(PROMPT, **GREEDY)
+        assert tuple(completion.token_ids) == solo
+        assert completion.usage.cached_sources.external == 16 * BLOCKS
+    same, other = str(checkpoint), str(write_tiny_model(tmp_path / "other", seed=1))
+    secret = {"prefix_hash_secret_file": str(tmp_path / "another secret")}
+    for model, different, hidden in (
+        (other, {}, {}),
+        (same, {"kv_cache_dtype": "int8"}, {}),
+        (same, {"quantization": "int8"}, {}),
+        (same, {}, secret),
+    ):
+        alone = Engine(model, **(SETTINGS | different))
+        reader = Engine(model, **(SETTINGS | given | different | hidden))
+        async with alone, reader:
+            wanted = await alone.generate(PROMPT, **GREEDY)
+            got = await reader.generate(PROMPT, **GREEDY)
+            assert got.usage.cached_sources.external == 0, (model, different)
+            assert got.token_ids == wanted.token_ids
 
 
 @pytest.mark.parametrize("ill", ILLNESSES)

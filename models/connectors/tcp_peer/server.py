@@ -18,6 +18,8 @@ HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 600.0
 """After so long without a question a connection is closed; clients open another one when they need it."""
 CLOSE_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+"""Before another try to accept, after one that failed."""
 _BACKLOG = 16
 
 
@@ -41,7 +43,7 @@ class PeerServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
         self._wires: dict[Wire, threading.Thread] = {}
-        self._closing = False
+        self._closed = threading.Event()
         self.num_refused = 0
         """Connections that were one too many, or did not prove to know the secret."""
         self._thread = threading.Thread(target=self._accept, name="troupellm-kv-peer", daemon=True)
@@ -55,7 +57,7 @@ class PeerServer:
     def close(self) -> None:
         """Close all connections and join the threads."""
         with self._lock:
-            self._closing = True
+            self._closed.set()
             wires = dict(self._wires)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # who accepts hears of it
@@ -69,24 +71,30 @@ class PeerServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                if self._closing:
+            except OSError:  # that client has left again, or there are no descriptors left
+                if self._closed.wait(PAUSE_SECONDS):
                     return
-                continue  # that client has left again
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                continue
             connected = Wire(connection)
-            thread = threading.Thread(
-                target=self._run, args=(connected,), name="troupellm-kv-peer-connection", daemon=True
-            )
-            with self._lock:
-                full = self._closing or len(self._wires) >= self._most
-                self.num_refused += full
-                if not full:
-                    self._wires[connected] = thread
-            if full:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                served = self._serve(connected)
+            except (OSError, RuntimeError) as error:  # it has left, or there are no threads left
+                logger.warning("a peer's connection could not be served: %s", error)
+                served = False
+            if not served:
                 connected.close()
-            else:
-                thread.start()
+
+    def _serve(self, connected: Wire) -> bool:
+        """False: there are too many already."""
+        thread = threading.Thread(target=self._run, args=(connected,), name="troupellm-kv-peer-serve", daemon=True)
+        with self._lock:
+            if self._closed.is_set() or len(self._wires) >= self._most:
+                self.num_refused += 1
+                return False
+            thread.start()
+            self._wires[connected] = thread
+        return True
 
     def _run(self, connected: Wire) -> None:
         try:
