@@ -87,13 +87,18 @@ class EngineAdmin(EngineLife):
         requests.end_all(lambda: RequestAborted("the request was ended by an administrator"), by="admin")
         return open_requests
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, *, external: bool = False) -> bool:
         """Nothing that was computed so far is found by requests that come from now on; those that run go on.
+
+        Host memory forgets its blocks, and those on disk are not found any more while this engine lives.
+
+        Args:
+            external: the same for stores that other engines share with this one.
 
         Returns:
             True: it cannot be refused, since nobody has to end for it.
         """
-        self._require().system.scheduler.control(ResetPrefixCache())
+        self._require().system.scheduler.control(ResetPrefixCache(external))
         return True
 
     def kv_events(self, after: int | None = None) -> AsyncIterator[KVEvent]:

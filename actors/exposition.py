@@ -11,10 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from troupellm.actors.exposition_offload import ALIASES as OFFLOAD_ALIASES, offload_families
 from troupellm.actors.metrics import Histogram, MetricsStore
 from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot
 
-ALIASES = {
+ALIASES = OFFLOAD_ALIASES | {
     "troupellm_requests_running": "vllm:num_requests_running",
     "troupellm_requests_waiting": "vllm:num_requests_waiting",
     "troupellm_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
@@ -70,6 +71,7 @@ class _EngineCollector(Collector):
         yield from _tenant_families(base, snapshot)
         yield from _guide_families(base, snapshot.guide)
         yield from _kv_event_families(base, snapshot.kv_events)
+        yield from offload_families(base, snapshot.scheduler.offload)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store

@@ -41,7 +41,7 @@ class ResetQuery(_Query, frozen=True, kw_only=True):
     reset_running_requests: bool = False
     """Requests that run go on with what they have computed: true is refused."""
     reset_external: bool = False
-    """There is no external cache: true is refused."""
+    """Also what other engines share through connectors."""
 
 
 class SleepQuery(_Query, frozen=True, kw_only=True):

@@ -41,16 +41,13 @@ class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Through a connector."""
 
 
-NOTHING_CACHED = CachedTokens()
-
-
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
-    cached_sources: CachedTokens = NOTHING_CACHED
-    """The same by tier; nothing where there are no tiers behind the device."""
+    cached_sources: CachedTokens | None = None
+    """The same by tier; None where there are no tiers behind the device."""
     reasoning_tokens: int = 0
     """Of the completion's tokens, those that were thoughts; counted where answers are parsed."""
     draft_steps: int = 0

@@ -8,6 +8,8 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     truncated: bool | UnsetType = UNSET
     """True where a prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
+    cached_tokens_by_source: dict[str, int] | UnsetType = UNSET
+    """By tier (device, host, disk, external), where KV blocks are offloaded; ours."""
 
 
 class CompletionTokensDetails(msgspec.Struct):

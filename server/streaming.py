@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from troupellm.actors.stream import Stream
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.openai import GenerationFields, UsageBody
-from troupellm.protocol.outputs import Completion, Delta, FinishReason, Usage
+from troupellm.protocol.outputs import CachedTokens, Completion, Delta, FinishReason, Usage
 from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.server.exchange import Exchange
 from troupellm.server.sse import EventStream
@@ -62,13 +62,25 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     cached = sum(usage.cached_tokens for usage in usages)
     thoughts = sum(usage.reasoning_tokens for usage in usages)
     truncated = True if any(usage.truncated for usage in usages) else UNSET
-    of_prompt, of_completion = PromptTokensDetails(cached, truncated), CompletionTokensDetails(thoughts)
+    of_prompt, of_completion = (
+        PromptTokensDetails(cached, truncated, _sources(usages)),
+        CompletionTokensDetails(thoughts),
+    )
     if drafted := sum(usage.draft_tokens for usage in usages):
         accepted = sum(usage.accepted_draft_tokens for usage in usages)
         of_completion.accepted_prediction_tokens = accepted
         of_completion.rejected_prediction_tokens = drafted - accepted
         of_completion.prediction_steps = sum(usage.draft_steps for usage in usages)
     return UsageBody(prompt, completion, prompt + completion, of_prompt, of_completion)
+
+
+def _sources(usages: Sequence[Usage]) -> dict[str, int] | UnsetType:
+    """Where cached tokens came from; nothing where there are no tiers behind the device."""
+    known = [usage.cached_sources for usage in usages if usage.cached_sources is not None]
+    if not known:
+        return UNSET
+    names = CachedTokens.__struct_fields__
+    return {name: sum(getattr(sources, name) for sources in known) for name in names}
 
 
 def final_usage(usage: Usage | None) -> Usage:

@@ -93,6 +93,14 @@ class StatsLine:
             f"KV cache usage: {100 * fields['kv_cache_usage']:.1f}%, "
             f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%"
         )
+        if here.offload is not None and was.offload is not None:
+            asked = here.offload.queried_tokens - was.offload.queried_tokens
+            found = here.offload.hit_tokens - was.offload.hit_tokens
+            rate = fields["external_prefix_cache_hit_rate"] = round(found / asked, 4) if asked else 0.0
+            text += f", External prefix cache hit rate: {100 * rate:.1f}%"
+            disabled = [tier.name for tier in here.offload.tiers if tier.disabled]
+            if disabled:
+                text += f", KV tiers left alone: {', '.join(disabled)}"
         drafts, drafted = here.drafts - was.drafts, here.draft_tokens - was.draft_tokens
         if drafts and drafted:
             accepted = here.accepted_draft_tokens - was.accepted_draft_tokens

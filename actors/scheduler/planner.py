@@ -21,7 +21,6 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.outputs import NOTHING_CACHED
 from troupellm.protocol.worker import NewRow, RowChange, StepPlan
 
 _MOST_FOUND_TOKENS = 1 << 15
@@ -310,7 +309,7 @@ class Planner:
                 residents.preempt(victim)
             request, start = sequence.request, sequence.num_computed
             started = request.scheduled is None
-            sources = NOTHING_CACHED if offload is None else offload.admitted(sequence, started=started)
+            sources = None if offload is None else offload.admitted(sequence, started=started)
             if started:
                 request.scheduled = now
                 request.cached_tokens, request.cached_sources = min(start, request.num_prompt_tokens), sources

@@ -26,7 +26,7 @@ from troupellm.actors.scheduler.host_hit import HostHit
 from troupellm.actors.scheduler.repetition import Repetition
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.outputs import NOTHING_CACHED, FinishReason
+from troupellm.protocol.outputs import CachedTokens, FinishReason
 from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.worker import SamplingState
 
@@ -163,7 +163,7 @@ class Request:
         self.cached_tokens = 0
         self.drafts: DraftCounts | None = None
         """What came of its drafts, once there were any."""
-        self.cached_sources = NOTHING_CACHED
+        self.cached_sources: CachedTokens | None = None
         self.prompt_computed = False
         """The prompt's blocks are there: siblings need not wait any more."""
         self.trunk: Trunk | None = None

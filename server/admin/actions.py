@@ -98,10 +98,10 @@ async def is_paused(office: Office, _: admin.NoArguments) -> admin.PausedAnswer:
 
 
 async def reset_prefix_cache(office: Office, query: admin.ResetQuery) -> admin.DoneAnswer:
-    for name in ("reset_running_requests", "reset_external"):
-        if getattr(query, name):
-            raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
-    return admin.DoneAnswer(await office.engine.reset_prefix_cache())
+    if query.reset_running_requests:
+        name = "reset_running_requests"
+        raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
+    return admin.DoneAnswer(await office.engine.reset_prefix_cache(external=query.reset_external))
 
 
 async def sleep(office: Office, query: admin.SleepQuery) -> admin.SleepAnswer:

@@ -146,7 +146,7 @@ async def test_facts_profiles_and_log_levels(tiny_engine: Any, tmp_path: Path) -
         document = (await client.get("/openapi.json")).json()
         assert "cancel a batch" in document["paths"]["/abort_requests"]["post"]["summary"]
         for path in (
-            "/reset_prefix_cache?reset_external=true",
+            "/reset_prefix_cache?reset_running_requests=true",
             "/start_profile?prefix=../x",
             "/sleep?level=3",
             "/sleep?mode=later",

@@ -1,0 +1,111 @@
+"""Tiers behind the device in a real engine: the same tokens whatever blocks went out and came back."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from serving import eventually
+
+from troupellm.actors.engine import Engine
+
+pytestmark = pytest.mark.anyio
+
+MakeEngine = Callable[..., Engine]
+ROOM = {"max_model_len": 128, "block_size": 16, "max_num_batched_tokens": 256, "max_num_seqs": 8}
+LONG = [3 + number * 7 % 250 for number in range(100)]
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def prompts(count: int) -> list[list[int]]:
+    source = random.Random(3)
+    prefixes = [[5] * 32, [7, 9] * 20, []]
+    return [source.choice(prefixes) + [source.randrange(3, 250) for _ in range(20)] for _ in range(count)]
+
+
+async def answers(engine: Engine, asked: list[list[int]], max_tokens: int) -> list[tuple[int, ...]]:
+    """All at once."""
+    found: list[tuple[int, ...]] = [()] * len(asked)
+
+    async def ask(index: int) -> None:
+        completion = await engine.generate(asked[index], max_tokens=max_tokens, **GREEDY)
+        found[index] = tuple(completion.token_ids)
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(asked)):
+            group.start_soon(ask, index)
+    return found
+
+
+async def crowd(tiny_engine: MakeEngine, mode: str, count: int) -> None:
+    asked = prompts(count)
+    async with tiny_engine(**ROOM) as engine:
+        alone = [tuple((await engine.generate(prompt, max_tokens=24, **GREEDY)).token_ids) for prompt in asked]
+        blocks = engine.snapshot().scheduler.blocks_total
+    block_bytes = 4 * 2**20 // blocks
+    small = ROOM | {"kv_cache_memory_bytes": 16 * block_bytes, "max_num_queued_requests": 400}
+    async with tiny_engine(**small, kv_offloading_size="8MiB", preemption_mode=mode) as engine:
+        assert engine.snapshot().scheduler.blocks_total == 16
+        assert await answers(engine, asked, 24) == alone
+        await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
+        snapshot = engine.snapshot().scheduler
+        assert snapshot.preemptions > 0
+        assert snapshot.blocks_used == 0
+        assert snapshot.offload.tiers[0].stores > 0
+        if mode == "offload":
+            assert snapshot.offload.tiers[0].loads > 0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "offload"])
+async def test_a_crowd_on_sixteen_blocks(tiny_engine: MakeEngine, mode: str) -> None:
+    await crowd(tiny_engine, mode, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["recompute", "offload", "auto"])
+async def test_two_hundred_on_sixteen_blocks(tiny_engine: MakeEngine, mode: str) -> None:
+    await crowd(tiny_engine, mode, 200)
+
+
+async def test_a_conversation_outlives_its_engine_on_disk(tiny_engine: MakeEngine, tmp_path: Path) -> None:
+    settings: dict[str, Any] = ROOM | {
+        "kv_offloading_size": "8MiB",
+        "kv_offload_disk_path": str(tmp_path / "blocks"),
+        "preemption_mode": "offload",
+    }
+    async with tiny_engine(**settings) as engine:
+        first = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        await eventually(lambda: engine.snapshot().scheduler.offload.tiers[1].stores >= len(LONG) // 16)
+        again = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert again.usage.cached_sources.device > 0
+    async with tiny_engine(**settings) as engine:
+        later = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert later.usage.cached_sources.disk == 96
+        assert later.usage.cached_tokens == 96
+        await engine.reset_prefix_cache()
+        computed = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert computed.usage.cached_tokens == 0
+    assert first.token_ids == again.token_ids == later.token_ids == computed.token_ids
+
+
+async def test_host_memory_lasts_through_a_light_sleep_and_not_a_deep_one(tiny_engine: MakeEngine) -> None:
+    async with tiny_engine(**ROOM, kv_offloading_size="8MiB", preemption_mode="offload") as engine:
+        first = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
+        await engine.sleep(1)
+        await engine.wake()
+        light = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert light.usage.cached_sources.host == 96
+        await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
+        await engine.sleep(2)
+        await engine.wake()
+        deep = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert deep.usage.cached_tokens == 0
+        assert engine.snapshot().scheduler.offload.tiers[0].corrupt == 0
+        page = engine.metrics(compat=True).decode()
+    assert first.token_ids == light.token_ids == deep.token_ids
+    assert 'troupellm_kv_tier_loads_total{engine="0",' in page
+    assert "vllm:external_prefix_cache_hits_total{" in page
+    assert 'transfer_type="CPU_to_GPU"' in page
