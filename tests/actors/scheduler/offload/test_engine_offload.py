@@ -45,7 +45,7 @@ async def crowd(tiny_engine: MakeEngine, mode: str, count: int) -> None:
         alone = [tuple((await engine.generate(prompt, max_tokens=24, **GREEDY)).token_ids) for prompt in asked]
         blocks = engine.snapshot().scheduler.blocks_total
     block_bytes = 4 * 2**20 // blocks
-    small = ROOM | {"kv_cache_memory_bytes": 16 * block_bytes, "max_num_queued_requests": 400}
+    small = ROOM | {"kv_cache_memory_bytes": 16 * block_bytes, "max_num_queued_reqs": 400}
     async with tiny_engine(**small, kv_offloading_size="8MiB", preemption_mode=mode) as engine:
         assert engine.snapshot().scheduler.blocks_total == 16
         assert await answers(engine, asked, 24) == alone
@@ -104,7 +104,7 @@ async def test_host_memory_lasts_through_a_light_sleep_and_not_a_deep_one(tiny_e
         deep = await engine.generate(LONG, max_tokens=8, **GREEDY)
         assert deep.usage.cached_tokens == 0
         assert engine.snapshot().scheduler.offload.tiers[0].corrupt == 0
-        page = engine.metrics(compat=True).decode()
+        page = engine.metrics_text(compat=True).decode()
     assert first.token_ids == light.token_ids == deep.token_ids
     assert 'troupellm_kv_tier_loads_total{engine="0",' in page
     assert "vllm:external_prefix_cache_hits_total{" in page
