@@ -15,7 +15,7 @@ from troupellm.actors.exposition_offload import ALIASES as OFFLOAD_ALIASES, offl
 from troupellm.actors.metrics import Histogram, MetricsStore
 from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot
 
-ALIASES = OFFLOAD_ALIASES | {
+ALIASES = {
     "troupellm_requests_running": "vllm:num_requests_running",
     "troupellm_requests_waiting": "vllm:num_requests_waiting",
     "troupellm_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
@@ -249,7 +249,7 @@ class _Aliased(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
             yield family
-            alias = ALIASES.get(family.name)
+            alias = ALIASES.get(family.name) or OFFLOAD_ALIASES.get(family.name)
             if alias is not None:
                 yield _renamed(family, alias)
 
