@@ -12,8 +12,8 @@ from msgspec import Meta
 from troupellm.protocol.errors import ConfigError
 
 NAME: Final = "speculative_config"
-MOST_DRAFTS: Final = 64
-"""Drafts of a row in one step."""
+MOST_DRAFTS: Final = 63
+"""Drafts of a row in one step: what a node of a tree sees of the others fits 64 bits."""
 
 Method = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp", "custom"]
 METHODS: Final[tuple[Method, ...]] = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp", "custom")

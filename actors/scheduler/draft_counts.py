@@ -10,9 +10,3 @@ class DraftCounts:
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """One step of one sequence."""
-        self.steps += 1
-        self.drafted += drafted
-        self.accepted += accepted

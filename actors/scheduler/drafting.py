@@ -17,7 +17,7 @@ class Drafting:
 
     def note(self, flight: Flight, aligned: Aligned) -> DraftStats | None:
         """Count a result's drafts; None when there were none after all."""
-        taken_by: Counter[int] = Counter()
+        taken: list[int] = []
         num_drafted = 0
         planned = zip(flight.sequences, flight.epochs, aligned.drafted, aligned.accepted, strict=True)
         for sequence, epoch, drafted, accepted in planned:
@@ -26,13 +26,14 @@ class Drafting:
             counts = sequence.request.drafts
             if counts is None:
                 counts = sequence.request.drafts = DraftCounts()
-            counts.add(drafted, accepted)
-            taken_by[accepted] += 1
+            counts.steps += 1
+            counts.drafted += drafted
+            counts.accepted += accepted
+            taken.append(accepted)
             num_drafted += drafted
-        rows = taken_by.total()
-        if not rows:
+        if not taken:
             return None
-        num_accepted = sum(accepted * times for accepted, times in taken_by.items())
+        rows, num_accepted, taken_by = len(taken), sum(taken), Counter(taken)
         self.total.steps += rows
         self.total.drafted += num_drafted
         self.total.accepted += num_accepted

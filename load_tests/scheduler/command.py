@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.load_tests.scheduler.subject import AdmissionCost, StepCost, admission_cost, step_cost
+from troupellm.load_tests.scheduler.subject import AdmissionCost, Drafts, StepCost, admission_cost, step_cost
 
 STEP_BUDGETS_US = {256: 250.0, 1024: 1000.0}
 ADMISSION_BUDGETS_US = {"cached": 500.0, "cold": 2000.0}
@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
         chain = None if args.no_chain else _chain(running)
         report["chain"][running] = chain
         print(_step_line(running, cost, chain), flush=True)
+    if args.drafts:
+        report["drafts"] = _drafting(args)
     print("chain: a step of the whole actor chain, readers and worker thread included (bench chain, 20 ms flush)\n")
     print(f"admission of {args.prompt_tokens:,} tokens: microseconds of CPU")
     print(f"{'':>8}{'submit':>10}{'plan':>10}{'update':>10}{'total':>10}{'budget':>10}{'':>9}{'hashing apart':>16}")
@@ -39,6 +41,25 @@ def run(args: argparse.Namespace) -> int:
     if args.result_json:
         Path(args.result_json).write_text(json.dumps(report), encoding="utf-8")
     return 0
+
+
+def _drafting(args: argparse.Namespace) -> dict[str, dict[int, float]]:
+    """What elastic rows cost beside plain ones: without room for drafts, with room, and with some of them accepted."""
+    ways: dict[str, Drafts | None] = {
+        "off": None,
+        "limits 0": Drafts(),
+        "none drafted": Drafts(args.drafts),
+        "some accepted": Drafts(args.drafts, args.drafts),
+    }
+    print(f"\nthe same with {args.drafts} drafts: microseconds of CPU\n{'running':>8}", end="")
+    print("".join(f"{way:>15}" for way in ways))
+    report: dict[str, dict[int, float]] = {way: {} for way in ways}
+    for running in args.running:
+        for way, drafts in ways.items():
+            report[way][running] = step_cost(running, args.window_steps, args.windows, drafts).total
+        print(f"{running:>8}" + "".join(f"{report[way][running]:>15.1f}" for way in ways), flush=True)
+    print()
+    return report
 
 
 def _step_line(running: int, cost: StepCost, chain: float | None) -> str:

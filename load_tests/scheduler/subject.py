@@ -13,6 +13,7 @@ from troupellm.actors.prefix_keys import PrefixHasher, namespace
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import CacheGroup, SamplingState, StepPlan, StepResult, WorkerReady
 
 VOCAB = 32_000
@@ -51,20 +52,38 @@ class AdmissionCost(msgspec.Struct, frozen=True):
         return self.submit + self.plan + self.update
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """How the scheduler speculates, and what its worker makes of that: any number of the drafts is accepted in turn."""
+
+    limit: int = 0
+    """That plans allow each row; 0: rows are elastic and have none."""
+    drafted: int = 0
+
+    def config(self, rows: int) -> SpeculativeConfig:
+        most = max(self.limit, 1)
+        return SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=most,
+            num_speculative_tokens_per_batch_size=((1, rows, self.limit),),
+        )
+
+
 class Subject:
     """A scheduler with the prefix cache on, and a worker that answers at once."""
 
-    def __init__(self, *, max_num_seqs: int, max_tokens: int, num_blocks: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_tokens: int, num_blocks: int, drafts: Drafts | None = None) -> None:
         zeros: dict[str, Any] = dict.fromkeys(
             ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
         )
         ready = WorkerReady(
             vocab_width=VOCAB, max_model_len=CONTEXT, num_blocks=num_blocks, block_size=BLOCK_SIZE,
             groups=(CacheGroup(num_layers=1),), dtype="float32", device="none", architecture="none",
-            load_seconds=0.0, **zeros,
+            load_seconds=0.0, most_drafts=0 if drafts is None else max(drafts.limit, 1), **zeros,
         )  # fmt: skip
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens)
-        self.core = SchedulerCore(config, ready, enable_prefix_caching=True, hash_key=SECRET)
+        speculative = None if drafts is None else drafts.config(max_num_seqs)
+        self.core = SchedulerCore(config, ready, enable_prefix_caching=True, hash_key=SECRET, speculative=speculative)
+        self._drafts = drafts or Drafts()
         self.hasher = PrefixHasher(SECRET, BLOCK_SIZE)
         self._lengths: dict[int, int] = {}
         self._ticks = count()
@@ -87,9 +106,16 @@ class Subject:
             self._lengths[new.row] = len(new.token_ids) // 4
         ends = zip(plan.rows, plan.starts, plan.counts, strict=True)
         counts = tuple([int(start + planned >= self._lengths[row]) for row, start, planned in ends])
+        drafted: tuple[int, ...] = ()
+        accepted: tuple[int, ...] = ()
+        if plan.draft_limits and self._drafts.drafted:
+            drafted = tuple([min(max(limit, 0), self._drafts.drafted) for limit in plan.draft_limits])
+            accepted = tuple([min(given, (plan.step + row) % (given + 1)) for row, given in enumerate(drafted)])
+            counts = tuple(map(sum, zip(counts, accepted, strict=True)))
         return StepResult(
             step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs, token_counts=counts,
             tokens=tuple([(7 * plan.step + index) % (VOCAB - 1) for index in range(sum(counts))]),
+            drafted=drafted, accepted=accepted,
         )  # fmt: skip
 
     def step(self) -> tuple[StepPlan | None, float, float]:
@@ -115,11 +141,11 @@ def prompts(length: int) -> Iterator[bytes]:
         yield b"".join(source.randrange(VOCAB - 1).to_bytes(4, "little") for _ in range(length))
 
 
-def step_cost(running: int, window: int, windows: int) -> StepCost:
+def step_cost(running: int, window: int, windows: int, drafts: Drafts | None = None) -> StepCost:
     """Decoding at `running` sequences whose lengths differ, so that a 16th of them fill a block in each step."""
-    steps = (windows + 1) * window
+    steps = (windows + 1) * window * (1 if drafts is None else 1 + drafts.drafted)
     blocks = running * (3 + (SHORT_PROMPT + steps) // BLOCK_SIZE)
-    subject = Subject(max_num_seqs=running, max_tokens=max(8192, running), num_blocks=blocks)
+    subject = Subject(max_num_seqs=running, max_tokens=max(8192, running), num_blocks=blocks, drafts=drafts)
     for number in range(running):
         prompt = next(prompts(SHORT_PROMPT + number % BLOCK_SIZE))
         subject.core.submit(subject.message(number, number.to_bytes(4, "little") + prompt[4:], 4 * steps))

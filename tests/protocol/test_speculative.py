@@ -75,7 +75,7 @@ def test_a_schedule_bounds_the_drafts_by_the_size_of_the_batch() -> None:
         ({"method": 3}, "method", "Expected `str"),
         ({"method": "ngram", "num_tokens": 3}, "num_tokens", "is unknown; there are method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens", ">= 1"),
-        ({"method": "ngram", "num_speculative_tokens": 65}, "num_speculative_tokens", "<= 64"),
+        ({"method": "ngram", "num_speculative_tokens": 64}, "num_speculative_tokens", "<= 63"),
         ({"method": "ngram", "num_speculative_tokens": "five"}, "num_speculative_tokens", "got `str`"),
         ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min", ">= 1"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min", r"\[1, .* \(3\)\]"),
@@ -89,7 +89,7 @@ def test_a_schedule_bounds_the_drafts_by_the_size_of_the_batch() -> None:
         ({"method": "custom"}, "custom_class", "must name"),
         ({"method": "ngram", "tree_widths": [2]}, "tree_widths", "only to eagle"),
         ({"method": "medusa", "tree_widths": [2, 2], "num_speculative_tokens": 3}, "tree_widths", "adds up to 4"),
-        ({"method": "medusa", "tree_widths": [60, 60]}, "tree_widths", "at most 64"),
+        ({"method": "medusa", "tree_widths": [60, 60]}, "tree_widths", "at most 63"),
         ({"method": "ngram", "synthetic_acceptance_length": 2.0}, "synthetic_acceptance_length", "belongs to"),
         ({"method": "ngram", "rejection_sample_method": "synthetic"}, "synthetic_acceptance_length", "belongs to"),
         (
