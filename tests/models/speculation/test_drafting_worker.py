@@ -3,19 +3,31 @@
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from test_sleep import loaded, silent
 from tiny_model import write_tiny_model
 
 from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.ngram import NgramProposer
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.rest import SleepWorker, WakeWorker
+from troupellm.protocol.worker import LoadProgress, WorkerReady
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+def silent(progress: LoadProgress) -> None:
+    """Nobody watches."""
+
+
+def loaded(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:
+    worker = ModelWorker(folder)
+    return worker, worker.load(EngineConfig.from_flat({"device": "cpu", **settings}), silent)
 
 
 @pytest.fixture
