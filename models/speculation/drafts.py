@@ -71,6 +71,16 @@ class RowDrafts:
             found.append(0 if parent == ROOT else found[parent] + 1)
         return np.array(found, dtype=np.int64)
 
+    def seen(self, window: int | None) -> NDArray[np.uint64]:
+        """[drafts]: which drafts lead to each one, itself included, as bits; through a window only the last of them."""
+        found: list[int] = []
+        for index in range(len(self.tokens)):
+            parent = index - 1 if self.parents is None else self.parents[index]
+            found.append((found[parent] if parent != ROOT else 0) | 1 << index)
+        if window is not None and window <= int(self.depths().max(initial=0)):
+            found = [sum(1 << node for node in self.ancestors(index)[-window:]) for index in range(len(found))]
+        return np.array(found, dtype=np.uint64)
+
     def ancestors(self, index: int) -> list[int]:
         """The drafts that lead to one, itself at the end."""
         if self.parents is None:

@@ -46,12 +46,12 @@ class VirtualHistories(Sequence[Tensor]):
     """What each virtual row has said: its row's tokens, then the drafts that lead to it."""
 
     def __init__(
-        self, rows: RowTable, slots: Sequence[int], lengths: Sequence[int], paths: dict[int, list[int]]
+        self, rows: RowTable, slots: Sequence[int], lengths: Sequence[int], paths: dict[int, tuple[RowDrafts, int]]
     ) -> None:
         """
         Args:
             slots, lengths: of every virtual row; the table holds its drafts behind the row's tokens.
-            paths: by virtual row, the tokens behind its row's own where the table has them in another order.
+            paths: by virtual row, which node of which tree it is: the table has those in another order.
         """
         self._rows, self._slots, self._lengths, self._paths = rows, slots, lengths, paths
 
@@ -62,9 +62,11 @@ class VirtualHistories(Sequence[Tensor]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]  # type: ignore[misc]
         tokens = self._rows.tokens[self._slots[index], : self._lengths[index]]
-        path = self._paths.get(index)
-        if path is None:
+        found = self._paths.get(index)
+        if found is None:
             return tokens
+        drafts, node = found
+        path = [drafts.tokens[place] for place in drafts.ancestors(node)]
         own = tokens[: self._lengths[index] - len(path)]
         return torch.cat((own, torch.tensor(path, dtype=tokens.dtype, device=tokens.device)))
 
@@ -116,12 +118,9 @@ class Trial:
         bases = np.full(spans.slots.size, NO_TREE, dtype=np.int64)
         seen = np.zeros(places.size, dtype=np.uint64)
         for index, row in rows:
-            drafts = self.drafts[row]
             first = bases[index] = int(self.lengths[row])
-            for token in np.flatnonzero((owner == index) & (places >= first)).tolist():
-                path = drafts.ancestors(int(places[token]) - first)
-                for node in path if window is None else path[-window:]:
-                    seen[token] |= np.uint64(1 << node)
+            nodes = np.flatnonzero((owner == index) & (places >= first))
+            seen[nodes] = self.drafts[row].seen(window)[places[nodes] - first]
         return TreeMask(bases, seen, positions)
 
     def _tree_rows(self, spans: Spans) -> list[tuple[int, int]]:
@@ -149,14 +148,13 @@ class Trial:
         owner = np.repeat(drawing, times)
         node = np.arange(owner.size) - np.repeat(np.cumsum(times) - times, times)
         positions = self.lengths[owner] + node
-        paths: dict[int, list[int]] = {}
+        paths: dict[int, tuple[RowDrafts, int]] = {}
         if self.trees:
             first = 0
             for row, count in zip(drawing.tolist(), times.tolist(), strict=True):
                 drafts = self.drafts.get(row)
                 if drafts is not None and drafts.parents is not None:
-                    for index in range(len(drafts)):
-                        paths[first + 1 + index] = [drafts.tokens[place] for place in drafts.ancestors(index)]
+                    paths |= {first + 1 + node: (drafts, node) for node in range(len(drafts))}
                     positions[first + 1 : first + count] = self.lengths[row] + 1 + drafts.depths()
                 first += count
         found = positions.tolist()

@@ -12,7 +12,8 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 from troupellm.models.decoder import Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
+from troupellm.models.speculation.proposer import Drafts, Proposer, Taps
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.synthetic import SyntheticAcceptance
 from troupellm.models.worker import ModelWorker
@@ -193,3 +194,32 @@ def test_synthetic_acceptance_has_the_length_that_was_asked_for(parts: tuple[Dec
     assert 2.7 < 1 + host.accepted / (host.drafted / 4) < 3.3
     mean = sum(1 + lot.count(seed, position, 4) for seed in range(50) for position in range(0, 500, 5)) / 5000
     assert abs(mean - 3.0) < 0.05
+
+
+def test_what_nodes_of_a_tree_see() -> None:
+    drafts = RowDrafts([5, 6, 7, 8, 9, 4], [-1, -1, 0, 2, 3, 1])
+    for window in (None, 1, 2, 3, 4, 9):
+        paths = [drafts.ancestors(node) for node in range(6)]
+        expected = [sum(1 << node for node in (path if window is None else path[-window:])) for path in paths]
+        assert drafts.seen(window).tolist() == expected
+    assert drafts.depths().tolist() == [0, 0, 1, 2, 3, 1]
+    assert RowDrafts([1] * 64).seen(None)[-1] == 2**64 - 1
+    assert drafts.accepted([5, 7, 0, 8, 1, 0, 0]) == [0, 2, 3]
+    drafts.keep([0, 1, 2, 5])
+    assert drafts.parents == [-1, -1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        Drafts(np.zeros((1, 3), np.int32), np.array([4])),
+        Drafts(np.zeros((2, 3), np.int32), np.array([1, 1])),
+        Drafts(np.array([[1, LOGITS_WIDTH]], np.int32), np.array([2])),
+        Drafts(np.array([[1, -1]], np.int32), np.array([2])),
+        Drafts(np.array([[1, 2]], np.int32), np.array([2]), np.array([[0, -1]], np.int32)),
+        Drafts(np.array([[1, 1]], np.int32), np.array([2]), np.array([[-1, -1]], np.int32)),
+    ],
+)
+def test_what_no_drafts_are_is_refused(drafts: Drafts) -> None:
+    with pytest.raises(DraftError):
+        read_drafts(drafts, [3], LOGITS_WIDTH)
