@@ -74,7 +74,7 @@ class Residents:
     def run(self, sequence: Sequence) -> None:
         """It has all the blocks that it needs now."""
         sequence.handle(Event.START)
-        sequence.asked = sequence.was_preempted = False
+        sequence.asked = sequence.was_preempted = sequence.gave_up = False
         self.running[sequence.row] = sequence
         self._shares.runs(sequence.request.tenant)
 

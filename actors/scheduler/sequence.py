@@ -189,6 +189,7 @@ class Sequence:
         "eos_token_ids",
         "epoch",
         "fence",
+        "gave_up",
         "host_hits",
         "keys",
         "known_to_worker",
@@ -272,6 +273,8 @@ class Sequence:
         """What it waits for while it is LOADING; belongs to who leads that."""
         self.asked = False
         """Outer tiers were asked for its blocks since it ran last."""
+        self.gave_up = False
+        """A tier did not give what it has: the sequence does without tiers until it runs."""
         self.was_preempted = False
         """Since it ran last."""
         self.cache_age = 0

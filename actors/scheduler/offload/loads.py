@@ -82,7 +82,7 @@ class Loads:
             assert isinstance(loading, Loading)
             if loading.deadline <= now:
                 self._counts.num_timeouts += 1
-                loading.failed = True
+                loading.failed = sequence.gave_up = True
                 self._ended(sequence, loading)
             elif loading.waiting:
                 self._start(sequence, loading)
@@ -129,11 +129,13 @@ class Loads:
             self._cost.learn("load", answer.seconds)
             source.origin = 0
             self._tables.label_loaded(hit)
-        else:
-            loading.failed = True
-        self._host.complete_load(source, ok=answer.ok or answer.error in UNHARMED)
+        unharmed = answer.ok or answer.error in UNHARMED
+        self._host.complete_load(source, ok=unharmed)
         if sequence.loading is not loading:
             return
+        if not answer.ok:
+            loading.failed = True
+            sequence.gave_up = sequence.gave_up or unharmed  # it would be found again, and might not come again
         loading.deadline = self._counts.now + self._timeout
         if loading.failed:  # what comes behind it is of no use without it
             while loading.waiting:

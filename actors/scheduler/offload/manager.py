@@ -153,7 +153,7 @@ class Offload:
         return self._host.find(key)
 
     def reads(self, sequence: Sequence) -> bool:
-        if sequence.lockstep or not sequence.reads_prefix_cache:
+        if sequence.lockstep or sequence.gave_up or not sequence.reads_prefix_cache:
             return False
         if sequence.was_preempted and self.cost.mode == "recompute":
             return False

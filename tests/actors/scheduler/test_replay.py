@@ -135,7 +135,7 @@ def test_a_smaller_worker_fails_what_it_cannot_hold() -> None:
 def test_another_model_is_refused() -> None:
     core = make_core()
     core.lose_worker(WorkerLost("it died"))
-    with pytest.raises(ValueError, match="vocabulary"):
+    with pytest.raises(ValueError, match="another model"):
         core.worker_back(msgspec.structs.replace(ready(), vocab_width=51))
 
 
