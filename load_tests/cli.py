@@ -11,6 +11,7 @@ from troupellm.load_tests.handover import flags as handover
 from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.kernels import flags as kernels
 from troupellm.load_tests.offline import flags as offline
+from troupellm.load_tests.offload import flags as offload
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
 from troupellm.load_tests.scheduler import flags as scheduler
@@ -44,6 +45,7 @@ _BENCHMARKS = {
         "troupellm.load_tests.prefill.command",
         "prompts that come together",
     ),
+    "offload": (offload.add_flags, "troupellm.load_tests.offload.command", "what KV offload gives, and what it costs"),
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
     "sse": (sse.add_flags, "troupellm.load_tests.sse.command", "what sending events costs, beside a bare app"),

@@ -1,0 +1,105 @@
+"""`bench offload`: what KV offload gives, and what it costs where it gives nothing. One run, turn by turn, medians."""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+import msgspec
+
+from troupellm.load_tests.offload.crowd import crowd
+from troupellm.load_tests.offload.restore import Restored, restore
+from troupellm.load_tests.offload.throughput import Rates, throughput
+from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
+
+HOST_TARGET, DISK_TARGET = 0.02, 0.1
+"""Seconds to the first token with a restored prefix, over those of computing it."""
+THROUGHPUT_TARGET = 0.99
+"""Tokens per second with offload on and no hits, over those with it off."""
+MOST_DIFFERENT = 0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    what: str
+    value: float
+    wanted: str
+    good: bool
+
+
+def run(args: argparse.Namespace) -> int:
+    backend = {"use_uvloop": find_spec("uvloop") is not None}
+    with tempfile.TemporaryDirectory(prefix="troupe-offload-") as name:
+        shape = msgspec.structs.replace(SHAPES[args.preset], max_position_embeddings=2 * args.prefix_len)
+        folder = write_random_model(Path(name) / "model", shape)
+        disk = Path(args.folder) if args.folder else Path(name) / "blocks"
+        content, verdicts = anyio.run(_measure, args, folder, shape, disk, backend_options=backend)
+    print(_table(verdicts))
+    if args.result_json:
+        content["verdicts"] = [msgspec.structs.asdict(verdict) for verdict in verdicts]
+        Path(args.result_json).write_text(json.dumps(content), encoding="utf-8")
+    return 0 if all(verdict.good for verdict in verdicts) else 1
+
+
+async def _measure(
+    args: argparse.Namespace, folder: Path, shape: Shape, disk: Path
+) -> tuple[dict[str, Any], list[Verdict]]:
+    threads = args.threads or os.cpu_count() or 1
+    settings = {"device": "cpu", "num_threads": threads, "max_model_len": 2 * args.prefix_len}
+    content: dict[str, Any] = {"arguments": {name: value for name, value in vars(args).items() if name != "func"}}
+    verdicts: list[Verdict] = []
+    size = shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * 2 * 4
+    print(f"{args.preset}: {size} bytes of keys and values per token, {size * args.prefix_len / 1e6:.0f} MB per prefix")
+    for tier, target in (("host", HOST_TARGET), ("disk", DISK_TARGET)):
+        if tier in args.parts:
+            found = await restore(
+                folder, shape, settings, args.prefix_len, args.repeats, disk if tier == "disk" else None
+            )
+            content[tier] = msgspec.structs.asdict(found)
+            verdicts += _restore_verdicts(tier, found, target)
+    if "throughput" in args.parts:
+        rates = await throughput(folder, shape, settings, args)
+        content["throughput"] = msgspec.structs.asdict(rates)
+        verdicts.append(_throughput_verdict(rates))
+    if "crowd" in args.parts:
+        for mode, different in (await crowd(args.crowd)).items():
+            text = f"{args.crowd} requests on 16 blocks, {mode}: answers unlike alone"
+            verdicts.append(Verdict(text, different, "0", different <= MOST_DIFFERENT))
+    return content, verdicts
+
+
+def _restore_verdicts(tier: str, found: Restored, target: float) -> list[Verdict]:
+    ratios = [warm / cold for warm, cold in zip(found.restored, found.computed, strict=True)]
+    print(
+        f"{tier}: computed {median(found.computed):.3f} s, restored {median(found.restored):.4f} s; "
+        f"{min(found.tokens_restored)} tokens of the prefix came from there"
+    )
+    return [
+        Verdict(f"first token with a prefix from {tier}, over computing it", median(ratios), f"<= {target}",
+                median(ratios) <= target),
+        Verdict(f"answers with a prefix from {tier} unlike the computed ones", found.different, "0",
+                found.different == 0),
+    ]  # fmt: skip
+
+
+def _throughput_verdict(rates: Rates) -> Verdict:
+    ratio = median([on / off for on, off in zip(rates.on, rates.off, strict=True)])
+    print(
+        f"throughput: {median(rates.off):.1f} tokens/s off, {median(rates.on):.1f} on, {rates.stored_blocks} blocks "
+        f"stored, {rates.hit_tokens} tokens hit"
+    )
+    return Verdict("throughput with offload on and no hits, over off", ratio, f">= {THROUGHPUT_TARGET}",
+                   ratio >= THROUGHPUT_TARGET and not rates.hit_tokens)  # fmt: skip
+
+
+def _table(verdicts: Sequence[Verdict]) -> str:
+    width = max((len(verdict.what) for verdict in verdicts), default=0)
+    return "\n".join(
+        f"{verdict.what:{width}}  {verdict.value:8.4f}  {verdict.wanted:>8}  {'ok' if verdict.good else 'MISSED'}"
+        for verdict in verdicts
+    )

@@ -1,0 +1,95 @@
+"""The first token of a prompt whose prefix has left the device, beside the one of a prompt that is new."""
+
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from troupellm.load_tests.random_model import Shape
+
+if TYPE_CHECKING:
+    from troupellm.actors.engine import Engine
+
+BLOCK = 16
+SPARE_BLOCKS = 64
+ANSWER = 4
+"""Tokens that are compared."""
+
+
+class Restored(msgspec.Struct):
+    """An entry per round; seconds to the first token."""
+
+    computed: list[float]
+    restored: list[float]
+    tokens_restored: list[int]
+    different: int = 0
+    """Answers that are not those of the computed prompt."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    seconds: float
+    """To its first token."""
+    token_ids: tuple[int, ...]
+    restored: int
+    """Prompt tokens that came from host memory or disk."""
+
+
+async def restore(
+    folder: Path, shape: Shape, settings: dict[str, Any], prefix: int, repeats: int, disk: Path | None
+) -> Restored:
+    """Each new prompt drives the one before it off the device (and, with a disk, out of host memory), which is then
+    asked again.
+
+    Args:
+        prefix: tokens of a prompt.
+        disk: folder of a disk tier; None keeps all in host memory.
+    """
+    from troupellm.actors.engine import Engine
+
+    blocks = prefix // BLOCK
+    block_bytes = 8 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * BLOCK
+    host_blocks = (3 * blocks if disk is None else blocks) + SPARE_BLOCKS
+    more: dict[str, Any] = {"kv_offloading_size": f"{host_blocks * block_bytes}B"}
+    if disk is not None:
+        more |= {"kv_offload_disk_path": str(disk), "kv_offload_disk_bytes": 6 * (blocks + 1) * (block_bytes + 8192)}
+    source, found = random.Random(1), Restored([], [], [])
+    engine = Engine(folder, block_size=BLOCK, num_gpu_blocks_override=blocks + SPARE_BLOCKS, **settings, **more)
+    async with engine:
+        before = source.choices(range(shape.vocab_size), k=prefix)
+        expected = (await _ask(engine, before)).token_ids
+        await _settled(engine)
+        for number in range(repeats + 1):
+            new = source.choices(range(shape.vocab_size), k=prefix)
+            first = await _ask(engine, new)
+            await _settled(engine)
+            again = await _ask(engine, before)
+            await _settled(engine)
+            if number:  # the first round warms up
+                found.computed.append(first.seconds)
+                found.restored.append(again.seconds)
+                found.tokens_restored.append(again.restored)
+                found.different += again.token_ids != expected
+            before, expected = new, first.token_ids
+    return found
+
+
+async def _ask(engine: "Engine", prompt: list[int]) -> Answer:
+    begin = time.perf_counter()
+    async with engine.stream(prompt, max_tokens=ANSWER, temperature=0.0, ignore_eos=True) as stream:
+        await anext(stream)
+        seconds = time.perf_counter() - begin
+        completion = await stream.collect()
+    sources = completion.usage.cached_sources
+    return Answer(seconds, completion.token_ids, sources.host + sources.disk)
+
+
+async def _settled(engine: "Engine") -> None:
+    """Until nothing moves between the tiers."""
+    while True:
+        offload = engine.snapshot().scheduler.offload
+        if offload is None or not (offload.transfers or offload.lookups or offload.waiting_spills):
+            return
+        await anyio.sleep(0.01)

@@ -1,0 +1,66 @@
+"""A crowd of new prompts with offload on, where it can give nothing, beside the same with it off."""
+
+import argparse
+import random
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from troupellm.load_tests.random_model import Shape
+
+if TYPE_CHECKING:
+    from troupellm.actors.engine import Engine
+
+BLOCK = 16
+
+
+class Rates(msgspec.Struct):
+    """Tokens per second, an entry per round."""
+
+    off: list[float]
+    on: list[float]
+    stored_blocks: int = 0
+    hit_tokens: int = 0
+
+
+async def throughput(folder: Path, shape: Shape, settings: dict[str, Any], args: argparse.Namespace) -> Rates:
+    """Rounds of both engines in turn, whose order changes, so that a change of the machine's speed meets both."""
+    from troupellm.actors.engine import Engine
+
+    length = args.prompt_len + args.output_len
+    blocks = args.requests * (length // BLOCK + 2)
+    block_bytes = 8 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * BLOCK
+    own = {**settings, "block_size": BLOCK, "num_gpu_blocks_override": blocks, "max_model_len": 2 * length}
+    source = random.Random(2)
+    async with AsyncExitStack() as stack:
+        off = await stack.enter_async_context(Engine(folder, **own))
+        on = await stack.enter_async_context(Engine(folder, **own, kv_offloading_size=f"{2 * blocks * block_bytes}B"))
+        rates = Rates([], [])
+        for number in range(args.repeats + 1):
+            sides = [(off, rates.off), (on, rates.on)]
+            for engine, found in sides if number % 2 else sides[::-1]:
+                prompts = [source.choices(range(shape.vocab_size), k=args.prompt_len) for _ in range(args.requests)]
+                seconds = await _round(engine, prompts, args.output_len)
+                if number:  # the first round warms up
+                    found.append(args.requests * length / seconds)
+        offload = on.snapshot().scheduler.offload
+        assert offload is not None
+        rates.stored_blocks = sum(tier.stores for tier in offload.tiers)
+        rates.hit_tokens = offload.hit_tokens
+    return rates
+
+
+async def _round(engine: "Engine", prompts: list[list[int]], output_len: int) -> float:
+    begin = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for prompt in prompts:
+            group.start_soon(_ask, engine, prompt, output_len)
+    return time.perf_counter() - begin
+
+
+async def _ask(engine: "Engine", prompt: list[int], output_len: int) -> None:
+    await engine.generate(prompt, max_tokens=output_len, temperature=0.0, ignore_eos=True)
