@@ -82,7 +82,7 @@ def _restore_verdicts(tier: str, found: Restored, target: float) -> list[Verdict
     return [
         Verdict(f"first token with a prefix from {tier}, over computing it", median(ratios), f"<= {target}",
                 median(ratios) <= target),
-        Verdict(f"answers with a prefix from {tier} unlike the computed ones", found.different, "0",
+        Verdict(f"answers with a prefix from {tier} unlike those from the device", found.different, "0",
                 found.different == 0),
     ]  # fmt: skip
 
@@ -91,7 +91,8 @@ def _throughput_verdict(rates: Rates) -> Verdict:
     ratio = median([on / off for on, off in zip(rates.on, rates.off, strict=True)])
     print(
         f"throughput: {median(rates.off):.1f} tokens/s off, {median(rates.on):.1f} on, {rates.stored_blocks} blocks "
-        f"stored, {rates.hit_tokens} tokens hit"
+        f"stored, {rates.hit_tokens} tokens hit; processor time "
+        f"{median([off / on for on, off in zip(rates.on_cpu, rates.off_cpu, strict=True)]):.3f}x"
     )
     return Verdict("throughput with offload on and no hits, over off", ratio, f">= {THROUGHPUT_TARGET}",
                    ratio >= THROUGHPUT_TARGET and not rates.hit_tokens)  # fmt: skip

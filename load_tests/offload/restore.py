@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
 BLOCK = 16
-SPARE_BLOCKS = 64
+SPARE_BLOCKS = 16
 ANSWER = 4
 """Tokens that are compared."""
 
@@ -26,7 +26,7 @@ class Restored(msgspec.Struct):
     restored: list[float]
     tokens_restored: list[int]
     different: int = 0
-    """Answers that are not those of the computed prompt."""
+    """Answers that are not those which the prefix gave while it was on the device."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -56,14 +56,17 @@ async def restore(
     if disk is not None:
         more |= {"kv_offload_disk_path": str(disk), "kv_offload_disk_bytes": 6 * (blocks + 1) * (block_bytes + 8192)}
     source, found = random.Random(1), Restored([], [], [])
-    engine = Engine(folder, block_size=BLOCK, num_gpu_blocks_override=blocks + SPARE_BLOCKS, **settings, **more)
+    more |= {"block_size": BLOCK, "num_gpu_blocks_override": blocks + SPARE_BLOCKS, "max_model_len": prefix + 2 * BLOCK}
+    engine = Engine(folder, **{**settings, **more})
     async with engine:
         before = source.choices(range(shape.vocab_size), k=prefix)
+        await _ask(engine, before)
         expected = (await _ask(engine, before)).token_ids
         await _settled(engine)
         for number in range(repeats + 1):
             new = source.choices(range(shape.vocab_size), k=prefix)
             first = await _ask(engine, new)
+            on_device = (await _ask(engine, new)).token_ids
             await _settled(engine)
             again = await _ask(engine, before)
             await _settled(engine)
@@ -72,7 +75,7 @@ async def restore(
                 found.restored.append(again.seconds)
                 found.tokens_restored.append(again.restored)
                 found.different += again.token_ids != expected
-            before, expected = new, first.token_ids
+            before, expected = new, on_device
     return found
 
 

@@ -23,6 +23,9 @@ class Rates(msgspec.Struct):
 
     off: list[float]
     on: list[float]
+    off_cpu: list[float]
+    """Processor seconds of the same rounds, all threads: less noisy on a busy machine."""
+    on_cpu: list[float]
     stored_blocks: int = 0
     hit_tokens: int = 0
 
@@ -39,14 +42,16 @@ async def throughput(folder: Path, shape: Shape, settings: dict[str, Any], args:
     async with AsyncExitStack() as stack:
         off = await stack.enter_async_context(Engine(folder, **own))
         on = await stack.enter_async_context(Engine(folder, **own, kv_offloading_size=f"{2 * blocks * block_bytes}B"))
-        rates = Rates([], [])
+        rates = Rates([], [], [], [])
         for number in range(args.repeats + 1):
-            sides = [(off, rates.off), (on, rates.on)]
-            for engine, found in sides if number % 2 else sides[::-1]:
+            sides = [(off, rates.off, rates.off_cpu), (on, rates.on, rates.on_cpu)]
+            for engine, found, worked in sides if number % 2 else sides[::-1]:
                 prompts = [source.choices(range(shape.vocab_size), k=args.prompt_len) for _ in range(args.requests)]
+                before = time.process_time()
                 seconds = await _round(engine, prompts, args.output_len)
                 if number:  # the first round warms up
                     found.append(args.requests * length / seconds)
+                    worked.append(time.process_time() - before)
         offload = on.snapshot().scheduler.offload
         assert offload is not None
         rates.stored_blocks = sum(tier.stores for tier in offload.tiers)
