@@ -79,7 +79,8 @@ class Board:
         elif isinstance(asked, TierLookup):
             del self._lookups[asked.lookup]
             self._found.append(LookupDone(asked.lookup, count))
-        self._told.notify_all()
+        if self.idle:
+            self._told.notify_all()
         return True
 
     @property
