@@ -33,7 +33,11 @@ async def crowd(requests: int) -> dict[str, int]:
         async with Engine(folder, **SETTINGS) as engine:
             alone = [await _ask(engine, *each) for each in asked]
         for mode in ("recompute", "offload"):
-            more = {"num_gpu_blocks_override": 16, "kv_offloading_size": "16MiB", "preemption_mode": mode}
+            more: dict[str, Any] = {
+                "num_gpu_blocks_override": 16,
+                "kv_offloading_size": "16MiB",
+                "preemption_mode": mode,
+            }
             async with Engine(folder, **SETTINGS, **more) as engine:
                 answers = await _all(engine, asked)
                 snapshot = engine.snapshot().scheduler

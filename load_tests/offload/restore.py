@@ -86,7 +86,8 @@ async def _ask(engine: "Engine", prompt: list[int]) -> Answer:
         seconds = time.perf_counter() - begin
         completion = await stream.collect()
     sources = completion.usage.cached_sources
-    return Answer(seconds, completion.token_ids, sources.host + sources.disk)
+    restored = 0 if sources is None else sources.host + sources.disk
+    return Answer(seconds, completion.token_ids, restored)
 
 
 async def _settled(engine: "Engine") -> None:
