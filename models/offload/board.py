@@ -66,15 +66,21 @@ class Board:
         """A transfer under way. With the lock."""
         return self._transfers.get(transfer)
 
-    def answer(self, operation: Operation, *, ok: bool = False, error: str = "", count: int = 0) -> bool:
-        """With the lock. False: it was answered before, and this comes too late."""
+    def answer(
+        self, operation: Operation, *, ok: bool = False, error: str = "", count: int = 0, together: int = 1
+    ) -> bool:
+        """With the lock. False: it was answered before, and this comes too late.
+
+        Args:
+            together: operations that shared the time since this one was taken.
+        """
         if operation.stage is Stage.ANSWERED:
             return False
         operation.stage = Stage.ANSWERED
         asked = operation.asked
         if isinstance(asked, BlockTransfer):
             del self._transfers[asked.transfer]
-            seconds = perf_counter() - operation.work if operation.work else 0.0
+            seconds = (perf_counter() - operation.work) / together if operation.work else 0.0
             self._done.append(TransferDone(asked.transfer, ok, error, seconds))
         elif isinstance(asked, TierLookup):
             del self._lookups[asked.lookup]

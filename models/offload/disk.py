@@ -22,12 +22,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from time import time
+from time import sleep, time
 
 from troupellm.models.offload.framing import HEADER_BYTES, Framing
 from troupellm.models.offload.store import BlockStore, StoreContext, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 LOCK_NAME = "troupellm-kv.lock"
+LOCK_TRIES, LOCK_SECONDS = 20, 0.05
 _BLOCK = re.compile(r"[0-9a-f]{2,128}\.[0-9a-f]{16}\.kv")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.kv-new")
 _ALLOCATION = 4096
@@ -191,10 +192,7 @@ class DiskStore(BlockStore):
         locked = -1
         try:
             locked = os.open(LOCK_NAME, _WRITE, 0o600, dir_fd=folder)
-            try:
-                fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StoreError("another engine uses this folder") from None
+            _take(locked)
             found = self._scan(folder)
         except BaseException:
             for descriptor in (folder, locked):
@@ -289,6 +287,19 @@ class DiskStore(BlockStore):
         self._drop(name)
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._open_folder())
+
+
+def _take(locked: int) -> None:
+    """Lock the folder. A process that was killed may take a moment to be gone."""
+    for left in range(LOCK_TRIES, 0, -1):
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left == 1:
+                raise StoreError("another engine uses this folder") from None
+            sleep(LOCK_SECONDS)
+        else:
+            return
 
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -119,7 +119,7 @@ class HostTier:
                 self._busy = False
                 self._failed += len(kept) if error else 0
                 for job in kept:
-                    self._board.answer(job.operation, ok=not error, error=error)
+                    self._board.answer(job.operation, ok=not error, error=error, together=len(batch))
                 self._work.notify_all()
 
     def _next(self) -> list[_Job] | None:

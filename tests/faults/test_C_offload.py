@@ -241,4 +241,6 @@ async def test_C8_a_conversation_s_prefix_survives_kill_9(checkpoint, tmp_path):
     async with ready_process(checkpoint, *flags) as server, server.client() as client:
         again, cached = await _ask(client)
         assert again == expected
-        assert cached >= 9 * 16
+        assert cached >= 9 * 16, [
+            line for line in (await client.get("/metrics")).text.splitlines() if "offload" in line
+        ]

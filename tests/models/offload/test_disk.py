@@ -209,7 +209,8 @@ def test_a_file_that_went_is_a_miss(store: DiskStore) -> None:
     assert store.contains(KEYS[:1]) == 0
 
 
-def test_a_folder_belongs_to_one_engine_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "LOCK_TRIES", 1)
     store = open_store(tmp_path)
     other = DiskStore(tmp_path, CONTEXT, 100 * SPACE)
     with pytest.raises(StoreError, match="another engine uses this folder"):
