@@ -4,12 +4,14 @@ Crowds, prompts in pieces, prefix hits, blocks that do not suffice, and workers 
 alone and without speculation is what comes.
 """
 
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from engines import checkpoint, tiny_engine
 from meddler import Seats
+from plain_heads import write_drafters
 from serving import eventually
 
 from troupellm.actors.worker_seat import WorkerGone
@@ -54,6 +56,15 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "chains": {"method": "custom", "custom_class": "scripted_drafts:Guessing", "num_speculative_tokens": 5},
     "trees": {"method": "custom", "custom_class": "scripted_drafts:GuessingTrees", "num_speculative_tokens": 9},
 }
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "itself": {"method": "draft_model", "model": "target", "draft_sample_method": "probabilistic"},
+    "a draft model": {"method": "draft_model", "model": "small", "num_speculative_tokens": 2},
+    "EAGLE": {"method": "eagle", "model": "eagle", "draft_sample_method": "probabilistic"},
+    "trees of EAGLE": {"method": "eagle", "model": "eagle", "tree_widths": [3, 3, 2]},
+    "EAGLE-3": {"method": "eagle3", "model": "eagle3", "num_speculative_tokens": 4},
+    "trees of Medusa": {"method": "medusa", "model": "medusa", "tree_widths": [2, 4, 3]},
+}
+"""Models; `model` is a folder of the fixture `drafters`. Random ones are right by accident only."""
 SITUATIONS: dict[str, dict[str, Any]] = {
     "room for all": {},
     "pieces, and too few blocks": {
@@ -64,7 +75,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False, "max_num_seqs": 5, "poison_memory": "nan"},
 }  # fmt: skip
 QUICK = (
-    *((proposer, "pieces, and too few blocks") for proposer in PROPOSERS),
+    *((proposer, "pieces, and too few blocks") for proposer in (*PROPOSERS, "itself", "trees of EAGLE")),
     ("trees", "deaths"), ("trees", "no prefix cache"),
 )  # fmt: skip
 
@@ -98,6 +109,11 @@ async def solo(anyio_backend: object, checkpoint: Any) -> dict[str, Any]:
         return {name: await streamed(engine, number, ASKS[name]) for number, name in enumerate(ASKS)}
 
 
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_drafters(tmp_path_factory.mktemp("drafters"))
+
+
 def check_same(name: str, found: dict[int, list[Any]], right: dict[int, list[Any]]) -> None:
     assert found.keys() == right.keys()
     for index, (tokens, text, logprobs) in found.items():
@@ -111,13 +127,16 @@ def check_same(name: str, found: dict[int, list[Any]], right: dict[int, list[Any
     ("proposer", "situation"),
     [
         pytest.param(proposer, situation, marks=() if (proposer, situation) in QUICK else pytest.mark.slow)
-        for proposer in PROPOSERS
+        for proposer in (*PROPOSERS, *DRAFTERS)
         for situation in SITUATIONS
     ],
 )
-async def test_the_tokens_are_those_without(tiny_engine: Any, solo: Any, proposer: str, situation: str) -> None:
+async def test_the_tokens_are_those_without(
+    tiny_engine: Any, solo: Any, drafters: Path, proposer: str, situation: str
+) -> None:
     seats, steps = Seats(), [0]
-    settings = {**SITUATIONS[situation], "speculative_config": {**PROPOSERS[proposer], "adaptive": False}}
+    wanted = PROPOSERS.get(proposer) or DRAFTERS[proposer] | {"model": str(drafters / DRAFTERS[proposer]["model"])}
+    settings = {**SITUATIONS[situation], "speculative_config": {**wanted, "adaptive": False}}
     drafted = [0, 0]
 
     def die_now_and_then(plan: StepPlan) -> None:
@@ -152,4 +171,6 @@ async def test_the_tokens_are_those_without(tiny_engine: Any, solo: Any, propose
             assert snapshot.preemptions > 0
         await eventually(lambda: not engine.snapshot().scheduler.blocks_used)
     assert drafted[0] > 50
-    assert drafted[1] > 0
+    assert drafted[1] > 0 or proposer in DRAFTERS
+    if proposer == "itself":
+        assert drafted[1] > drafted[0] / 4

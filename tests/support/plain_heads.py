@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tiny_model import HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LOGITS_WIDTH
+from tiny_model import HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LOGITS_WIDTH, write_tiny_model
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -147,3 +147,14 @@ def medusa_weights(heads: int, blocks: int, *, outputs: bool) -> dict[str, Tenso
         if outputs:
             shapes[f"{head}.{blocks}.weight"] = (LOGITS_WIDTH, SIZE)
     return random_weights(shapes, seed=6)
+
+
+def write_drafters(home: Path) -> Path:
+    """The folders target, small, eagle, eagle3 and medusa: a tiny model and who drafts for it, by random weights."""
+    write_tiny_model(home / "target")
+    write_tiny_model(home / "small", seed=1)
+    write_head(home / "eagle", eagle_weights(), CONFIG)
+    write_head(home / "eagle3", eagle3_weights(), CONFIG3)
+    heads: dict[str, object] = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    write_head(home / "medusa", medusa_weights(3, 1, outputs=False), heads)
+    return home

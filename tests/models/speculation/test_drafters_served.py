@@ -6,15 +6,16 @@ from typing import Any
 
 import anyio
 import numpy as np
-import plain_heads
 import pytest
 from decoder_pairs import write_tokenizer
 from deepseek_mtp import write_deepseek
-from plain_heads import CONFIG, CONFIG3, eagle3_weights, eagle_weights, medusa_weights
-from tiny_model import write_tiny_model
+from plain_heads import write_drafters
 
 import troupellm
+from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig
 
 TOKENS = 40
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "flush_interval": 0.0, "block_size": 8}
@@ -24,15 +25,7 @@ Kept = list[tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, a smaller model and heads with random weights."""
-    home = tmp_path_factory.mktemp("served")
-    write_tiny_model(home / "target")
-    write_tiny_model(home / "small", seed=1)
-    plain_heads.write_head(home / "eagle", eagle_weights(), CONFIG)
-    plain_heads.write_head(home / "eagle3", eagle3_weights(), CONFIG3)
-    heads: dict[str, object] = {"medusa_num_heads": 3, "medusa_num_layers": 1}
-    plain_heads.write_head(home / "medusa", medusa_weights(3, 1, outputs=False), heads)
-    return home
+    return write_drafters(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture
@@ -130,3 +123,35 @@ async def test_a_quantized_draft_model(home: Path, kept: Kept) -> None:
     wanted = {"method": "draft_model", "model": str(home / "target"), "quantization": "int8", "adaptive": False}
     assert await answers(home / "target", wanted, **ROOMY) == await answers(home / "target", None, **ROOMY)
     assert sum(accepted for _, accepted in kept) > 100, "in eight bits it should be right now and then"
+
+
+@pytest.mark.anyio
+async def test_drafters_sleep_and_wake_with_their_model(home: Path, kept: Kept) -> None:
+    wanted = {"method": "eagle", "model": str(home / "eagle"), "num_speculative_tokens": 2, "adaptive": False}
+    async with troupellm.Engine(home / "target", speculative_config=wanted, **(SETTINGS | ROOMY)) as engine:
+        prompt = prompts()[1]
+        before = await engine.generate(prompt, max_tokens=20, temperature=0.0, ignore_eos=True)
+        for level in (1, 2):
+            await engine.sleep(level)
+            await engine.wake()
+            drafted = len(kept)
+            after = await engine.generate(prompt, max_tokens=20, temperature=0.0, ignore_eos=True)
+            assert after.token_ids == before.token_ids
+            assert len(kept) > drafted
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_the_memory_of_a_drafter_is_planned(home: Path, method: str) -> None:
+    folder = home / ("small" if method == "draft_model" else method)
+    settings = {"model": str(home / "target"), **SETTINGS, **ROOMY}
+    plain = ModelWorker(home / "target").load(EngineConfig.from_flat(settings), lambda _: None)
+    worker = ModelWorker(home / "target")
+    wanted = {"method": method, "model": str(folder)}
+    ready = worker.load(EngineConfig.from_flat(settings | {"speculative_config": wanted}), lambda _: None)
+    assert isinstance(worker.runner, ModelRunner)
+    held = sum(storage.nbytes for storage in worker.runner.cache.storages)
+    assert ready.kv_cache_bytes == held == sum(group.block_bytes for group in ready.groups) * ready.num_blocks
+    assert (ready.kv_cache_bytes > plain.kv_cache_bytes) == (method != "medusa")
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert 0.5 * weights < ready.weight_bytes - plain.weight_bytes < 1.5 * weights
+    worker.close()
