@@ -26,6 +26,7 @@ from troupellm.models.spans import Spans
 from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
+from troupellm.models.speculation.pending import Pending
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch
 from troupellm.models.speculation.work import Work, grow_trees
 from troupellm.protocol.worker import NewRow
@@ -62,6 +63,10 @@ class PagedProposer:
         """For a network that reads tokens: how many of them have their entry. UNKNOWN before anything was computed."""
         self._drafted: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
         """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
+        self._prompts: Ints = np.zeros(0, dtype=np.int64)
+        """Tokens of each row's prompt, which forks may share up to the last one."""
+        self._pending = Pending(network.width, dtype, paging.device)
+        """For a network that reads states."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -70,9 +75,15 @@ class PagedProposer:
             more = max(missing, self._ready.size)
             self._ready = np.concatenate((self._ready, np.zeros(more, dtype=np.int64)))
             self._covered = np.concatenate((self._covered, np.zeros(more, dtype=np.int64)))
+            self._prompts = np.concatenate((self._prompts, np.zeros(more, dtype=np.int64)))
+            if self._network.reads_states:
+                self._pending.grow(self._ready.size)
             self._drafted = np.pad(self._drafted, ((0, more), (0, 0)), constant_values=UNKNOWN)
             self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
         self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
+        self._prompts[slot] = new.num_prompt_tokens
+        if self._network.reads_states:
+            self._pending.restart(np.array([slot]), np.array([UNKNOWN]))
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
         """As `Proposer.drop_row`."""
@@ -81,25 +92,57 @@ class PagedProposer:
     def reset(self) -> None:
         """As `Proposer.reset`."""
         self._ready[:], self._covered[:], self._drafted[:] = 0, UNKNOWN, UNKNOWN
+        self._pending.restart(np.arange(self._pending.counts.size), np.array([UNKNOWN]))
 
     @torch.inference_mode()
     def observe(self, seen: Observation) -> None:
-        """As `Proposer.observe`: every confirmed token gets its entry."""
+        """As `Proposer.observe`: what completes a block gets its entries, since it may be shared from now on, and so do
+        prompts; the rest waits for the next drafts, and many tokens cost little more than one."""
         kept = np.flatnonzero(seen.starts + seen.counts < self._longest)
+        slots, starts, counts = seen.slots[kept], seen.starts[kept], seen.counts[kept]
+        if not slots.size:
+            return
         if not self._network.reads_states:
-            self._keep_up(seen.slots[kept], seen.starts[kept], seen.starts[kept] + seen.counts[kept], seen)
+            self._keep_up(slots, starts, starts + counts, seen)
             return
         hidden = seen.hidden
         if kept.size < seen.slots.size:
             hidden = hidden[np.repeat(seen.starts + seen.counts < self._longest, seen.counts)]
-        self._renew_borders(seen.slots[kept], seen.starts[kept], seen)
-        begin = 0
-        for spans in _spans(seen.slots[kept], seen.starts[kept], seen.counts[kept]):
-            total = int(spans.counts.sum())
-            states = self._network.states(hidden[begin : begin + total])
-            begin += total
-            self._compute(spans, seen.tokens, seen.blocks, states)
-            self._keep_borders(spans, seen.blocks, states)
+        self._renew_borders(slots, starts, seen)
+        states = self._network.states(hidden)
+        self._keep_borders(slots, starts, counts, seen.blocks, states)
+        pending = self._pending
+        lost = pending.starts[slots] + pending.counts[slots] != starts
+        pending.restart(slots[lost], starts[lost])
+        at_once = (starts < self._prompts[slots]) | ~pending.takes(slots, counts)
+        if at_once.any():
+            self._catch_up(slots[at_once], seen.tokens, seen.blocks)
+            self._compute_all(
+                slots[at_once], starts[at_once], counts[at_once], seen.tokens, seen.blocks,
+                states if at_once.all() else states[torch.from_numpy(np.repeat(at_once, counts))],
+            )  # fmt: skip
+            pending.restart(slots[at_once], starts[at_once] + counts[at_once])
+        if not at_once.all():
+            later = ~at_once
+            part = states if later.all() else states[torch.from_numpy(np.repeat(later, counts))]
+            pending.append(slots[later], counts[later], part)
+            self._catch_up(
+                slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
+            )
+
+    def _completes(self, slots: Ints, ends: Ints, done: Ints) -> NDArray[np.bool_]:
+        """Whether rows have a block before `ends` [rows] that is not done up to its last position."""
+        size = self._paging.block_size
+        found: NDArray[np.bool_] = ends // size * size > done[slots]
+        return found
+
+    def _catch_up(self, slots: Ints, tokens: Tensor, blocks: NDArray[np.int32]) -> None:
+        """For a network that reads states: make the entries that rows have pending."""
+        slots = slots[self._pending.counts[slots] > 0]
+        if slots.size:
+            starts, counts = self._pending.starts[slots], self._pending.counts[slots]
+            self._compute_all(slots, starts, counts, tokens, blocks, self._pending.of(slots))
+            self._pending.restart(slots, starts + counts)
 
     @torch.inference_mode()
     def propose(self, batch: ProposalBatch) -> Drafts:
@@ -109,6 +152,8 @@ class PagedProposer:
             known = (limits > 0) & (self._covered[batch.slots] != UNKNOWN)
             if known.any():
                 self._read(batch.slots[known], batch.lengths[known], batch.tokens, batch.blocks)
+        else:
+            self._catch_up(batch.slots[limits > 0], batch.tokens, batch.blocks)
         limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
         able = np.flatnonzero(limits)
         if not able.size:
@@ -174,25 +219,24 @@ class PagedProposer:
             spans = Spans(there, slots[there], places[there], np.ones_like(there))
             self._compute(spans, seen.tokens, seen.blocks, states[there].to(self._states.dtype))
 
-    def _keep_borders(self, spans: Spans, blocks: NDArray[np.int32], states: Tensor) -> None:
+    def _keep_borders(self, slots: Ints, starts: Ints, counts: Ints, blocks: NDArray[np.int32], states: Tensor) -> None:
         """The states of positions at the end of their block."""
         if self._borders is None:
             return
-        positions = positions_of(spans.starts, spans.counts)
+        positions = positions_of(starts, counts)
         ends = np.flatnonzero((positions + 1) % self._paging.block_size == 0)
         if ends.size:
-            owners = np.repeat(spans.slots, spans.counts)[ends]
+            owners = np.repeat(slots, counts)[ends]
             index = torch.from_numpy(self._paging.blocks_at(blocks, owners, positions[ends]))
             self._borders[index] = states[torch.from_numpy(ends)].float()
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
-        """For a network that reads tokens: what completes a block gets its entries, since the block may be shared from
-        now on; the rest can wait for the next drafts."""
+        """For a network that reads tokens: `observe`."""
         new = self._covered[slots] == UNKNOWN
         self._covered[slots[new]] = starts[new]  # what lies before came with its blocks
         self._recall(slots, ends, seen.tokens)
-        due = np.flatnonzero(ends // self._paging.block_size * self._paging.block_size > self._covered[slots])
-        if due.size:
+        due = (starts < self._prompts[slots]) | self._completes(slots, ends, self._covered)
+        if due.any():
             self._read(slots[due], ends[due], seen.tokens, seen.blocks)
 
     def _recall(self, slots: Ints, lengths: Ints, tokens: Tensor) -> None:
@@ -209,9 +253,18 @@ class PagedProposer:
     def _read(self, slots: Ints, lengths: Ints, tokens: Tensor, blocks: NDArray[np.int32]) -> None:
         """For a network that reads tokens: give the rows' first `lengths` tokens their entries."""
         starts = np.maximum(np.minimum(self._covered[slots], lengths - 1), 0)
-        for spans in _spans(slots, starts, lengths - starts):
-            self._compute(spans, tokens, blocks, None)
+        self._compute_all(slots, starts, lengths - starts, tokens, blocks, None)
         self._covered[slots] = lengths
+
+    def _compute_all(
+        self, slots: Ints, starts: Ints, counts: Ints, tokens: Tensor, blocks: NDArray[np.int32], states: Tensor | None
+    ) -> None:
+        """Make entries of consecutive positions of rows; states: [sum of counts, width], row after row."""
+        begin = 0
+        for spans in _spans(slots, starts, counts):
+            end = begin + int(spans.counts.sum())
+            self._compute(spans, tokens, blocks, None if states is None else states[begin:end])
+            begin = end
 
     def _compute(self, spans: Spans, tokens: Tensor, blocks: NDArray[np.int32], states: Tensor | None) -> None:
         slots, starts, counts = spans.slots, spans.starts, spans.counts

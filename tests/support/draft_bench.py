@@ -125,7 +125,7 @@ class DraftBench:
         """
         writing = [row for row in self.rows if row.computed == len(row.tokens) - 1]
         drafted: dict[int, list[int]] = {}
-        if writing:
+        if writing and most:
             found = self.propose(writing, [most] * len(writing))
             assert found.parents is None
             for index, row in enumerate(writing):
@@ -205,13 +205,16 @@ def crowd(bench: DraftBench, check: Callable[[Row, list[int]], None], most: int,
 
 
 def behind_a_block(bench: DraftBench, check: Callable[[Row, list[int]], None]) -> None:
-    """Rows that share all of their first blocks, and differ right behind them."""
+    """Rows that share all of their first blocks, differ right behind them, and draft only now and then."""
     text = np.random.default_rng(4).integers(0, 250, 40).tolist()
     for row in list(bench.rows):
         bench.drop(row)
     for number in range(3):
-        row = bench.add(number, text[:8] + text[10 + number :][:6], [0, 1, *range(10 + 10 * number, 18 + 10 * number)],
-                        computed=8 if number else 0)  # fmt: skip
-        for _ in range(5):
-            bench.step(3, 6, check)
+        prompt, blocks = text[:8] + text[10 + number :][:6], [0, 1, *range(10 + 40 * number, 50 + 40 * number)]
+        row = bench.add(number, prompt, blocks, computed=8 if number else 0)
+        for silent in (0, 2, 9, 27):
+            for _ in range(silent):
+                bench.step(0, 6)
+            for _ in range(3):
+                bench.step(3, 6, check)
         bench.drop(row)

@@ -1,0 +1,61 @@
+"""States of the model whose entries a drafter has yet to make: of rows that draft nothing for a while many at once."""
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from troupellm.models.speculation.paging import Ints
+
+CAPACITY: Final = 24
+"""Of a row: a usual block and the drafts of a step."""
+KEPT: Final = CAPACITY + 1
+"""States of a row that are kept between steps."""
+
+
+class Pending:
+    """By slot, the states of consecutive positions.
+
+    Attributes:
+        starts: int64 [slots], position of the first one.
+        counts: int64 [slots].
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._states = torch.empty(0, CAPACITY, width, dtype=dtype, device=device)
+        self.starts: Ints = np.zeros(0, dtype=np.int64)
+        self.counts: Ints = np.zeros(0, dtype=np.int64)
+
+    def grow(self, slots: int) -> None:
+        """Have so many slots."""
+        more = slots - self.counts.size
+        if more > 0:
+            self.starts, self.counts = (np.pad(part, (0, more)) for part in (self.starts, self.counts))
+            self._states = torch.cat((self._states, self._states.new_zeros(more, *self._states.shape[1:])))
+
+    def restart(self, slots: Ints, starts: Ints) -> None:
+        """Nothing is left of some rows, and they go on from those positions."""
+        self.starts[slots], self.counts[slots] = starts, 0
+
+    def takes(self, slots: Ints, counts: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether there is room for so many more of each row [rows]."""
+        room: np.ndarray[tuple[int], np.dtype[np.bool_]] = self.counts[slots] + counts <= CAPACITY
+        return room
+
+    def append(self, slots: Ints, counts: Ints, states: Tensor) -> None:
+        """states: [sum of counts, width], row after row."""
+        owner, place = _flat(slots, counts)
+        self._states[owner, place + torch.from_numpy(np.repeat(self.counts[slots], counts))] = states
+        self.counts[slots] += counts
+
+    def of(self, slots: Ints) -> Tensor:
+        """All that is kept of some rows [sum of their counts, width]."""
+        return self._states[_flat(slots, self.counts[slots])]
+
+
+def _flat(slots: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
+    """Of each of a row's states its slot, and 0, 1, 2, ..."""
+    ends = np.cumsum(counts)
+    place = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+    return torch.from_numpy(np.repeat(slots, counts)), torch.from_numpy(place)
