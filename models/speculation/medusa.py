@@ -117,7 +117,7 @@ class Medusa:
     def observe(self, seen: Observation) -> None:
         """As `Proposer.observe`: the last state of each row is kept."""
         last = torch.from_numpy(np.cumsum(seen.counts) - 1)
-        self._states[torch.from_numpy(seen.slots)] = self._target.normed(seen.hidden[last])
+        self._states[torch.from_numpy(seen.slots)] = seen.hidden[last]
         self._ready[seen.slots] = seen.starts + seen.counts + 1
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class Medusa:
         limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
         if not limits.any():
             return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
-        states = self._states[torch.from_numpy(batch.slots)]
+        states = self._target.normed(self._states[torch.from_numpy(batch.slots)])
         draws = RowDraws(
             batch.draws.streams.to(states.device), batch.draws.inverse_temperature.to(states.device)
         )  # fmt: skip

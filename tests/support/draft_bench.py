@@ -210,7 +210,7 @@ def behind_a_block(bench: DraftBench, check: Callable[[Row, list[int]], None]) -
     for row in list(bench.rows):
         bench.drop(row)
     for number in range(3):
-        prompt, blocks = text[:8] + text[10 + number :][:6], [0, 1, *range(10 + 40 * number, 50 + 40 * number)]
+        prompt, blocks = text[:8] + text[10 + number :][:6], [0, 1, *range(10 + 40 * number, 48 + 40 * number)]
         row = bench.add(number, prompt, blocks, computed=8 if number else 0)
         for silent in (0, 2, 9, 27):
             for _ in range(silent):
