@@ -4,28 +4,41 @@ import hmac
 import secrets
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
-from troupellm.models.connectors.seal import HEADER_BYTES, Seal
+from troupellm.models.connectors.seal import Seal
 from troupellm.models.connectors.tcp_peer import wire
+from troupellm.models.connectors.tcp_peer.run import Run
 from troupellm.models.connectors.tcp_peer.wire import Wire, WireError
 from troupellm.models.offload.store import StoreCorrupt, StoreError, StoreMiss
 
 MOST_IDLE = 4
 """Connections that wait for their next use."""
+MOST_RUNS = 4
+"""Questions with answers that nobody has taken yet; the oldest one gives way."""
+AHEAD = 8
+"""Blocks that are asked for at once, where it is known which one follows."""
+REMEMBERED = 65_536
+"""Keys of which is known what follows them."""
 
 AnswerT = TypeVar("AnswerT")
 
 
 class PeerClient:
-    """One peer. Safe in any thread; each call has a connection of its own while it lasts."""
+    """One peer. Safe in any thread."""
 
     def __init__(self, address: tuple[str, int], key: bytes, seal: Seal, seconds: float) -> None:
         """seconds: that one call may take, connecting included."""
         self.address, self._key, self._seal, self._seconds = address, key, seal, seconds
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
+        self._following: OrderedDict[bytes, bytes] = OrderedDict()
+        self._runs: OrderedDict[Run, None] = OrderedDict()
+        """Those with blocks that nobody has asked for yet, oldest first."""
+        self._run_of: dict[bytes, Run] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -44,17 +57,35 @@ class PeerClient:
                 raise WireError("the peer says that it has more than it was asked for")
             return int(count)
 
-        return self._call(ask) if keys else 0
+        count = self._call(ask) if keys else 0
+        self._remember(keys[:count])
+        return count
 
     def get(self, key: bytes, into: memoryview) -> None:
-        """A whole, verified block.
+        """A whole, verified block. Those that follow it are asked for on the way.
 
         Raises:
             StoreMiss: the peer does not have it, or what it sent is not this block.
             StoreError: it cannot be asked.
         """
-        if not self._call(lambda connected: self._get(connected, key, into)):
+        with self._lock:
+            run = self._run_of.pop(key, None)
+        header: bytes | None = None
+        if run is not None:
+            try:
+                header = self._read(run, key, into)
+            except (WireError, OSError):  # nobody read on for too long, and the peer gave it up
+                run = None
+        if run is None:
+            run = self._claim(key)
+            header = self._begin(run, into)
+        if header is None:
             raise StoreMiss(key.hex())
+        try:
+            self._seal.check(key, header, into)
+        except StoreCorrupt:
+            self._distrust(run)
+            raise
 
     def probe(self) -> None:
         """Connect.
@@ -69,55 +100,141 @@ class PeerClient:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            busy = list(self._busy)
+            busy, runs = list(self._busy), list(self._runs)
+        for connected in (*idle, *busy):
+            connected.shut()
         for connected in idle:
             connected.close()
-        for connected in busy:
+        for run in runs:
+            if not run.turn.locked():  # else who has the turn is let go of by the end of its connection
+                self._abandon(run)
+
+    def _claim(self, key: bytes) -> Run:
+        """The key, and those behind it that nobody has asked for yet; the caller has the run's first turn."""
+        keys, oldest = [key], None
+        with self._lock:
+            while len(keys) < AHEAD:
+                following = self._following.get(keys[-1])
+                if following is None or following in self._run_of or following in keys:
+                    break
+                keys.append(following)
+            run = Run(keys, self._seal.block_bytes)
+            run.turn.acquire()
+            if len(keys) > 1:
+                if len(self._runs) >= MOST_RUNS:
+                    oldest = next((waits for waits in self._runs if not waits.turn.locked()), None)
+                if oldest is not None:
+                    self._forget(oldest)
+                self._runs[run] = None
+                self._run_of.update(dict.fromkeys(keys[1:], run))
+        if oldest is not None:
+            self._abandon(oldest)
+        return run
+
+    def _begin(self, run: Run, into: memoryview) -> bytes | None:
+        good = False
+        try:
+            header = self._call(lambda connected: run.begin(connected, into), run=run)
+            good = True
+            return header
+        finally:
+            run.turn.release()
+            if not good:
+                self._abandon(run)
+
+    def _read(self, run: Run, key: bytes, into: memoryview) -> bytes | None:
+        try:
+            header, read_up = run.read(key, into, self._seconds)
+        except BaseException:
+            self._abandon(run)
+            raise
+        with self._lock:
+            connected = None
+            if read_up:  # what it has read too early it may keep, as one of the runs that give way
+                connected, run.connected = run.connected, None
+            if run.connected is None and not any(self._run_of.get(each) is run for each in run.keys):
+                self._runs.pop(run, None)
+        if connected is not None:
+            self._put_back(connected, good=True)
+        return header
+
+    def _abandon(self, run: Run) -> None:
+        """Its connection is closed, once nobody reads from it; who waits for a block asks again. Idempotent."""
+        run.broken = True
+        connected = run.connected
+        if connected is not None:
             connected.shut()
+        with run.turn, self._lock:
+            connected, run.connected = run.connected, None
+            self._forget(run)
+        if connected is not None:
+            self._put_back(connected, good=False)
 
-    def _get(self, connected: Wire, key: bytes, into: memoryview) -> bool:
-        connected.send(wire.question(wire.GET, (key,)))
-        (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
-        if present > 1:
-            raise WireError("the peer sent something else than a block")
-        if present:
-            header = connected.receive(HEADER_BYTES)
-            connected.receive_into(into)
-            self._seal.check(key, header, into)
-        return bool(present)
+    def _forget(self, run: Run) -> None:
+        """With the lock: nobody finds it any more."""
+        self._runs.pop(run, None)
+        for key in run.keys:
+            if self._run_of.get(key) is run:
+                del self._run_of[key]
 
-    def _call(self, ask: Callable[[Wire], AnswerT], *, fresh: bool = False) -> AnswerT:
+    def _distrust(self, run: Run) -> None:
+        """What came was no block of ours: nothing more is believed of these connections."""
+        self._abandon(run)
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connected in idle:
+            connected.close()
+
+    def _remember(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key, following in pairwise(keys):
+                self._following[key] = following
+                self._following.move_to_end(key)
+            while len(self._following) > REMEMBERED:
+                self._following.popitem(last=False)
+
+    def _call(self, ask: Callable[[Wire], AnswerT], *, fresh: bool = False, run: Run | None = None) -> AnswerT:
         """One that was kept may have been closed by the peer meanwhile: then a new one is tried."""
         try:
             connected = None if fresh else self._kept()
             if connected is not None:
                 try:
-                    return self._asked(connected, ask)
+                    return self._asked(connected, ask, run)
                 except (wire.WireClosed, ConnectionError):
                     pass
-            return self._asked(self._connect(), ask)
+            return self._asked(self._connect(), ask, run)
         except WireError as error:
             raise StoreError(str(error)) from error
         except OSError as error:
             raise StoreError(f"the peer cannot be reached: {error.strerror or error}") from error
 
-    def _asked(self, connected: Wire, ask: Callable[[Wire], AnswerT]) -> AnswerT:
+    def _asked(self, connected: Wire, ask: Callable[[Wire], AnswerT], run: Run | None) -> AnswerT:
+        """The connection is free again, unless a run goes on with it."""
         good = False
         try:
             connected.within(self._seconds)
             answer = ask(connected)
             good = True
             return answer
-        except StoreCorrupt:
-            raise  # the connection is not to be trusted either
         finally:
-            with self._lock:
-                self._busy.discard(connected)
-                kept = good and not self._closed and len(self._idle) < MOST_IDLE
-                if kept:
-                    self._idle.append(connected)
-            if not kept:
-                connected.close()
+            goes_on = False
+            if run is not None and good:
+                good = run.read_up
+                with self._lock:
+                    goes_on = not good and run in self._runs and not self._closed
+            if not goes_on:
+                self._put_back(connected, good=good)
+
+    def _put_back(self, connected: Wire, *, good: bool) -> None:
+        with self._lock:
+            if connected not in self._busy:
+                return
+            self._busy.discard(connected)
+            kept = good and not self._closed and len(self._idle) < MOST_IDLE
+            if kept:
+                self._idle.append(connected)
+        if not kept:
+            connected.close()
 
     def _kept(self) -> Wire | None:
         with self._lock:
@@ -140,9 +257,7 @@ class PeerClient:
             connected.within(self._seconds)
             self._greet(connected)
         except BaseException:
-            with self._lock:
-                self._busy.discard(connected)
-            connected.close()
+            self._put_back(connected, good=False)
             raise
         return connected
 

@@ -141,7 +141,8 @@ class PeerServer:
             if found is None:
                 connected.send(wire.PRESENT.pack(0))
             else:
-                connected.send(wire.PRESENT.pack(1), *found)
+                header, content = found
+                connected.send(wire.PRESENT.pack(1) + header, content)
 
 
 def _family(host: str) -> socket.AddressFamily:
