@@ -83,9 +83,11 @@ class Attack:
         return self.engine.snapshot().scheduler.offload.tiers[1]
 
     async def until_disabled(self) -> None:
+        """It has been left alone since the attack began; a probe may have found that it works again."""
         with anyio.fail_after(60):
-            while not self.tier.disabled:
+            while not self.tier.disablings:
                 await self.ask_all()
+        assert self.tier.failures > 0
 
     async def until_it_works(self) -> None:
         """It is tried again, and serves again."""
@@ -160,7 +162,6 @@ async def test_C8_a_full_disk(attack):
         try:
             await found.until_disabled()
             assert found.tier.disabled == os.strerror(errno.EFBIG)
-            assert found.tier.failures > 0
             await found.ask_all()
             assert not list(found.folder.glob(".*.kv-new"))
         finally:
@@ -178,7 +179,7 @@ async def test_C8_a_folder_that_is_taken_away(attack):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("call", ["preadv", "writev"])
-async def test_C8_a_medium_that_fails(attack, monkeypatch, code, call):
+async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
@@ -188,8 +189,7 @@ async def test_C8_a_medium_that_fails(attack, monkeypatch, code, call):
         with monkeypatch.context() as patched:
             patched.setattr(disk.os, call, fail)
             await found.until_disabled()
-            assert found.tier.disabled == os.strerror(code)
-            assert found.tier.failures > 0
+            assert any(os.strerror(code) in record.message for record in caplog.records)
         await found.until_it_works()
 
 
