@@ -129,6 +129,7 @@ async def test_C8_flipped_bits_are_never_believed(attack):
         assert not found.tier.disabled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "short", "exchanged", "gone", "links"])
 async def test_C8_damaged_files_are_misses(attack, damage):
     async with attack() as found:
@@ -169,6 +170,7 @@ async def test_C8_a_full_disk(attack):
         await found.until_it_works()
 
 
+@pytest.mark.slow
 async def test_C8_a_folder_that_is_taken_away(attack):
     async with attack() as found:
         shutil.rmtree(found.folder)
@@ -177,6 +179,7 @@ async def test_C8_a_folder_that_is_taken_away(attack):
         assert len(found.files) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("call", ["preadv", "writev"])
 async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
@@ -193,6 +196,7 @@ async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
         await found.until_it_works()
 
 
+@pytest.mark.slow
 async def test_C8_a_slow_disk(attack, monkeypatch):
     """Nothing that is asked of it ends; the tier is left alone, and what ends late harms nobody."""
     gate = threading.Event()
