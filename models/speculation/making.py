@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 
 from troupellm.models.cache_layout import cache_layout
@@ -18,9 +19,14 @@ from troupellm.models.speculation.needs import Target
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paged import PagedProposer
 from troupellm.models.speculation.paging import Paging, own_windows
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws
 from troupellm.models.speculation.stored import refuse
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.worker import NewRow, SamplingState
+
+WARM_ROUNDS, WARM_TOKENS = 3, 4
+"""Two drafts each."""
 
 
 class Context(Protocol):
@@ -72,10 +78,33 @@ def paged(
         context.decoder.config.vocab_size, network.vocabulary, coupled=config.draft_sample_method == "probabilistic",
         device=device,
     )  # fmt: skip
-    return PagedProposer(
+    proposer = PagedProposer(
         network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
         widths=config.tree_widths, borders=context.cache.borders,
     )  # fmt: skip
+    warm_up(proposer, context)
+    return proposer
+
+
+@torch.inference_mode()
+def warm_up(proposer: Proposer, context: Context) -> None:
+    """Draft once for nobody, while nothing of the cache counts: what drafts cost is measured from the first ones on."""
+    device, size = context.cache.storage.device, context.cache.block_size
+    tokens = torch.zeros(1, WARM_TOKENS + size, dtype=torch.int32, device=device)
+    blocks = np.zeros((len(context.cache.layout.windows), 1, -(-tokens.shape[1] // size)), dtype=np.int32)
+    new = NewRow(
+        row=0, epoch=0, request_id="", token_ids=bytes(8), num_prompt_tokens=1, sampling=SamplingState(), blocks=()
+    )
+    slots, counts = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    taps, config = proposer.taps, context.decoder.config
+    width = config.hidden_size * (len(taps.layers) + taps.last)
+    hidden = torch.zeros(1, width, dtype=context.dtype, device=device)
+    draws = RowDraws(torch.zeros(1, dtype=torch.int64), torch.zeros(1))
+    for _ in range(WARM_ROUNDS):
+        proposer.add_row(0, new)
+        proposer.observe(Observation(slots, slots, counts, hidden, tokens, blocks))
+        proposer.propose(ProposalBatch(slots, counts + 1, counts + 1, tokens, blocks, draws))
+    proposer.reset()
 
 
 def describe_head(reader: ConfigReader, target: DecoderConfig) -> DecoderConfig:

@@ -22,7 +22,7 @@ from troupellm.models.decoder import Decoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.guess import Guesser
-from troupellm.models.speculation.making import Context, own_decoder, target_of
+from troupellm.models.speculation.making import Context, own_decoder, target_of, warm_up
 from troupellm.models.speculation.needs import DrafterNeeds, Target
 from troupellm.models.speculation.paging import Ints
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
@@ -207,7 +207,9 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
         decoder.config.vocab_size, None, coupled=config.draft_sample_method == "probabilistic",
         device=context.cache.storage.device,
     )  # fmt: skip
-    return Medusa(made, decoder, guesser, longest=target.max_model_len, widths=config.tree_widths)
+    medusa = Medusa(made, decoder, guesser, longest=target.max_model_len, widths=config.tree_widths)
+    warm_up(medusa, context)
+    return medusa
 
 
 def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigReader, int, int]:
