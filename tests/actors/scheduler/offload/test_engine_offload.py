@@ -39,14 +39,14 @@ async def answers(engine: Engine, asked: list[list[int]], max_tokens: int) -> li
     return found
 
 
-async def crowd(tiny_engine: MakeEngine, mode: str, count: int) -> None:
+async def crowd(tiny_engine: MakeEngine, mode: str, count: int, **others: object) -> None:
     asked = prompts(count)
     async with tiny_engine(**ROOM) as engine:
         alone = [tuple((await engine.generate(prompt, max_tokens=24, **GREEDY)).token_ids) for prompt in asked]
         blocks = engine.snapshot().scheduler.blocks_total
     block_bytes = 4 * 2**20 // blocks
     small = ROOM | {"kv_cache_memory_bytes": 16 * block_bytes, "max_num_queued_reqs": 400}
-    async with tiny_engine(**small, kv_offloading_size="8MiB", preemption_mode=mode) as engine:
+    async with tiny_engine(**small, kv_offloading_size="8MiB", preemption_mode=mode, **others) as engine:
         assert engine.snapshot().scheduler.blocks_total == 16
         assert await answers(engine, asked, 24) == alone
         await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
@@ -61,6 +61,11 @@ async def crowd(tiny_engine: MakeEngine, mode: str, count: int) -> None:
 @pytest.mark.parametrize("mode", ["recompute", "offload"])
 async def test_a_crowd_on_sixteen_blocks(tiny_engine: MakeEngine, mode: str) -> None:
     await crowd(tiny_engine, mode, 24)
+
+
+async def test_a_crowd_with_drafts_on_sixteen_blocks(tiny_engine: MakeEngine) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    await crowd(tiny_engine, "offload", 16, speculative_config=drafts)
 
 
 @pytest.mark.slow
