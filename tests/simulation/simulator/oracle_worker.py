@@ -26,6 +26,8 @@ from troupellm.protocol.worker import (
 )
 
 Report = Callable[[str], None]
+PLAIN = -1
+"""Limit of a row that computes just its span."""
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -64,6 +66,8 @@ class OracleWorker:
         self.rows: dict[int, _Row] = {}
         self._described: list[RowLogprobs] = []
         """Of this step."""
+        self._drafts: dict[int, tuple[int, int]] = {}
+        """Of rows of this step that had any: how many drafts, and how many of them were right."""
         self._complete: list[int] = []
         """Rows whose guide is, with this step."""
         self.content: list[list[tuple[int, int] | None]] = [[None] * ready.block_size for _ in range(ready.num_blocks)]
@@ -102,8 +106,14 @@ class OracleWorker:
             self.content[copy.target] = content
         self._described.clear()
         self._complete.clear()
-        columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, strict=True)
-        sampled = [self._compute(*column) for column in columns]
+        self._drafts.clear()
+        limits = plan.draft_limits or (PLAIN,) * len(plan.rows)
+        columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, limits, strict=True)
+        sampled = [
+            self._compute(number, epoch, start, count) if limit == PLAIN else self._verify(number, epoch, start, limit)
+            for number, epoch, start, count, limit in columns
+        ]
+        drafts = [self._drafts.get(number, (0, 0)) for number in plan.rows] if self._drafts else []
         return Ticket(
             plan.step,
             StepResult(
@@ -113,6 +123,8 @@ class OracleWorker:
                 epochs=plan.epochs,
                 token_counts=tuple([len(tokens) for tokens in sampled]),
                 tokens=tuple([token for tokens in sampled for token in tokens]),
+                drafted=tuple([drafted for drafted, _ in drafts]),
+                accepted=tuple([accepted for _, accepted in drafts]),
                 logprobs=tuple(self._described),
                 finished=tuple(self._complete),
                 timings=StepTimings(forward=0.001),
@@ -163,6 +175,37 @@ class OracleWorker:
         if end + 1 == row.end:
             self._complete.append(number)
         return (token,)
+
+    def _verify(self, number: int, epoch: int, start: int, limit: int) -> Sequence[int]:
+        """Of an elastic row. How many drafts it has, and how many of them are right, follows from its tokens."""
+        row = self.rows.get(number)
+        if row is None or row.epoch != epoch:
+            self._report(f"row {number} is planned under an epoch that the worker does not know")
+            return ()
+        known = len(row.states) - 1
+        if start > row.num_computed or row.num_computed != known - 1:
+            self._report(f"row {number} goes on from {start} at least, has {row.num_computed} of {known}")
+            return ()
+        dice = abs(row.states[-1])
+        room = limit if row.end is None else max(0, min(limit, row.end - known - 1))
+        drafted = dice // 7 % (room + 1)
+        right = dice // 1009 % (drafted + 1)
+        if drafted:
+            self._drafts[number] = drafted, right
+        tokens: list[int] = []
+        before = len(self._described)
+        for _ in range(right + 1):
+            tokens += self._compute(number, epoch, row.num_computed, 1)
+        self._described[before:] = _joined(self._described[before:])
+        end = known + drafted
+        for table in row.tables if drafted > right else ():
+            if end > len(table) * self._ready.block_size:
+                self._report(f"row {number} has no blocks for {drafted} drafts behind {known} tokens")
+                return tokens
+            for position in range(row.num_computed, end):
+                index, place = divmod(position, self._ready.block_size)
+                self.content[table[index]][place] = None
+        return tokens
 
     def _read(self, number: int, row: _Row, group: int, table: list[int], start: int) -> None:
         """Attention over what the token at `start` sees of everything before it."""
@@ -216,13 +259,36 @@ def _describe(row: int, position: int, state: int, token: int, alternatives: int
     )
 
 
+def _joined(entries: list[RowLogprobs]) -> list[RowLogprobs]:
+    """What is said of consecutive tokens of a row, as one; none stays none."""
+    if len(entries) < 2:
+        return entries
+    first = entries[0]
+    return [
+        RowLogprobs(
+            row=first.row,
+            position=first.position,
+            width=first.width,
+            token_ids=b"".join(entry.token_ids for entry in entries),
+            logprobs=b"".join(entry.logprobs for entry in entries),
+            ranks=b"".join(entry.ranks for entry in entries),
+        )
+    ]
+
+
 def worker_ready(
-    width: int, num_blocks: int, block_size: int, max_model_len: int, windows: Sequence[int | None], step_tokens: int
+    width: int,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    windows: Sequence[int | None],
+    step_tokens: int,
+    most_drafts: int = 0,
 ) -> WorkerReady:
     """What a simulated worker says when it is loaded. num_blocks: per group; they are in one pool."""
     return WorkerReady(
         vocab_width=width, max_model_len=max_model_len, num_blocks=num_blocks * len(windows),
-        block_size=block_size, step_tokens=step_tokens,
+        block_size=block_size, step_tokens=step_tokens, most_drafts=most_drafts,
         groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in windows),
         dtype="float32", device="cpu", architecture="Oracle",
         num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,

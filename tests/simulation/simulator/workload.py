@@ -80,18 +80,21 @@ def draw_scenario(seed: int) -> Scenario:
         step_seconds=random.choice((0.001, 0.005, 0.03)),
         torch=torch,
     )
+    dice = Random(f"drafts of {seed}")  # of its own, so that the rest of a seed is what it was before there were any
+    drafts = 0 if torch else dice.choice((0, 0, 1, 3, 6))
     asks = [_draw_ask(random, number, context) for number in range(random.choice((1, 2, 3, 4, 6, 9)))]
     asks += [_draw_ask(random, len(asks) + extra, context, calm=True) for extra in range(2)]
     return Scenario(
-        seed=seed, config=_draw_config(random, block_size), pressure=pressure, asks=tuple(asks),
+        seed=seed, config=_draw_config(random, block_size, drafts), pressure=pressure, asks=tuple(asks),
         faults=draw_faults(random),
     )  # fmt: skip
 
 
-def _draw_config(random: Random, block_size: int) -> EngineConfig:
+def _draw_config(random: Random, block_size: int, drafts: int) -> EngineConfig:
     return EngineConfig.from_flat(
         {
             "block_size": block_size,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None,
             "enable_prefix_caching": random.random() < 0.7,
             "max_num_seqs": random.choice((1, 2, 3, 8)),
             "max_num_batched_tokens": random.choice((1, 2, 4, 8, 64)),

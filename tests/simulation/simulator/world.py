@@ -40,7 +40,7 @@ class World(Watch):
         self.clock = SimClock()
         self.records = [Record(ask) for ask in scenario.asks]
         self.calm = anyio.Event()
-        pressure = scenario.pressure
+        pressure, speculative = scenario.pressure, scenario.config.speculation.speculative_config
         self.ready = worker_ready(
             self.language.width,
             pressure.num_blocks,
@@ -48,6 +48,7 @@ class World(Watch):
             pressure.max_model_len,
             pressure.windows,
             scenario.config.scheduler.max_num_batched_tokens,
+            0 if speculative is None else speculative.most_drafts,
         )
         self.worker: Any = self._build_worker()
         self.seat: ProcessSeat | None = None
