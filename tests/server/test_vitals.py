@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.protocol.snapshot import EngineSnapshot, OffloadSnapshot, SchedulerSnapshot, TierSnapshot
 from troupellm.server import vitals
 from troupellm.server.http_side import LocalSide
 from troupellm.server.listener import bind
@@ -94,3 +94,15 @@ async def test_a_server_of_its_own_tells_of_its_connections() -> None:
         assert measured is not None
         assert 'troupellm_http_connections{process="server"} 0.0' in measured.text().decode()
         assert "troupellm_http_connections{" not in Vitals(0.0).text().decode()
+
+
+def test_the_line_says_what_tiers_gave(monkeypatch):
+    monkeypatch.setattr(vitals.time, "monotonic", lambda: 100.0)
+    tiers = TierSnapshot(name="host"), TierSnapshot(name="disk", disabled="full")
+    stats = StatsLine(snapshot(offload=OffloadSnapshot(queried_tokens=100, hit_tokens=90, tiers=tiers)))
+    told = stats.line(
+        snapshot(running=1, offload=OffloadSnapshot(queried_tokens=300, hit_tokens=140, tiers=tiers)), 110.0
+    )
+    assert told is not None
+    assert told[0].endswith(", External prefix cache hit rate: 25.0%, KV tiers left alone: disk")
+    assert told[1]["external_prefix_cache_hit_rate"] == 0.25

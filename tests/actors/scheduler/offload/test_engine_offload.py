@@ -10,6 +10,7 @@ import pytest
 from serving import eventually
 
 from troupellm.actors.engine import Engine
+from troupellm.protocol.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +115,9 @@ async def test_host_memory_lasts_through_a_light_sleep_and_not_a_deep_one(tiny_e
     assert 'troupellm_kv_tier_loads_total{engine="0",' in page
     assert "vllm:external_prefix_cache_hits_total{" in page
     assert 'transfer_type="CPU_to_GPU"' in page
+
+
+async def test_an_unknown_policy_is_refused_by_name(tiny_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="there is no fifo"):
+        async with tiny_engine(**ROOM, kv_offloading_size="8MiB", kv_offload_policy="fifo"):
+            pass
