@@ -178,7 +178,7 @@ async def test_C8_canaries_do_not_notice_a_sick_peer(
 async def test_C8_the_engine_that_prefills_loses_its_worker(checkpoint: Path, tmp_path: Path) -> None:
     """Two servers, as in the README: blocks are handed over, computed while nobody serves them, handed over again."""
     port = free_port()
-    shared = ("--kv-offloading-size", "8MiB", "--preemption-mode", "offload", "--kv-offload-timeout", "2")
+    shared = ("--kv-offloading-size", "8MiB", "--preemption-mode", "offload", "--kv-offload-timeout", "10")
     shared += ("--no-spare-worker", "--prefix-hash-secret-file", str(tmp_path / "secret"), "--kv-transfer-config")
     one = {"kv_connector": "tcp-peer", "kv_role": "kv_producer", "kv_connector_extra_config": {"listen": port}}
     two = {"kv_connector": "tcp-peer", "kv_role": "kv_consumer", "kv_connector_extra_config": {"peers": [f":{port}"]}}
@@ -199,7 +199,7 @@ async def test_C8_the_engine_that_prefills_loses_its_worker(checkpoint: Path, tm
             return int(answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         async def until_handed_over(salt: int) -> None:
-            with anyio.fail_after(60):
+            with anyio.fail_after(100):
                 while await handed_over(salt) < 16 * BLOCKS:
                     salt += 1
 
