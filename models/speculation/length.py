@@ -141,7 +141,9 @@ class DraftLength:
         else:
             self._plain_in_a_row = 0
             drafts = int(drafted.sum())
-            self._asking.learn(given[0].size, int(given[1].max()), proposing)
+            # The first time takes longest, and a step says what is too long to be believed.
+            most = self._costs.of(slots.size).level or proposing
+            self._asking.learn(given[0].size, int(given[1].max()), min(proposing, most))
             self._waiting.append(_Step(*given, slots, drafted, accepted))
         # What drafts cost would be lost in the cost of prompts.
         rows = slots.size
@@ -211,6 +213,8 @@ class DraftLength:
             probed[silent[self._turn % silent.size]] = 1
             price = (curve.expected(float(self._nodes[1])) - curve.level) * self._present
             price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
+            # What was dear once may have been an accident: it stays within what saving can reach.
+            price = min(price, _ALMOST * _MOST_SAVED * curve.level)
             self._price = max(price, _LEAST_PRICE * curve.level)
         elif self._since_plain > _STALE_STEPS:
             # Its drafts are lost, which is as much as saving can reach.
