@@ -23,6 +23,8 @@ _REVIEW_STEPS: Final = 8
 """Steps with drafts between two looks at all numbers; a look costs more than a step's bookkeeping."""
 _FIRST_REVIEWS: Final = 6
 """Made after every step: as long as nothing is known a guess is for all rows."""
+_LEARNING_REVIEWS: Final = 3
+"""With guesses in all of them: what a single one tells is too little to give up."""
 _SMALL_BATCH: Final = 4
 """With so few rows every one of their first steps is looked at: there a bad guess is the whole step."""
 _SETTLED: Final = 4.0
@@ -170,9 +172,13 @@ class DraftLength:
         probability: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
         paying = self._paying(probability, np.minimum.accumulate(present, axis=1), batch_size)
         self._depths[slots] = np.bincount(paying // probability.shape[1], minlength=slots.size)
+        learning = self._reviews <= _LEARNING_REVIEWS and slots.size <= _SMALL_BATCH
+        if learning:  # one bad guess says little, and costs a few steps at most
+            self._depths[slots] = np.maximum(self._depths[slots], 1)
         of_new, any_draft = self._rates.of_new()
         least = probability.reshape(-1)[paying[-1]] if paying.size else 2.0
-        self._new_depth, self._present = int((np.cumprod(of_new) >= least).sum()), float(any_draft[0])
+        deep = int((np.cumprod(of_new) >= least).sum())
+        self._new_depth, self._present = max(deep, 1) if learning else deep, float(any_draft[0])
 
     def _outcome(self, step: _Step) -> tuple[Ints, Ints, Ints, Ints]:
         """Of the rows that were asked for drafts: slots, depths asked for, depths with a draft, depths kept."""
