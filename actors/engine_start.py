@@ -199,8 +199,10 @@ async def start(
 
     Raises:
         ModelLoadError: the model cannot be served.
+        ConfigError: settings contradict each other, or do not fit the model or the machine.
         Exception: the root cause of an actor's failure to start.
     """
+    config.check()
     machinery = Machinery("troupellm", processes)
     stack.push_async_exit(_Shielded(lambda: _close(machinery, systems)))
     systems: list[System] = []

@@ -246,6 +246,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
 
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: settings of different sections contradict each other.
+        """
+        if self.offload.on and not self.cache.enable_prefix_caching:
+            raise ConfigError(
+                "kv_offloading_size needs enable_prefix_caching: blocks that leave the device are found by their prefix",
+                param="kv_offloading_size",
+            )
+
     @classmethod
     def from_flat(cls, settings: dict[str, Any]) -> "EngineConfig":
         """Sort flat settings into their sections, check and convert them.

@@ -51,6 +51,14 @@ def test_what_does_not_go_is_refused_by_name(name: str, value: object) -> None:
     assert raised.value.param == name
 
 
+def test_without_a_prefix_cache_nothing_would_be_found_again() -> None:
+    EngineConfig.from_flat({"kv_offloading_size": 1}).check()
+    EngineConfig.from_flat({"enable_prefix_caching": False}).check()
+    with pytest.raises(ConfigError, match="needs enable_prefix_caching") as raised:
+        EngineConfig.from_flat({"kv_offloading_size": 1, "enable_prefix_caching": False}).check()
+    assert raised.value.param == "kv_offloading_size"
+
+
 def test_flags_and_tables(tmp_path: Path) -> None:
     assert not parse().on
     assert parse("--kv-offloading-size", "4").host_bytes == 4 * GIB
