@@ -253,7 +253,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.offload.on and not self.cache.enable_prefix_caching:
             raise ConfigError(
-                "kv_offloading_size needs enable_prefix_caching: blocks that leave the device are found by their prefix",
+                "kv_offloading_size needs enable_prefix_caching: blocks that left the device are found by their prefix",
                 param="kv_offloading_size",
             )
 
