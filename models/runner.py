@@ -81,6 +81,11 @@ class ModelRunner:
         self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
         self._quick = False
 
+    @property
+    def num_drafts(self) -> int:
+        """Of the last step; the next one will have about as many."""
+        return 0 if self.speculator is None else self.speculator.num_drafts
+
     @torch.inference_mode()
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Compute one step and append the sampled tokens to their rows.

@@ -78,6 +78,8 @@ class Speculator:
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         self._trees = trees
+        self.num_drafts = 0
+        """That the last step verified."""
         self._proposing = 0.0
         """Seconds of the step under way that were the proposer's."""
         proposer.reset()
@@ -119,6 +121,7 @@ class Speculator:
         found = self._propose(plan, slots, lengths, wanted) if (wanted > 0).any() else {}
         for index, drafts in found.items():
             counts[index] += len(drafts)
+        self.num_drafts = sum(map(len, found.values()))
         kept = np.flatnonzero(counts > 0)
         place = {index: number for number, index in enumerate(kept.tolist())}
         return Trial(
