@@ -229,7 +229,8 @@ class ModelWorker:
             result = self._runner.collect(ticket.launched)
         else:
             self._begin_moves(ticket.plan)
-            with self._threads.step(sum(ticket.plan.counts) + self._runner.num_drafts):
+            drafts = self._runner.num_drafts if isinstance(self._runner, ModelRunner) else 0
+            with self._threads.step(sum(ticket.plan.counts) + drafts):
                 result = self._runner.run(ticket.plan, self._meanwhile)
         if self._moves is not None:
             result = self._moves.reported(result, idle=not ticket.plan.rows)
