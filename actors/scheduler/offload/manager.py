@@ -89,7 +89,7 @@ class Offload:
     @property
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
-        return self._traffic.busy or bool(self._residents.loading)
+        return self._traffic.busy or self._stores.waits or bool(self._residents.loading)
 
     def pump(self, now: float) -> None:
         """Before a plan: begin what waits for credits, and give up what takes too long."""

@@ -14,7 +14,7 @@ from troupellm.protocol.transfers import TransferDone
 from troupellm.protocol.worker import NULL_BLOCK
 
 _BACKLOG = 4096
-"""Blocks that wait to go to outer tiers, at most."""
+"""Blocks that wait to go to host memory, or to one outer tier, at most."""
 _USES_PER_PLACE = 4
 """Uses are counted for so many keys per place of host memory, those looked up last."""
 
@@ -33,6 +33,8 @@ class Stores:
         self._counts = counts
         self._threshold = threshold
         self._uses: OrderedDict[bytes, int] = OrderedDict()
+        self._later: deque[tuple[int, bytes]] = deque()
+        """(group, key without it) of blocks that nobody holds and found no credit."""
         self._spills: dict[int, deque[tuple[int, bytes]]] = {}
         """By tier, (group, key) of blocks that wait to go there."""
         self.outward: tuple[int, ...] = ()
@@ -52,7 +54,7 @@ class Stores:
         """Store the sequence's blocks that others can find, from where the last call ended, as credits allow.
 
         Args:
-            last: the sequence gives its blocks up, so what finds no credit is left out, not put off.
+            last: the sequence gives its blocks up: what finds no credit is stored later, if it is still there then.
             all_of_it: also what was of little use so far.
         """
         end = sequence.num_labelled
@@ -73,7 +75,7 @@ class Stores:
                     if not last:
                         sequence.num_offered = index
                         return
-                    self._counts.num_skipped += 1
+                    self._put_off(group, chained)
                 elif not self._store(group, block, key):
                     self._counts.num_skipped += 1
         sequence.num_offered = end
@@ -85,7 +87,13 @@ class Stores:
             self._host.refresh([in_group(key, group) for key in reversed(keys)] if group else reversed(keys))
 
     def pump(self) -> None:
-        """Send on what waits for credits of outer tiers, of which fetches keep a part."""
+        """Begin what waits for credits; of those of outer tiers fetches keep a part."""
+        while self._later and self._traffic.credits("store") > 0:
+            group, chained = self._later.popleft()
+            block = self._tables.pool.find(chained, group)
+            key = in_group(chained, group)
+            if key not in self._host and (block is None or not self._store(group, block, key)):
+                self._counts.num_skipped += 1
         for tier, waiting in self._spills.items():
             while waiting and self._traffic.credits("spill", tier) > OUTER // 4:
                 group, key = waiting.popleft()
@@ -95,6 +103,17 @@ class Stores:
                 else:
                     self._spill(tier, group, source)
 
+    def _put_off(self, group: int, chained: bytes) -> None:
+        if len(self._later) < _BACKLOG:
+            self._later.append((group, chained))
+        else:
+            self._counts.num_skipped += 1
+
+    @property
+    def waits(self) -> bool:
+        """For credits, to store what sequences have left behind."""
+        return bool(self._later)
+
     @property
     def num_waiting(self) -> int:
         """Blocks that wait to go to outer tiers."""
@@ -102,6 +121,7 @@ class Stores:
 
     def forget(self) -> None:
         self._spills.clear()
+        self._later.clear()
 
     def _spill(self, tier: int, group: int, source: TierBlock) -> None:
         def done(answer: TransferDone) -> None:

@@ -256,6 +256,16 @@ def test_transfers_under_way_are_bounded() -> None:
     harness.assert_idle()
 
 
+def test_a_long_prompt_with_a_short_answer_is_stored_whole() -> None:
+    settings = tiered_ready(2000, (), num_blocks=1500, block_size=1, max_model_len=1200)
+    harness = TierHarness(settings, OffloadConfig(kv_offloading_size=1.0), {})
+    ask(harness, 1, [number % 6 + 1 for number in range(1000)], 1)
+    harness.run()
+    assert harness.oracle.counts["store"] == 1000
+    assert harness.core.snapshot().offload.tiers[0].dropped == 0
+    harness.assert_idle()
+
+
 def test_a_sleep_that_keeps_host_memory_keeps_what_was_written() -> None:
     harness = harness_of()
     ask(harness, 1, PROMPT)
