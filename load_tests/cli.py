@@ -17,6 +17,7 @@ from troupellm.load_tests.prefill import flags as prefill
 from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.soak import flags as soak
+from troupellm.load_tests.speculation import flags as speculation
 from troupellm.load_tests.sse import flags as sse
 from troupellm.load_tests.step import flags as step
 from troupellm.load_tests.throughput import flags as throughput
@@ -48,6 +49,11 @@ _BENCHMARKS = {
     "offload": (offload.add_flags, "troupellm.load_tests.offload.command", "what KV offload gives, and what it costs"),
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
+    "speculation": (
+        speculation.add_flags,
+        "troupellm.load_tests.speculation.command",
+        "what drafts bring",
+    ),
     "sse": (sse.add_flags, "troupellm.load_tests.sse.command", "what sending events costs, beside a bare app"),
     "handover": (handover.add_flags, "troupellm.load_tests.handover.command", "prefill here, decode there"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
