@@ -155,7 +155,7 @@ class ModelRunner:
                 self.speculator.finish_plain(trial)
             elif trial.trees:
                 self._gather_paths(check)
-            self.speculator.learn(trial, {} if check is None else check.judged, tapped, begin)
+            self.speculator.learn(trial, {} if check is None else check.judged, tapped)
         vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         if check is not None:

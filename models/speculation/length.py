@@ -35,7 +35,7 @@ _PROBE_SHARE: Final = 0.005
 """Of the time, for probes."""
 _MOST_SAVED: Final = 1.0
 """Steps without drafts whose time can be saved up for probes."""
-_LEAST_PRICE: Final = 0.01
+_LEAST_PRICE: Final = 0.03
 """Of a probe, in steps without drafts."""
 _ALMOST: Final = 0.9
 _PLAIN_WANTED: Final = 2
@@ -114,6 +114,9 @@ class DraftLength:
             depths = np.zeros_like(depths)  # what drafts cost is more than this
         elif self._saved > self._price:
             depths = self._probed(depths)
+        if not depths.any():
+            self._given = None
+            return depths
         depths = np.minimum(depths, np.searchsorted(self._nodes, most, side="right") - 1)
         chosen: Ints = self._nodes[depths]
         self._given = (slots, depths) if chosen.any() else None
@@ -227,6 +230,9 @@ class DraftLength:
             probed, self._price = np.zeros_like(depths), _ALMOST * _MOST_SAVED * curve.level
         else:
             probed = np.minimum(depths + 1, self._nodes.size - 1)
+            if (probed == depths).all():  # there is nothing beyond
+                self._price = _ALMOST * curve.level
+                return depths
             before, after = (curve.expected(float(self._nodes[each].sum())) for each in (depths, probed))
             self._price = max(after - before, _LEAST_PRICE * curve.level)
         if self._saved < self._price:

@@ -5,7 +5,7 @@ row goes on is known here: it computes the tokens that it has and whose keys and
 """
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import thread_time
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +65,7 @@ class Speculator:
         synthetic: SyntheticAcceptance | None = None,
         guides: GuidedRows | None = None,
         trees: bool = True,
+        clock: Callable[[], float] = thread_time,
     ) -> None:
         """
         Args:
@@ -74,12 +75,15 @@ class Speculator:
             length: chooses how many of those; None is always all.
             synthetic: keeps drafts by lot: what comes out is not the model's.
             trees: the attention has masks for them.
+            clock: by which steps are compared; seconds. The usual one stands still while others have the processor,
+                so that a busy machine does not look like drafts that cost much.
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         self._trees = trees
         self.num_drafts = 0
         """That the last step verified."""
+        self._clock, self._began = clock, 0.0
         self._proposing = 0.0
         """Seconds of the step under way that were the proposer's."""
         proposer.reset()
@@ -108,7 +112,7 @@ class Speculator:
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
-        self._proposing = 0.0
+        self._began, self._proposing = self._clock(), 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
         elastic, lengths = limits >= 0, self._rows.lengths[slots]
         starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
@@ -169,18 +173,15 @@ class Speculator:
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
-    def learn(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], begin: float) -> None:
+    def learn(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
         """Show the proposer what was computed and kept, and remember what it cost.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
             tapped: the states of the step's tokens, piece by piece; empty if none are shown.
-            begin: when the step began, by `perf_counter`.
         """
         if self.proposer.taps.wanted:
-            before = perf_counter()
             self._observe(trial, judged, tapped)
-            self._proposing += perf_counter() - before
         if self._length is not None:
             elastic, spans = np.flatnonzero(trial.elastic), trial.spans
             accepted = np.zeros(spans.slots.size, dtype=np.int64)
@@ -188,7 +189,7 @@ class Speculator:
                 accepted[row] = kept.accepted
             self._length.learn(
                 spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                perf_counter() - begin, self._proposing,
+                self._clock() - self._began, self._proposing,
             )  # fmt: skip
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
@@ -230,7 +231,7 @@ class Speculator:
         asked = np.flatnonzero(limits > 0)
         if not asked.size:
             return {}
-        begin = perf_counter()
+        begin = self._clock()
         rows = [plan.rows[index] for index in asked.tolist()]
         drafts = self.proposer.propose(
             ProposalBatch(
@@ -254,7 +255,7 @@ class Speculator:
             if len(drafted):
                 found[index] = drafted
         self._place(found, slots, lengths)
-        self._proposing = perf_counter() - begin
+        self._proposing = self._clock() - begin
         return found
 
     def _draws(self, rows: Sequence[int]) -> RowDraws:
