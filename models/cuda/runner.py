@@ -246,7 +246,7 @@ class CudaRunner(ModelRunner):
         computed = perf_counter()
         masks = None if self.guides is None or filled is None else self._masks(self.guides, filled)
         check.sample(logits, masks)
-        speculator.learn(trial, check.judged, tapped, begin)
+        speculator.learn(trial, check.judged, tapped, perf_counter() - begin)
         vectors, unsound = self._finish_pooled(plan, spans, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = check.result(about_prompts, vectors, unsound, timings)

@@ -21,6 +21,8 @@ _OUTLIER: Final = 2.0
 """No step is believed to take more than so many times what was expected, or less than so small a part."""
 _SLOW: Final = 1.25
 """A single step that took so many times what was expected is not believed."""
+_TRUST_IN_SLOW: Final = 0.4
+"""Of one that took longer than expected, compared with one that took less."""
 _SURE: Final = 3
 """Observations after which a knot's ratio tells of the machine's speed now."""
 _SLOWEST: Final = 0.15
@@ -92,18 +94,20 @@ class CostCurve:
             self._was_slow = True  # perhaps it is over
             return
         self._was_slow = error > _SLOW
+        # What disturbs a machine makes steps longer, so the shorter ones tell more.
+        trust = 1.0 if error < 1 or known.seen < _SURE else _TRUST_IN_SLOW
         if not drafts:
-            self.level *= error ** _share(known.seen)
+            self.level *= error ** (trust * _share(known.seen))
         else:
             if known.seen >= _SURE:
-                self.level *= error**_SLOWEST
+                self.level *= error ** (trust * _SLOWEST)
             # From what stands there now, which between two knots is no measurement of this one.
-            known.value = max(1.0, expected / self.level * error ** _share(known.seen))
+            known.value = max(1.0, expected / self.level * error ** (trust * _share(known.seen)))
         known.seen += 1
         self._know(knot)
 
     def _know(self, latest: int) -> None:
-        """More drafts cost no less. What disturbs a machine makes steps longer, so the smaller figure is the better."""
+        """More drafts cost no less; of two figures the smaller is the better."""
         for knot, known in self._measured.items():
             if knot < latest:
                 known.value = min(known.value, self._measured[latest].value)

@@ -173,12 +173,15 @@ class Speculator:
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
-    def learn(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
+    def learn(
+        self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], seconds: float | None = None
+    ) -> None:
         """Show the proposer what was computed and kept, and remember what it cost.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
             tapped: the states of the step's tokens, piece by piece; empty if none are shown.
+            seconds: that the step took where its thread does not compute it; None goes by the clock.
         """
         if self.proposer.taps.wanted:
             self._observe(trial, judged, tapped)
@@ -189,7 +192,7 @@ class Speculator:
                 accepted[row] = kept.accepted
             self._length.learn(
                 spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                self._clock() - self._began, self._proposing,
+                self._clock() - self._began if seconds is None else seconds, self._proposing,
             )  # fmt: skip
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:

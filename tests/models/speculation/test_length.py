@@ -178,7 +178,7 @@ def test_a_curve_follows_the_machine_and_keeps_its_shape() -> None:
 
 def test_steps_of_more_rows_have_their_own_curve_and_begin_with_the_nearest() -> None:
     costs = StepCosts()
-    for drafts in (0, *(4,) * 12):
+    for drafts in (0, *(4,) * 30):
         costs.of(8).learn(drafts, 2.0 + 0.5 * drafts)
     assert costs.of(9) is costs.of(8)
     fresh = costs.of(32)
