@@ -22,6 +22,18 @@ class Client:
         self._world = world
         self.record = record
         self.ask = record.ask
+        self._stream: Stream | None = None
+        self._leaving = anyio.CancelScope()
+
+    @property
+    def request(self) -> int | None:
+        """While it is open."""
+        outbox = None if self._stream is None else self._stream._outbox
+        return None if outbox is None else outbox.request
+
+    def leave(self) -> None:
+        """Go away in the midst of it."""
+        self._leaving.cancel()
 
     async def run(self) -> None:
         """Ask, once."""
@@ -36,9 +48,10 @@ class Client:
             params=ask.params,
         )
         try:
-            with anyio.move_on_after(patience) as scope:
+            self._stream = stream
+            with anyio.move_on_after(patience) as scope, self._leaving:
                 await self._read(stream)
-            record.left = scope.cancelled_caught
+            record.left = scope.cancelled_caught or self._leaving.cancelled_caught
         except TroupeError as error:
             record.error = error
         except anyio.get_cancelled_exc_class():

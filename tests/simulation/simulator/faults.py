@@ -37,17 +37,29 @@ PLAIN_ALPHABET: Final[tuple[tuple[str, str], ...]] = (
 )
 GUIDE_FAULTS: Final = (*CRASHES, "delay", "lost_wakeup")
 """Of the actor that has guides compiled."""
+HOST: Final = "host"
+FAILING_TIER: Final = "peer"
+"""A connector that ends requests whose blocks do not come; with other tiers they are computed."""
+TIERS: Final = (HOST, "disk", FAILING_TIER)
+"""Behind the cache."""
+HOST_FAULTS: Final = ("store_error", "load_error", "busy", "slow", "late", "killed", "reset", "sleep")
+OUTER_FAULTS: Final = (*HOST_FAULTS, "corrupt", "short", "missing", "full", "lies")
+"""late: a transfer ends well long after whoever wanted it has left. killed, reset, sleep: the worker, the prefix cache,
+the engine, while transfers of the tier are under way. lies: a look-up promises what is not there."""
+TIER_ALPHABET: Final = tuple((tier, kind) for tier in TIERS for kind in (HOST_FAULTS if tier == HOST else OUTER_FAULTS))
 ALPHABET: Final = (
     *PLAIN_ALPHABET,
     *(("process", kind) for kind in PROCESS_FAULTS),
     *(("guide", kind) for kind in GUIDE_FAULTS),
     ("engine", "pause"),
+    *TIER_ALPHABET,
 )
 """(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
 
 _FATAL: Final = tuple((actor, kind) for actor in ("scheduler", "worker") for kind in CRASHES)
 _HANG: Final = ("worker", "hang")
-_FROM_OUTSIDE: Final = (("worker", "killed"), ("process", "stop"))
+_TIER_KILLS: Final = tuple((tier, "killed") for tier in TIERS)
+_FROM_OUTSIDE: Final = (("worker", "killed"), ("process", "stop"), *_TIER_KILLS)
 
 
 class Injected(Exception):
@@ -128,6 +140,7 @@ class Injector:
         """How often the worker was lost."""
         plain = sum(self.hits["worker", kind] for kind in LOSSES)
         own = sum(self.hits["process", kind] for kind in PROCESS_LOSSES)
+        own += sum(self.hits[pair] for pair in _TIER_KILLS)
         return plain + own + (self.hits[_HANG] if self._process else 0)
 
     @property

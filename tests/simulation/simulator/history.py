@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.faults import CRASHES, Injector
+from simulator.faults import CRASHES, FAILING_TIER, TIERS, Injector
 from simulator.model import Answer, Language, right_answer, right_selection
 from simulator.workload import Ask, Pressure, Scenario
 from troupellm.actors.intensity import Intensity
@@ -138,6 +138,10 @@ class Record:
                 right = ask.deadline is not None or (unlucky and happened(("worker", "allocation")))
             case "engine_restarting":
                 right = happened(*_RESTARTING) or fatal
+            case "asleep":
+                right = not ask.wait and happened(*((tier, "sleep") for tier in TIERS))
+            case "kv_load_failed":
+                right = FAILING_TIER in scenario.pressure.outer
             case "engine_failed":
                 right = fatal
             case "draining":
@@ -190,3 +194,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     """Requests that got their whole answer."""
     preemptions: int
+    accepted: int
+    """Drafts."""
+    loads: int
+    """Blocks that began to come back from host memory."""

@@ -12,7 +12,10 @@ from troupellm.actors.admission import Admission
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.sequence import Request
+from troupellm.actors.scheduler.offload.fetches import Ask
+from troupellm.actors.scheduler.offload.loads import Loading
+from troupellm.actors.scheduler.offload.traffic import LOOKUPS
+from troupellm.actors.scheduler.sequence import Request, State
 from troupellm.protocol.scheduler import SubmitRequest
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.worker import StepPlan
@@ -25,11 +28,31 @@ def check_core(core: SchedulerCore) -> list[str]:
     except AssertionError as error:
         return [f"invariant: {error}"]
     snapshot = core.snapshot()
-    wrong = []
+    wrong = _check_tiers(core)
     if snapshot.blocks_free + snapshot.blocks_used + snapshot.blocks_cached != snapshot.blocks_total:
         wrong.append(f"1: free, used and cached blocks are not all: {snapshot}")
     if min(snapshot.waiting, snapshot.running, snapshot.paused, snapshot.blocks_used, snapshot.blocks_free) < 0:
         wrong.append(f"2: a count is negative: {snapshot}")
+    return wrong
+
+
+def _check_tiers(core: SchedulerCore) -> list[str]:
+    """1, as far as places of host memory and credits go; `assert_invariants` counts them one by one."""
+    offload, wrong = core._offload, []
+    if offload is None:
+        return []
+    host, traffic = offload._host, offload._traffic
+    if not 0 <= host.num_used <= host.num_places:
+        wrong.append(f"1: {host.num_used} of {host.num_places} places of host memory are used")
+    tiers = range(1 + len(core._ready.tiers))
+    left = [traffic.credits(kind, tier) for tier in tiers for kind in (("fetch",) if tier else ("store", "load"))]
+    if min(left) < 0:
+        wrong.append(f"4: credits are {left}")
+    if traffic.num_lookups > LOOKUPS or len(offload._fetches) > LOOKUPS:
+        wrong.append(f"4: {traffic.num_lookups} look-ups, {len(offload._fetches)} sequences ask")
+    for row, sequence in core._residents.loading.items():
+        if sequence.ended or sequence.state is not State.LOADING:
+            wrong.append(f"2: row {row} is among those that load, and {sequence.state.value}")
     return wrong
 
 
@@ -78,12 +101,14 @@ class Turns:
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
+        for sequence in core._residents.loading.values():  # its turn has come: it waits for what it is served with
+            self._waiting.pop(sequence.request.number, None)
         for new in plan.new_rows:
             turn = self._waiting.pop(owners[new.row], None)
             overtaken = None if turn is None else self._overtaken(turn, core)
             if overtaken is not None:
                 return f"6: request {owners[new.row]} was scheduled before request {overtaken}, which came first"
-        return self._starved(core)
+        return self._starved(plan, core)
 
     def _waits(self, number: int, core: SchedulerCore) -> bool:
         request = core._ledger.requests.get(number)
@@ -109,12 +134,12 @@ class Turns:
     def _rank(self, turn: "_Turn") -> tuple[int, int]:
         return self._priorities.get(turn.message.tenant, 0), turn.message.priority
 
-    def _starved(self, core: SchedulerCore) -> str | None:
+    def _starved(self, plan: StepPlan, core: SchedulerCore) -> str | None:
         """The first to come of all who wait: everybody before it has only so much to compute."""
         waiting = [number for number in self._waiting if self._waits(number, core)]
         if self._policy == "priority":
             waiting.sort(key=lambda number: self._rank(self._waiting[number]))  # stable
-        if not waiting:
+        if not waiting or not plan.rows:  # such a plan asks after transfers
             return None
         turn = self._waiting[waiting[0]]
         turn.steps += 1
@@ -148,7 +173,32 @@ def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
         for name in ("waiting", "running", "paused", "waiting_tokens", "plans_in_flight", "blocks_used")
         if getattr(snapshot, name)
     }
+    if snapshot.offload is not None:
+        shown = snapshot.offload
+        left |= {
+            name: getattr(shown, name)
+            for name in ("loading", "transfers", "lookups", "waiting_spills")
+            if getattr(shown, name)
+        }
     return [f"9: after the drain the scheduler still has {left}"] if left else []
+
+
+def waiting_for(core: SchedulerCore | None, transfer: int) -> list[int]:
+    """Requests of which a sequence is LOADING and waits for a transfer."""
+    if core is None or core._offload is None:
+        return []
+    fetching = core._offload._fetches._fetching
+    found = []
+    for sequence in core._residents.loading.values():
+        loading = sequence.loading
+        if isinstance(loading, Loading):
+            waits = transfer in loading.pending
+        else:
+            assert isinstance(loading, Ask)
+            waits = any(fetching[key].transfer == transfer for key in loading.pending)
+        if waits:
+            found.append(sequence.request.number)
+    return found
 
 
 def check_admission(admission: Admission) -> list[str]:

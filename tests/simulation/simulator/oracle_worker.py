@@ -3,18 +3,24 @@
 It remembers what every slot of the KV cache holds: the hash of all tokens up to that position. A row that is computed
 must find its own past in its blocks, may write only where nobody else's table points, and samples `token_after` what it
 holds. What is wrong with a plan is reported to the simulation, not raised: the engine would take it for a worker fault.
+
+Blocks that come back from a tier hold what was put there, whatever key or block the scheduler takes them for. Of an
+elastic row any number of drafts is accepted; the others leave rubbish where they lay, as they do in a real cache.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
 
 import msgspec
+from toy_tiers import Content
 
-from simulator.model import ToyGuide, draw_key, extend, ranking, token_after
+from simulator.model import ToyGuide, draw_key, extend, token_after
+from simulator.oracle_ready import describe
+from simulator.tiers import SimTiers
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import (
     NULL_BLOCK,
-    CacheGroup,
     NewRow,
     ProgressSink,
     RowFork,
@@ -26,8 +32,8 @@ from troupellm.protocol.worker import (
 )
 
 Report = Callable[[str], None]
-PLAIN = -1
-"""Limit of a row that computes just its span."""
+_RUBBISH = -1
+"""In place of a cache group."""
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -59,15 +65,23 @@ class _Row:
 class OracleWorker:
     """`num_computed` counts positions, over the life of the worker."""
 
-    def __init__(self, ready: WorkerReady, report: Report) -> None:
+    def __init__(self, ready: WorkerReady, report: Report, random: Random, hit_rate: float) -> None:
+        """hit_rate: how likely a draft is accepted."""
         self._ready = ready
         self._report = report
+        self._random = random
+        self._hit_rate = hit_rate
+        self.tiers: SimTiers | None = None
+        self.num_accepted = self.num_rubbish = 0
+        """Drafts."""
         self.num_computed = 0
         self.rows: dict[int, _Row] = {}
         self._described: list[RowLogprobs] = []
         """Of this step."""
         self._drafts: dict[int, tuple[int, int]] = {}
-        """Of rows of this step that had any: how many drafts, and how many of them were right."""
+        """Of this step, by row: how many were verified, and how many of them accepted."""
+        self._loading: set[int] = set()
+        """Blocks that are being loaded."""
         self._complete: list[int] = []
         """Rows whose guide is, with this step."""
         self.content: list[list[tuple[int, int] | None]] = [[None] * ready.block_size for _ in range(ready.num_blocks)]
@@ -77,6 +91,17 @@ class OracleWorker:
         return self._ready
 
     def reset(self) -> None:
+        self._empty()
+        if self.tiers is not None:
+            self.tiers.forget()
+
+    def fall_asleep(self, *, keeps_host: bool) -> None:
+        """The cache's memory is given back, and that of the host tier as well or not."""
+        self._empty()
+        if self.tiers is not None:
+            self.tiers.fall_asleep(keeps_host=keeps_host)
+
+    def _empty(self) -> None:
         self.rows.clear()
         for block in self.content:
             block[:] = [None] * len(block)
@@ -90,6 +115,9 @@ class OracleWorker:
     def launch(self, plan: StepPlan) -> Ticket:
         if len(set(plan.rows)) != len(plan.rows):
             self._report(f"step {plan.step} names a row twice")
+        if self.tiers is not None:
+            self.tiers.disturb()
+            self._checked(lambda: self._begin_transfers(plan))
         for row in plan.retired:
             if self.rows.pop(row, None) is None:
                 self._report(f"step {plan.step} retires row {row}, which the worker does not know")
@@ -106,16 +134,15 @@ class OracleWorker:
             self.content[copy.target] = content
         self._described.clear()
         self._complete.clear()
+        limits = plan.draft_limits or (-1,) * len(plan.rows)
+        if sum(plan.counts) + sum(max(0, limit) for limit in limits) > self._ready.step_tokens:
+            self._report(f"step {plan.step} may exceed the tokens of a step: {plan.counts}, limits {limits}")
         self._drafts.clear()
-        limits = plan.draft_limits or (PLAIN,) * len(plan.rows)
         columns = zip(plan.rows, plan.epochs, plan.starts, plan.counts, limits, strict=True)
-        sampled = [
-            self._compute(number, epoch, start, count) if limit == PLAIN else self._verify(number, epoch, start, limit)
-            for number, epoch, start, count, limit in columns
-        ]
-        drafts = [self._drafts.get(number, (0, 0)) for number in plan.rows] if self._drafts else []
-        return Ticket(
-            plan.step,
+        sampled = [self._compute(*column) for column in columns]
+        drafts = [self._drafts.get(row, (0, 0)) for row in plan.rows] if any(map(any, self._drafts.values())) else []
+        return self._ticket(
+            plan,
             StepResult(
                 step=plan.step,
                 engine_epoch=plan.engine_epoch,
@@ -130,6 +157,34 @@ class OracleWorker:
                 timings=StepTimings(forward=0.001),
             ),
         )
+
+    def _ticket(self, plan: StepPlan, result: StepResult) -> Ticket:
+        """With what has become of transfers."""
+        if self.tiers is None:
+            return Ticket(plan.step, result)
+        answers = self._checked(self.tiers.answer_all) or ((), (), ())
+        result = msgspec.structs.replace(result, transfers=answers[0], found=answers[1], tiers=answers[2])
+        return Ticket(plan.step, result)
+
+    def _begin_transfers(self, plan: StepPlan) -> None:
+        assert self.tiers is not None
+        self.tiers.begin(plan)
+        self._loading = self.tiers.loading()
+
+    def _checked(self, call: Callable[[], Any]) -> Any:
+        """What the tiers refuse is reported."""
+        try:
+            return call()
+        except AssertionError as error:
+            self._report(f"tiers: {error}")
+            return None
+
+    def read_block(self, block: int) -> Content:
+        return tuple(self.content[block])
+
+    def write_block(self, block: int, content: Content | None) -> None:
+        held: list[Any] = [(_RUBBISH, 0)] * self._ready.block_size if content is None else list(content)
+        self.content[block] = held
 
     def held(self, block: int) -> tuple[tuple[int, int] | None, ...]:
         """What a block holds."""
@@ -152,59 +207,70 @@ class OracleWorker:
             row.tables = [list(table) for table in tables]
             row.num_computed = fork.num_tokens
 
-    def _compute(self, number: int, epoch: int, start: int, count: int) -> Sequence[int]:
+    def _compute(self, number: int, epoch: int, start: int, count: int, limit: int) -> Sequence[int]:
         row = self.rows.get(number)
         if row is None or row.epoch != epoch:
             self._report(f"row {number} is planned under an epoch that the worker does not know")
             return ()
+        if limit >= 0:
+            return self._verify(number, row, start, limit)
         end = start + count
         if start != row.num_computed or not 0 < count <= len(row.states) - 1 - start:
             self._report(f"row {number} computes {start} to {end}, has {row.num_computed} of {len(row.states) - 1}")
             return ()
+        self._forward(number, row, end, end)
+        return self._draw(number, row, 1) if end == len(row.states) - 1 else ()
+
+    def _verify(self, number: int, row: _Row, start: int, limit: int) -> Sequence[int]:
+        """An elastic row: the worker knows where it is, and has drafts of its own."""
+        first, known = row.num_computed, len(row.states) - 1
+        if start > first:
+            self._report(f"row {number} computes from {start} on at least, has {first}")
+            return ()
+        room = limit + 1 - (known - first)
+        if room < 0:
+            self._forward(number, row, first + limit + 1, first + limit + 1)
+            return ()
+        if row.end is not None:  # what a guide forbids is not drafted
+            room = max(0, min(room, row.end - known - 1))
+        drafted, hits = self._random.randint(0, room), 0
+        while hits < drafted and self._random.random() < self._hit_rate:
+            hits += 1
+        self._extend(row, hits)
+        self._forward(number, row, known + hits, known + drafted)
+        self._drafts[number] = (drafted, hits)
+        self.num_accepted += hits
+        del row.states[known + 1 :]  # they are drawn like all others
+        return self._draw(number, row, hits + 1)
+
+    def _forward(self, number: int, row: _Row, end: int, drafted: int) -> None:
+        """Compute what the row holds, up to a position; behind that refused drafts, up to another one."""
+        start = row.num_computed
         for group, table in enumerate(row.tables):
             self._read(number, row, group, table, start)
-            self._write(number, row, group, table, start, end)
+            self._write(number, row, group, table, start, end, drafted)
         row.num_computed = end
-        self.num_computed += count
-        if end < len(row.states) - 1:
-            return ()
-        token = row.follow(row.states[-1], row.key)
-        if row.logprobs >= 0:
-            self._described.append(_describe(number, end, row.states[-1], token, row.logprobs))
-        row.states.append(extend(row.states[-1], token))
-        if end + 1 == row.end:
-            self._complete.append(number)
-        return (token,)
+        self.num_computed += end - start
 
-    def _verify(self, number: int, epoch: int, start: int, limit: int) -> Sequence[int]:
-        """Of an elastic row. How many drafts it has, and how many of them are right, follows from its tokens."""
-        row = self.rows.get(number)
-        if row is None or row.epoch != epoch:
-            self._report(f"row {number} is planned under an epoch that the worker does not know")
-            return ()
-        known = len(row.states) - 1
-        if start > row.num_computed or row.num_computed != known - 1:
-            self._report(f"row {number} goes on from {start} at least, has {row.num_computed} of {known}")
-            return ()
-        dice = abs(row.states[-1])
-        room = limit if row.end is None else max(0, min(limit, row.end - known - 1))
-        drafted = dice // 7 % (room + 1)
-        right = dice // 1009 % (drafted + 1)
-        if drafted:
-            self._drafts[number] = drafted, right
-        tokens: list[int] = []
-        before = len(self._described)
-        for _ in range(right + 1):
-            tokens += self._compute(number, epoch, row.num_computed, 1)
-        self._described[before:] = _joined(self._described[before:])
-        end = known + drafted
-        for table in row.tables if drafted > right else ():
-            if end > len(table) * self._ready.block_size:
-                self._report(f"row {number} has no blocks for {drafted} drafts behind {known} tokens")
-                return tokens
-            for position in range(row.num_computed, end):
-                index, place = divmod(position, self._ready.block_size)
-                self.content[table[index]][place] = None
+    def _draw(self, number: int, row: _Row, count: int) -> Sequence[int]:
+        """The next tokens of a row; where drafts are verified, a guide sometimes forces those that follow."""
+        before = len(row.states) - 1
+        if row.end is not None and self._ready.most_drafts and self._random.random() < 0.4:
+            count = max(count, min(count + self._random.randint(1, 4), row.end - before))
+        tokens = self._extend(row, count)
+        if row.logprobs >= 0:
+            drawn = list(zip(row.states[before:], tokens, strict=False))
+            self._described.append(describe(number, before, drawn, row.logprobs))
+        if len(row.states) - 1 == row.end:
+            self._complete.append(number)
+        return tokens
+
+    @staticmethod
+    def _extend(row: _Row, count: int) -> list[int]:
+        tokens = []
+        for _ in range(count):
+            tokens.append(row.follow(row.states[-1], row.key))
+            row.states.append(extend(row.states[-1], tokens[-1]))
         return tokens
 
     def _read(self, number: int, row: _Row, group: int, table: list[int], start: int) -> None:
@@ -215,20 +281,28 @@ class OracleWorker:
             begin, end = max(first, index * size), min(start, index * size + size)
             right = [(group, state) for state in row.states[begin + 1 : end + 1]]
             block = table[index]
+            if block in self._loading:
+                self._report(f"row {number} reads block {block} (group {group}), which is being loaded")
             if block == NULL_BLOCK or self.content[block][begin - index * size : end - index * size] != right:
                 self._report(f"row {number} reads block {block} (group {group}), which holds something else")
 
-    def _write(self, number: int, row: _Row, group: int, table: list[int], start: int, end: int) -> None:
+    def _write(self, number: int, row: _Row, group: int, table: list[int], start: int, end: int, drafted: int) -> None:
+        """Positions up to `end` are the row's, those from there to `drafted` were refused."""
         size = self._ready.block_size
-        if end > len(table) * size:
-            self._report(f"row {number} has blocks for {len(table) * size} positions and computes up to {end}")
+        if drafted > len(table) * size:
+            self._report(f"row {number} has blocks for {len(table) * size} positions and computes up to {drafted}")
             return
-        for block in table[start // size : (end - 1) // size + 1]:
+        for block in table[start // size : (drafted - 1) // size + 1]:
+            if block in self._loading:
+                self._report(f"row {number} writes block {block} (group {group}), which is being loaded")
             for other, neighbour in self.rows.items():
                 if other != number and self._sees(neighbour, block):
                     self._report(f"rows {number} and {other} share block {block}, and {number} writes it")
         for position in range(start, end):
             self.content[table[position // size]][position % size] = (group, row.states[position + 1])
+        for position in range(end, drafted):
+            self.num_rubbish += 1
+            self.content[table[position // size]][position % size] = (_RUBBISH, self.num_rubbish)
 
     def _first_seen(self, group: int, start: int) -> int:
         """The first position that the token at `start` sees."""
@@ -242,54 +316,3 @@ class OracleWorker:
             block in table[self._first_seen(group, row.num_computed) // size :]
             for group, table in enumerate(row.tables)
         )
-
-
-def _describe(row: int, position: int, state: int, token: int, alternatives: int) -> RowLogprobs:
-    """The token behind a state, and the likeliest ones."""
-    ranked = ranking(state)
-    rank = next(place for place, (_, other) in enumerate(ranked) if other == token)
-    columns = [ranked[rank], *ranked[:alternatives]]
-    return RowLogprobs(
-        row=row,
-        position=position,
-        width=len(columns),
-        token_ids=array("i", [other for _, other in columns]).tobytes(),
-        logprobs=array("f", [logprob for logprob, _ in columns]).tobytes(),
-        ranks=array("i", [rank + 1]).tobytes(),
-    )
-
-
-def _joined(entries: list[RowLogprobs]) -> list[RowLogprobs]:
-    """What is said of consecutive tokens of a row, as one; none stays none."""
-    if len(entries) < 2:
-        return entries
-    first = entries[0]
-    return [
-        RowLogprobs(
-            row=first.row,
-            position=first.position,
-            width=first.width,
-            token_ids=b"".join(entry.token_ids for entry in entries),
-            logprobs=b"".join(entry.logprobs for entry in entries),
-            ranks=b"".join(entry.ranks for entry in entries),
-        )
-    ]
-
-
-def worker_ready(
-    width: int,
-    num_blocks: int,
-    block_size: int,
-    max_model_len: int,
-    windows: Sequence[int | None],
-    step_tokens: int,
-    most_drafts: int = 0,
-) -> WorkerReady:
-    """What a simulated worker says when it is loaded. num_blocks: per group; they are in one pool."""
-    return WorkerReady(
-        vocab_width=width, max_model_len=max_model_len, num_blocks=num_blocks * len(windows),
-        block_size=block_size, step_tokens=step_tokens, most_drafts=most_drafts,
-        groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in windows),
-        dtype="float32", device="cpu", architecture="Oracle",
-        num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
-    )  # fmt: skip

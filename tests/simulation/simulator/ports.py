@@ -12,6 +12,15 @@ from simulator.workload import STEP_TIMEOUT
 from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.rest import (
+    EMPTY,
+    WITHOUT_CACHE,
+    SleepWorker,
+    StopProfile,
+    WakeWorker,
+    WorkerCommand,
+    WorkerReport,
+)
 from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
 
 _POOL_SECONDS = 0.01
@@ -154,6 +163,8 @@ class FaultyWorker:
         self._injector = injector
         self._blame_row = blame_row
         self._last: StepResult | None = None
+        self.missing: set[str] = set()
+        """Memory that it has given back for a sleep."""
         self._poison: frozenset[int] = frozenset()
         """Rows that kill the worker whenever it computes one of them."""
 
@@ -167,7 +178,22 @@ class FaultyWorker:
     def close(self) -> None:
         self._worker.close()
 
+    def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
+        """Its memory is gone after a sleep, and it takes no plan in it."""
+        worker: Any = self._worker
+        if isinstance(command, SleepWorker):
+            self._last = None
+            worker.fall_asleep(keeps_host=command.level <= WITHOUT_CACHE)
+            self.missing |= {"kv_cache"} | ({"weights"} if command.level >= EMPTY else set())
+        elif isinstance(command, WakeWorker):
+            self.missing -= ({"weights"} if command.weights else set()) | ({"kv_cache"} if command.kv_cache else set())
+        elif isinstance(command, StopProfile) and self.missing:
+            raise RuntimeError("a sleeping worker was told to do something else")
+        return WorkerReport(ready=None if self.missing else worker._ready)
+
     def launch(self, plan: StepPlan) -> Ticket:
+        if self.missing:
+            raise RuntimeError("a plan came to a sleeping worker")
         if self._injector.strike("worker", "death"):
             raise InjectedDeath("the worker died")
         if self._injector.strike("worker", "allocation"):
@@ -197,6 +223,10 @@ class FaultyWorker:
         self._blame_row(row)
         spans = _spans(result)
         spans[guilty] = ()
+        if result.drafted:
+            result = _changed(
+                result, drafted=_without(result.drafted, guilty), accepted=_without(result.accepted, guilty)
+            )
         return _replaced(result, spans, errors=(RowError(row, "the logits are not finite"),))
 
     def _garbled(self, result: StepResult) -> StepResult:
@@ -211,6 +241,7 @@ class FaultyWorker:
             return _changed(
                 result, rows=result.rows[1:], epochs=result.epochs[1:], token_counts=result.token_counts[1:],
                 tokens=result.tokens[result.token_counts[0] :],
+                drafted=result.drafted[1:], accepted=result.accepted[1:],
             )  # fmt: skip
         if self._last is not None and strike("worker", "duplicate"):
             return self._last
@@ -224,6 +255,11 @@ def _spans(result: StepResult) -> list[tuple[int, ...]]:
         spans.append(result.tokens[position : position + count])
         position += count
     return spans
+
+
+def _without(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
+    """One of them is zero."""
+    return (*counts[:index], 0, *counts[index + 1 :])
 
 
 def _replaced(result: StepResult, spans: list[tuple[int, ...]], **fields: Any) -> StepResult:

@@ -244,6 +244,7 @@ class Watch:
             self.fail(wrong)
         stream = self.scenario.config.stream
         slack = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
+        slack *= 1 + self.scenario.pressure.drafts
         if stream.flush_interval:  # what the output actor keeps until it wakes a reader comes all at once
             slack += int(3 * stream.flush_interval / self.scenario.pressure.step_seconds)
         for outbox in self.system.requests:

@@ -55,6 +55,16 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """The worker sits in a process of its own."""
     spare: bool = False
     """Another process waits beside it."""
+    drafts: int = 0
+    """That the worker verifies of a row in one step, at most; 0: it drafts nothing."""
+    hit_rate: float = 0.0
+    """How likely each of them is accepted."""
+    host_places: int = 0
+    """Blocks that host memory holds; 0: there are no tiers."""
+    outer: tuple[str, ...] = ()
+    """Tiers behind host memory."""
+    transfer_speed: float = 1.0
+    """How likely a transfer ends with each plan."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,21 +90,18 @@ def draw_scenario(seed: int) -> Scenario:
         step_seconds=random.choice((0.001, 0.005, 0.03)),
         torch=torch,
     )
-    dice = Random(f"drafts of {seed}")  # of its own, so that the rest of a seed is what it was before there were any
-    drafts = 0 if torch else dice.choice((0, 0, 1, 3, 6))
     asks = [_draw_ask(random, number, context) for number in range(random.choice((1, 2, 3, 4, 6, 9)))]
     asks += [_draw_ask(random, len(asks) + extra, context, calm=True) for extra in range(2)]
     return Scenario(
-        seed=seed, config=_draw_config(random, block_size, drafts), pressure=pressure, asks=tuple(asks),
+        seed=seed, config=_draw_config(random, block_size), pressure=pressure, asks=tuple(asks),
         faults=draw_faults(random),
     )  # fmt: skip
 
 
-def _draw_config(random: Random, block_size: int, drafts: int) -> EngineConfig:
+def _draw_config(random: Random, block_size: int) -> EngineConfig:
     return EngineConfig.from_flat(
         {
             "block_size": block_size,
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None,
             "enable_prefix_caching": random.random() < 0.7,
             "max_num_seqs": random.choice((1, 2, 3, 8)),
             "max_num_batched_tokens": random.choice((1, 2, 4, 8, 64)),
@@ -116,7 +123,7 @@ def _draw_ask(random: Random, number: int, context: int, *, calm: bool = False) 
     longest = random.choice((3, 8, context))
     prefix = random.choice(((), (), *_PREFIXES))[: random.choice((4, 8, 12))]
     tail = random.choices(range(FIRST_TEXT_TOKEN, len(PIECES)), k=1 + random.randrange(longest))
-    prompt: Prompt = TokensPrompt((*prefix, *tail))
+    prompt = prompt_of(prefix, tail)
     if random.random() < 0.15:
         prompt = TextPrompt("".join(random.choices("abcdefgh the", k=1 + random.randrange(10))))
     return Ask(
@@ -131,6 +138,11 @@ def _draw_ask(random: Random, number: int, context: int, *, calm: bool = False) 
         deadline=None if calm or random.random() < 0.9 else random.choice((0.0, 0.05, 1.0)),
         calm=calm,
     )
+
+
+def prompt_of(*parts: Sequence[int]) -> Prompt:
+    """Token ids, part after part."""
+    return TokensPrompt(tuple(token for part in parts for token in part))
 
 
 def _draw_params(random: Random) -> SamplingParams:

@@ -1,6 +1,7 @@
 """One seed's universe: the real actors and a simulated outside, in two phases: chaos, and a calm that must drain."""
 
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import anyio
@@ -9,11 +10,13 @@ from simulator.child import SimProcesses
 from simulator.clients import Client
 from simulator.faults import CRASHES
 from simulator.history import Record, Verdict, may_end
-from simulator.invariants import check_admission, check_baseline
+from simulator.invariants import check_admission, check_baseline, waiting_for
 from simulator.model import Language, chat_template, oracle_language
-from simulator.oracle_worker import OracleWorker, worker_ready
+from simulator.oracle_ready import worker_ready
+from simulator.oracle_worker import OracleWorker
 from simulator.ports import FaultyWorker, Pace, SimClock, SimCompiler, SimPool, SimRandomness, SimThread
 from simulator.taps import tapped
+from simulator.tiers import SimTiers
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
 from troupellm.actors.process_seat import ProcessSeat
@@ -40,17 +43,9 @@ class World(Watch):
         self.clock = SimClock()
         self.records = [Record(ask) for ask in scenario.asks]
         self.calm = anyio.Event()
-        pressure, speculative = scenario.pressure, scenario.config.speculation.speculative_config
-        self.ready = worker_ready(
-            self.language.width,
-            pressure.num_blocks,
-            pressure.block_size,
-            pressure.max_model_len,
-            pressure.windows,
-            scenario.config.scheduler.max_num_batched_tokens,
-            0 if speculative is None else speculative.most_drafts,
-        )
+        self.ready = worker_ready(scenario, self.language)
         self.worker: Any = self._build_worker()
+        self.clients: list[Client] = []
         self.seat: ProcessSeat | None = None
         self.processes: SimProcesses | None = None
 
@@ -65,7 +60,7 @@ class World(Watch):
     async def _live(self) -> None:
         self.system = System(self._company(await self._seat()))
         await self.group.start(self.system.run)
-        clients = [Client(self, record) for record in self.records]
+        clients = self.clients = [Client(self, record) for record in self.records]
         if self.injector.strike("engine", "drain"):
             self.group.start_soon(self._drain)
         if self.injector.strike("engine", "pause"):
@@ -151,6 +146,31 @@ class World(Watch):
             await anyio.sleep(self.random.uniform(0.0, 0.3))
             self.system.scheduler.control(ResetPrefixCache())
 
+    # What tiers let happen while transfers are under way: `tiers.Bystander`.
+
+    def leave(self, transfer: int) -> None:
+        for request in waiting_for(self.core, transfer):
+            for client in self.clients:
+                if client.request == request and not client.record.left:
+                    self.note("client", client.ask.number, "leaves during transfer", transfer)
+                    client.leave()
+
+    def reset_cache(self) -> None:
+        self.note("prefix cache reset during transfers")
+        self.system.scheduler.control(ResetPrefixCache(external=self.random.random() < 0.5))
+
+    def nap(self) -> None:
+        self.group.start_soon(self._nap)
+
+    async def _nap(self) -> None:
+        level = self.random.choice((1, 2))
+        self.note("nap", level)
+        with suppress(TroupeError):
+            await self.system.rest.sleep(level, "keep")
+            await anyio.sleep(self.random.choice((0.0, 0.1, 1.0)))
+            await self.system.rest.wake()
+        self.note("nap is over")
+
     def _check_histories(self) -> None:
         for record in self.records:
             for wrong in record.check(self.language, self.scenario, self.injector, self.blamed):
@@ -230,7 +250,13 @@ class World(Watch):
             from simulator.torch_worker import TinyTorchWorker
 
             return TinyTorchWorker(self.ready)
-        return OracleWorker(self.ready, self.fail)
+        pressure = self.scenario.pressure
+        worker = OracleWorker(self.ready, self.fail, Random(self.scenario.seed ^ 0xD4AF7), pressure.hit_rate)
+        if pressure.host_places:
+            random = Random(self.scenario.seed ^ 0x71E45)
+            worker.tiers = SimTiers(worker, random, self.injector, pressure.outer, pressure.transfer_speed)
+            worker.tiers.bystander = self
+        return worker
 
     def _verdict(self) -> Verdict:
         return Verdict(
@@ -242,6 +268,8 @@ class World(Watch):
             steps=self.steps,
             finished=sum(record.whole for record in self.records),
             preemptions=self.core.snapshot().preemptions if self.core else 0,
+            accepted=0 if self.scenario.pressure.torch else self.worker.num_accepted,
+            loads=self.worker.tiers.counts.get("load", 0) if self.scenario.pressure.host_places else 0,
         )
 
 

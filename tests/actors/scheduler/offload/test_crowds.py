@@ -58,7 +58,7 @@ def crowd(mode: str, setup: Setup) -> None:
     snapshot = harness.core.snapshot()
     assert snapshot.preemptions > 20
     assert snapshot.offload is not None
-    assert harness.oracle.counts["load"] > 0
+    assert harness.oracle.tiers.counts["load"] > 0
 
 
 class Walk:
@@ -105,10 +105,10 @@ class Walk:
         harness, keeps = self.harness, self.source.random() < 0.5
         while harness.oracle.pending:
             harness.finish()
-        held = dict(harness.oracle.host)
+        held = dict(harness.oracle.tiers.host)
         harness.oracle.reset()
         if keeps:
-            harness.oracle.host = held
+            harness.oracle.tiers.host = held
         harness.core.worker_sleeps(keeps_host=keeps)
         harness.core.assert_invariants()
         harness.core.worker_back(self.settings)
