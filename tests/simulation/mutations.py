@@ -123,6 +123,68 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "        self.stats.append(_request_stats(",
         "        request.error or self.stats.append(_request_stats(",
     ),
+    "where accepted drafts lead is forgotten, when tokens are forced": Mutation(
+        "actors.scheduler.elastic",
+        "sequence.num_computed = len(sequence.tokens) + accepted + ahead",
+        "sequence.num_computed = len(sequence.tokens) + ahead",
+    ),
+    "where accepted drafts lead is forgotten": Mutation(
+        "actors.scheduler.acceptance",
+        "sequence.num_computed = len(known) + count - 1 + ahead",
+        "sequence.num_computed = len(known) + ahead",
+    ),
+    "only one of two plans in flight has blocks for its drafts": Mutation(
+        "actors.scheduler.elastic",
+        "if start + sequence.slack + width <= sequence.fence:",
+        "if start + 1 <= sequence.fence:",
+    ),
+    "what refused drafts had reserved is kept": Mutation(
+        "actors.scheduler.acceptance", "                    sequence.slack -= limit\n", "                    pass\n"
+    ),
+    "every row drafts as if it were alone": Mutation(
+        "actors.scheduler.elastic", "return max(0, min(wanted, spare // num_rows))", "return max(0, min(wanted, spare))"
+    ),
+    "a block is given away while a load writes it": Mutation(
+        "actors.scheduler.offload.loads", "        return loading.pending\n", "        return set()\n"
+    ),
+    "a place is given away while it is read": Mutation(
+        "actors.scheduler.offload.host", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
+    ),
+    "a load that ends late is taken for its successor's": Mutation(
+        "actors.scheduler.offload.loads", "        if sequence.loading is not loading:\n", "        if False:\n"
+    ),
+    "a transfer that ends late keeps its place": Mutation(
+        "actors.scheduler.offload.traffic",
+        "            done(answer)\n",
+        "            if self._load[edge] or answer.ok:\n                done(answer)\n",
+    ),
+    "a transfer that fails keeps its credit": Mutation(
+        "actors.scheduler.offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
+    ),
+    "a block is found in host memory before it is there": Mutation(
+        "actors.scheduler.offload.host", "if block is not None and block.ready else", "if block is not None else"
+    ),
+    "a block is found on the device though its load failed": Mutation(
+        "actors.scheduler.offload.loads",
+        "        if answer.ok:\n            self._cost",
+        "        if True:\n            self._cost",
+    ),
+    "a failed load is taken for a good one": Mutation(
+        "actors.scheduler.offload.loads",
+        "            loading.failed = True\n        self._host",
+        "            pass\n        self._host",
+    ),
+    "host memory is believed to survive the worker": Mutation(
+        "actors.scheduler.offload.manager", "        if keep_host:\n", "        if True:\n"
+    ),
+    "what was being fetched is found though it did not come": Mutation(
+        "actors.scheduler.offload.host",
+        "            self._drop(block)\n        elif",
+        "            block.ready = True\n        elif",
+    ),
+    "who waits for a tier is forgotten when it does not answer": Mutation(
+        "actors.scheduler.offload.fetches", "            if ask.deadline <= now:", "            if False:"
+    ),
     "the message in hand is lost in a crash": Mutation(
         "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

@@ -10,46 +10,15 @@ from typing import Any
 
 import anyio
 import pytest
-import simulator.world as simulated
-from simulator.extras import draw_extended
-from simulator.ports import FaultyWorker
+from simulator.multipliers import draw_whole
 from simulator.runner import _seeded_schedule, _silence
 from simulator.world import World
 from trio.testing import MockClock
 
 from troupellm.protocol.errors import Conflict, TroupeError
-from troupellm.protocol.rest import SleepWorker, StopProfile, WakeWorker, WorkerCommand, WorkerReport
-from troupellm.protocol.worker import ProgressSink, StepPlan, Ticket
+from troupellm.protocol.rest import StopProfile
 
 SEEDS = 80
-
-
-class SleepyWorker(FaultyWorker):
-    """Its memory is gone after a sleep, and it takes no plan in it."""
-
-    asleep = False
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.missing: set[str] = set()
-
-    def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
-        if isinstance(command, SleepWorker):
-            self.reset()
-            self.asleep = True
-            self.missing |= {"kv_cache"} | ({"weights"} if command.level == 2 else set())
-        if isinstance(command, WakeWorker):
-            self.missing -= ({"weights"} if command.weights else set()) | ({"kv_cache"} if command.kv_cache else set())
-            self.asleep = bool(self.missing)
-        elif isinstance(command, StopProfile) and self.asleep:
-            raise RuntimeError("a sleeping worker was told to do something else")
-        worker: Any = self._worker
-        return WorkerReport(ready=None if self.asleep else worker._ready)
-
-    def launch(self, plan: StepPlan) -> Ticket:
-        if self.asleep:
-            raise RuntimeError("a plan came to a sleeping worker")
-        return super().launch(plan)
 
 
 class RestingWorld(World):
@@ -67,6 +36,9 @@ class RestingWorld(World):
     def fail(self, what: str) -> None:
         if not what.endswith("failed with asleep: the engine sleeps"):  # who does not wait is refused meanwhile
             super().fail(what)
+
+    def nap(self) -> None:
+        """There are rests enough."""
 
     async def _pause(self) -> None:
         """The pause of other seeds has its place in the rests of these."""
@@ -160,7 +132,7 @@ def run(seed: int) -> tuple[list[str], Counter[str], Counter[str]]:
     worlds: list[RestingWorld] = []
 
     async def main() -> Any:
-        worlds.append(RestingWorld(draw_extended(seed)))
+        worlds.append(RestingWorld(draw_whole(seed)))
         return await worlds[0].run()
 
     with _seeded_schedule(seed), _silence():
@@ -168,13 +140,12 @@ def run(seed: int) -> tuple[list[str], Counter[str], Counter[str]]:
     return [f"seed {seed}: {failure}" for failure in verdict.failures], worlds[0].rests, worlds[0].conflicts
 
 
-def search(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
-    monkeypatch.setattr(simulated, "FaultyWorker", SleepyWorker)
+def search(seeds: range) -> tuple[Counter[str], Counter[str]]:
     rests: Counter[str] = Counter()
     conflicts: Counter[str] = Counter()
     failures: list[str] = []
     for seed in seeds:
-        scenario = draw_extended(seed)
+        scenario = draw_whole(seed)
         if scenario.pressure.process or scenario.pressure.torch:
             continue
         found, done, refused = run(seed)
@@ -185,8 +156,8 @@ def search(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str],
     return rests, conflicts
 
 
-def test_an_engine_that_rests_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests, conflicts = search(range(SEEDS), monkeypatch)
+def test_an_engine_that_rests_again_and_again() -> None:
+    rests, conflicts = search(range(SEEDS))
     assert len(rests) == 8, rests
     assert min(rests.values()) >= 1, rests
     assert conflicts.keys() == {"asleep", "pausing", "resumed", "standing_still"}, conflicts
@@ -194,5 +165,5 @@ def test_an_engine_that_rests_again_and_again(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_three_thousand_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert min(search(range(3000), monkeypatch)[0].values()) > 50
+def test_three_thousand_of_them() -> None:
+    assert min(search(range(3000))[0].values()) > 50

@@ -16,7 +16,7 @@ from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.speculative import SpeculativeConfig
 
 DRAFTING_SHARE = 0.3
-TIERED_SHARE = 0.4
+TIERED_SHARE = 0.45
 _OUTER = ((), ("disk",), ("peer",), ("disk", "peer"), ("disk", "peer"), ("disk", "peer"))
 _LONG_PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=24)) for number in range(10, 12))
 
@@ -59,7 +59,7 @@ def tiered(scenario: Scenario, random: Random) -> Scenario:
     pressure = msgspec.structs.replace(
         old,
         num_blocks=random.choice((tight, tight, tight + 4, old.num_blocks)),
-        host_places=random.choice((2, 6, 16, 64)) * len(old.windows),
+        host_places=random.choice((2, 4, 6, 16)) * len(old.windows),
         outer=outer,
         transfer_speed=random.choice((1.0, 0.7, 0.3)),
     )
@@ -99,7 +99,7 @@ def _again(random: Random, ask: Ask, context: int) -> Ask:
 def _draw_tier_faults(random: Random, scenario: Scenario, outer: tuple[str, ...]) -> list[Fault]:
     faults = []
     pauses = any(fault.kind in ("pause", "drain") for fault in scenario.faults)
-    for _ in range(random.choice((0, 1, 2, 3, 4))):
+    for _ in range(random.choice((1, 2, 3, 4, 5))):
         target = random.choice((TIERS[0], *outer, *outer))
         kind = random.choice(HOST_FAULTS if target == TIERS[0] else OUTER_FAULTS)
         if kind == "sleep" and (pauses or scenario.pressure.process):
