@@ -15,7 +15,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.speculative import SpeculativeConfig
 
-DRAFTING_SHARE = 0.3
+DRAFTING_SHARE = 0.4
 TIERED_SHARE = 0.45
 _OUTER = ((), ("disk",), ("peer",), ("disk", "peer"), ("disk", "peer"), ("disk", "peer"))
 _LONG_PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=24)) for number in range(10, 12))
