@@ -54,8 +54,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "blocks are free while a plan may write them": Mutation(
         "actors.scheduler.residents",
-        "        if sequence.last_step <= self._flights.last_returned:\n            self._tables",
-        "        if True:\n            self._tables",
+        "        if sequence.last_step <= self._flights.last_returned and not transfers:\n",
+        "        if not transfers:\n",
     ),
     "a preempted sequence keeps its epoch": Mutation("actors.scheduler.sequence", "        self.epoch += 1\n", ""),
     "the last come is the first served": Mutation("actors.scheduler.policy", ", ordinal, index)", ", -ordinal, index)"),
@@ -171,8 +171,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a failed load is taken for a good one": Mutation(
         "actors.scheduler.offload.loads",
-        "            loading.failed = True\n        self._host",
-        "            pass\n        self._host",
+        "            loading.failed = True\n            sequence.gave_up",
+        "            loading.failed = False\n            sequence.gave_up",
     ),
     "host memory is believed to survive the worker": Mutation(
         "actors.scheduler.offload.manager", "        if keep_host:\n", "        if True:\n"

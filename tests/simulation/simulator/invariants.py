@@ -4,7 +4,7 @@ The numbers are those of the list in the fault table: 1 blocks, 2 states, 3 stre
 5 no freeze, 6 no starvation, 7 finite recomputation, 8 prefix keys, 9 everything back at the end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -54,6 +54,14 @@ def _check_tiers(core: SchedulerCore) -> list[str]:
         if sequence.ended or sequence.state is not State.LOADING:
             wrong.append(f"2: row {row} is among those that load, and {sequence.state.value}")
     return wrong
+
+
+def check_loading(core: SchedulerCore, blocks: Iterable[int]) -> list[str]:
+    """1: the worker is writing to these blocks, which nobody else may be given."""
+    if core._replay.reason is not None:  # that worker is gone
+        return []
+    pool = core._tables.pool
+    return [f"1: block {block} is free, and a load writes it" for block in blocks if not pool.references(block)]
 
 
 def check_mailbox(box: Mailbox[Any, Any]) -> str | None:

@@ -10,7 +10,7 @@ import anyio
 import trio
 
 from simulator.faults import MAILBOXES, SILENT, Injected, Injector
-from simulator.invariants import Turns, check_core, check_mailbox, check_outbox
+from simulator.invariants import Turns, check_core, check_loading, check_mailbox, check_outbox
 from simulator.workload import Scenario
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.scheduler.block_pool import BlockPool
@@ -242,6 +242,9 @@ class Watch:
             return
         for wrong in check_core(core):
             self.fail(wrong)
+        if self.scenario.pressure.host_places:
+            for wrong in check_loading(core, sorted(self.worker.tiers.loading())):
+                self.fail(wrong)
         stream = self.scenario.config.stream
         slack = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
         slack *= 1 + self.scenario.pressure.drafts
