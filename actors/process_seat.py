@@ -250,7 +250,7 @@ class ProcessSeat:
             return await self._obey(command)
         except WorkerGone:
             if isinstance(command, WakeWorker):  # it died in its sleep, and had nothing to lose
-                return WorkerReport(ready=await self.restart())
+                return WorkerReport(ready=await self.restart(), renewed=True)
             raise
 
     async def _obey(self, command: WorkerCommand) -> WorkerReport:

@@ -132,14 +132,19 @@ class WorkerActor:
         order.done(report, None)
 
     def _note_sleep(self, command: object, report: WorkerReport) -> None:
-        if isinstance(command, SleepWorker) and not self.asleep:
-            self.asleep = True
-            self.losses += 1
-            self.naps += 1
-            self._scheduler.control(WorkerAsleep(keeps_host=command.level <= WITHOUT_CACHE))
+        if isinstance(command, SleepWorker) and (not self.asleep or command.level > WITHOUT_CACHE):
+            self._tell_asleep(keeps_host=command.level <= WITHOUT_CACHE)  # again when a sleep gets deeper
         elif isinstance(command, WakeWorker) and report.ready is not None and self.asleep:
+            if report.renewed:  # the other one died in its sleep, and what it had kept with it
+                self._tell_asleep(keeps_host=False)
             self.asleep = False
             self._scheduler.control(WorkerBack(report.ready))
+
+    def _tell_asleep(self, *, keeps_host: bool) -> None:
+        self.asleep = True
+        self.losses += 1
+        self.naps += 1
+        self._scheduler.control(WorkerAsleep(keeps_host=keeps_host))
 
     async def _serve(self) -> Exception | CommandWorker | None:
         """Until the worker is lost, and why, or until a command comes; None when nobody wants results any more."""

@@ -58,6 +58,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     ready: WorkerReady | None = None
     """After `WakeWorker`, once nothing is missing any more."""
+    renewed: bool = False
+    """It is another worker than the one that fell asleep: nothing is left of that one's memory."""
     file: str = ""
     """That was written."""
     steps: int = 0

@@ -296,6 +296,6 @@ async def test_the_deepest_sleep_needs_no_spare_and_survives_the_death_of_the_sl
     await seat.command(SleepWorker(2))
     assert spare.code == -signal.SIGKILL
     sleeper.die(-signal.SIGKILL)
-    assert (await seat.command(WakeWorker())).ready == READY
+    assert await seat.command(WakeWorker()) == WorkerReport(ready=READY, renewed=True)
     assert seat.pid == processes.children[-1].pid != sleeper.pid
     await seat.close()

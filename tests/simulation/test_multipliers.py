@@ -12,6 +12,7 @@ from simulator.runner import run_scenario
 from simulator.workload import Scenario, draw_scenario
 from test_search import judged, search
 
+DEEPER_SLEEPS = 12
 TRIES = 60
 """Seeds in which a fault may go off."""
 
@@ -59,3 +60,9 @@ def test_drafts_and_tiers_are_drawn_independently() -> None:
 def test_every_fault_of_every_tier_goes_off_often() -> None:
     hits = search(range(20_000, 26_000))
     assert {pair: hits[pair] for pair in TIER_ALPHABET if hits[pair] < 20} == {}
+
+
+def test_host_memory_is_forgotten_when_a_sleep_gets_deeper() -> None:
+    """A light sleep keeps it, and a deeper one that follows does not: then nothing of it may be loaded."""
+    told = [run_scenario(troubled(seed, (HOST, "sleep"))) for seed in range(DEEPER_SLEEPS)]
+    assert judged(told)[HOST, "sleep"] > DEEPER_SLEEPS // 5

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from troupellm.protocol.errors import Conflict, TroupeError
 from troupellm.protocol.rest import StopProfile
 
-SEEDS = 80
+SEEDS = 60
 
 
 class RestingWorld(World):

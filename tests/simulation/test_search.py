@@ -15,7 +15,7 @@ from simulator.history import Verdict
 from simulator.runner import digest, run_scenario, run_seed, run_seeds
 from simulator.workload import draw_scenario
 
-SEEDS_IN_CI = 4000
+SEEDS_IN_CI = 3000
 CHUNK = 100
 KEPT_SEEDS = (
     61, 390, 494, 588, 752, 959, 1157, 1564, 2109, 2143, 2638, 3163, 7704, 10936, 13724, 16408, 18155, 18477,

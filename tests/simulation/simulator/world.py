@@ -163,10 +163,11 @@ class World(Watch):
         self.group.start_soon(self._nap)
 
     async def _nap(self) -> None:
-        level = self.random.choice((1, 2))
-        self.note("nap", level)
+        levels = self.random.choice(((1,), (2,), (1, 2)))
+        self.note("nap", levels)
         with suppress(TroupeError):
-            await self.system.rest.sleep(level, "keep")
+            for level in levels:
+                await self.system.rest.sleep(level, "keep")
             await anyio.sleep(self.random.choice((0.0, 0.1, 1.0)))
             await self.system.rest.wake()
         self.note("nap is over")
