@@ -182,9 +182,6 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "            self._drop(block)\n        elif",
         "            block.ready = True\n        elif",
     ),
-    "who waits for a tier is forgotten when it does not answer": Mutation(
-        "actors.scheduler.offload.fetches", "            if ask.deadline <= now:", "            if False:"
-    ),
     "the message in hand is lost in a crash": Mutation(
         "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 
 from simulator.extras import draw_extended
-from simulator.faults import HOST_FAULTS, OUTER_FAULTS, TIERS, Fault
+from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
 from simulator.model import FIRST_TEXT_TOKEN, PIECES
 from simulator.workload import Ask, Scenario, prompt_of
 from troupellm.protocol.config import EngineConfig
@@ -17,7 +17,9 @@ from troupellm.protocol.speculative import SpeculativeConfig
 
 DRAFTING_SHARE = 0.4
 TIERED_SHARE = 0.45
-_OUTER = ((), ("disk",), ("peer",), ("disk", "peer"), ("disk", "peer"), ("disk", "peer"))
+_OUTER = ((), ("disk",), ("peer",), ("peer",), ("disk", "peer"), ("disk", "peer"))
+_OF_FETCHES = ("load_error", "late", "corrupt", "short", "missing")
+"""Few blocks come from outer tiers, so their first one is an occasion, and such faults are drawn more often."""
 _LONG_PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=24)) for number in range(10, 12))
 
 
@@ -100,10 +102,11 @@ def _draw_tier_faults(random: Random, scenario: Scenario, outer: tuple[str, ...]
     faults = []
     pauses = any(fault.kind in ("pause", "drain") for fault in scenario.faults)
     for _ in range(random.choice((1, 2, 3, 4, 5))):
-        target = random.choice((TIERS[0], *outer, *outer))
-        kind = random.choice(HOST_FAULTS if target == TIERS[0] else OUTER_FAULTS)
+        target = random.choice((HOST, *outer, *outer))
+        kind = random.choice(HOST_FAULTS if target == HOST else (*OUTER_FAULTS, *_OF_FETCHES, *_OF_FETCHES))
         if kind == "sleep" and (pauses or scenario.pressure.process):
             continue  # a process is told of no commands here, and one rest at a time is enough
-        at, span = 1 + int(random.expovariate(0.7)), random.choice((1, 1, 2, 5))
+        at = 1 if kind in _OF_FETCHES else 1 + int(random.expovariate(0.7))
+        span, random.choice((1, 1, 2, 5))
         faults.append(Fault(target, kind, at, 1 if kind in ("killed", "reset", "sleep", "late") else span))
     return faults
