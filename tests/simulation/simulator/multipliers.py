@@ -107,6 +107,6 @@ def _draw_tier_faults(random: Random, scenario: Scenario, outer: tuple[str, ...]
         if kind == "sleep" and (pauses or scenario.pressure.process):
             continue  # a process is told of no commands here, and one rest at a time is enough
         at = 1 if kind in _OF_FETCHES else 1 + int(random.expovariate(0.7))
-        span, random.choice((1, 1, 2, 5))
+        span = random.choice((1, 1, 2, 5))
         faults.append(Fault(target, kind, at, 1 if kind in ("killed", "reset", "sleep", "late") else span))
     return faults
