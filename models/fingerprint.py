@@ -18,6 +18,7 @@ from troupellm.models.checkpoint import weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf, read_header
 from troupellm.models.prefix_secret import secret_file
+from troupellm.models.rope import length_matters
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 
@@ -35,6 +36,7 @@ def model_fingerprint(
     *,
     dtype: str,
     cache_dtype: str,
+    longest: int,
     extra: Sequence[str] = (),
 ) -> str:
     """64 hexadecimal digits.
@@ -44,6 +46,7 @@ def model_fingerprint(
         model: as it is run, cache groups included.
         dtype: of activations.
         cache_dtype: of keys and values.
+        longest: tokens of a sequence, as it is served: some models rotate their keys by it.
         extra: what else counts: of each drafter whose keys and values are in the blocks, its own digest.
 
     Raises:
@@ -58,6 +61,7 @@ def model_fingerprint(
         "cache_dtype": cache_dtype,
         "quantization": config.model.quantization,
         "block_size": config.cache.block_size,
+        "rotations": _rotations(model, longest),
         "batch_invariant": config.worker.batch_invariant,
         "extra": list(extra),
     }
@@ -96,13 +100,13 @@ class SameModel:
 
 def same_model(
     folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
-    extra: Callable[[], Sequence[str]] = tuple,
+    longest: int, extra: Callable[[], Sequence[str]] = tuple,
 ) -> SameModel:  # fmt: skip
     """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
-    return SameModel(lambda: model_fingerprint(folder, model, config, extra=extra(), **types))
+    return SameModel(lambda: model_fingerprint(folder, model, config, longest=longest, extra=extra(), **types))
 
 
 def files_digest(files: Sequence[Path]) -> str:
@@ -112,6 +116,14 @@ def files_digest(files: Sequence[Path]) -> str:
         digests = list(pool.map(_digest, parts))
     sizes = b"".join(file.stat().st_size.to_bytes(8, "little") for file in files)
     return sha256(sizes + b"".join(digests)).hexdigest()
+
+
+def _rotations(model: DecoderConfig, longest: int) -> list[int]:
+    """What the served length makes of the keys, by layer."""
+    if model.implementation == "transformers":  # its rotations are not known here
+        return [longest]
+    ropes = [model.rope_of(layer) for layer in range(model.num_layers)]
+    return [0 if rope is None else length_matters(rope, longest) for rope in ropes]
 
 
 def _weights(folder: Path, config: EngineConfig) -> str:

@@ -43,6 +43,17 @@ def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Te
             return plain, 1.0
 
 
+def length_matters(config: RopeConfig, length: int) -> int:
+    """What of a served length the frequencies depend on: equal numbers, equal tables as far as both go."""
+    match config.kind:
+        case "dynamic":
+            return max(length, config.original_max_position)
+        case "longrope":
+            return int(length > config.original_max_position)
+        case _:
+            return 0
+
+
 def _dynamic(config: RopeConfig, head_dim: int, length: int, exponents: Tensor) -> Tensor:
     """The base grows with the length beyond the trained one (NTK-aware)."""
     stretch = config.factor * max(length, config.original_max_position) / config.original_max_position

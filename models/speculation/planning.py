@@ -8,6 +8,7 @@ import torch
 
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.fingerprint import files_digest
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -25,8 +26,11 @@ class Drafting:
     folder: Path | None = None
     """Of a drafter whose keys and values lie in the model's blocks, where it has one of its own."""
 
-    def digests(self) -> Sequence[str]:
+    def digests(self, longest: int) -> Sequence[str]:
         """What the content of blocks depends on beside the model; reads the drafter's files.
+
+        Args:
+            longest: tokens of a sequence, as it is served: some drafters rotate their keys by it.
 
         Raises:
             OSError: a file cannot be read.
@@ -36,7 +40,19 @@ class Drafting:
         if self.folder is None:
             return (str(self.config.method),)
         files = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
-        return (str(self.config.method), str(self.config.quantization), files_digest(files))
+        return (
+            str(self.config.method),
+            str(self.config.quantization),
+            files_digest(files),
+            _length(self.folder, longest),
+        )
+
+
+def _length(folder: Path, longest: int) -> str:
+    """The served length, where the rotation of keys depends on it."""
+    reader = ConfigReader.load(folder)
+    scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling").values
+    return str(longest) if {scaling.get("rope_type"), scaling.get("type")} & {"dynamic", "longrope", "su"} else ""
 
 
 def plan_drafting(

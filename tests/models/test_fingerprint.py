@@ -69,6 +69,23 @@ def test_weights_config_and_settings_count(folder: Path, tmp_path: Path) -> None
     assert len(set(found)) == len(found)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "default"])
+def test_the_served_length_counts_where_keys_are_rotated_by_it(tmp_path: Path, kind: str) -> None:
+    folder, secret = write_tiny_model(tmp_path / "model"), tmp_path / "secret"
+    config = json.loads((folder / "config.json").read_text())
+    size = config["head_dim"]
+    scaling: dict[str, object] | None = None if kind == "default" else {"rope_type": kind, "factor": 4.0}
+    if scaling is not None and kind == "longrope":
+        scaling |= {"short_factor": [1.0] * (size // 2), "long_factor": [4.0] * (size // 2)}
+        scaling |= {"original_max_position_embeddings": 128}
+    config |= {"max_position_embeddings": 256 if kind == "longrope" else 128, "rope_scaling": scaling}
+    (folder / "config.json").write_text(json.dumps(config))
+    short, long = 128, 512 if kind == "dynamic" else 256 if kind == "longrope" else 64
+    found = {told(folder, secret, max_model_len=length, num_gpu_blocks_override=40) for length in (short, long)}
+    assert len(found) == (1 if kind == "default" else 2)
+    assert "" not in found
+
+
 def test_weights_that_changed_in_its_sleep_do_not_wake(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "model")
     worker = loaded(folder, tmp_path / "secret")
