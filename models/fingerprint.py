@@ -100,13 +100,13 @@ class SameModel:
 
 def same_model(
     folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
-    longest: int, extra: Callable[[], Sequence[str]] = tuple,
+    longest: int, extra: Callable[[int], Sequence[str]],
 ) -> SameModel:  # fmt: skip
     """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
-    return SameModel(lambda: model_fingerprint(folder, model, config, longest=longest, extra=extra(), **types))
+    return SameModel(lambda: model_fingerprint(folder, model, config, longest=longest, extra=extra(longest), **types))
 
 
 def files_digest(files: Sequence[Path]) -> str:

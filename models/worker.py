@@ -147,10 +147,7 @@ class ModelWorker:
             stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
-        same = same_model(
-            self._folder, model, config, dtype, cached, budget.max_model_len,
-            partial(drafting.digests, budget.max_model_len),
-        )  # fmt: skip
+        same = same_model(self._folder, model, config, dtype, cached, budget.max_model_len, drafting.digests)
         parts = self._parts = Parts[RunnableDecoder, KVCache](
             lambda sink: _read(
                 partial(read_decoder, self._folder, model, form, config.model, dtype, budget, sink, device),
