@@ -204,7 +204,7 @@ class Speculator:
             if kept is not None and not kept.tokens:
                 continue
             first, own = int(ends[row] - spans.counts[row]), int(spans.counts[row] - drafted[row])
-            path = [] if kept is None else kept.path[: kept.accepted]
+            path = [] if kept is None else kept.path
             places.append(np.arange(first, first + own))
             places.append(first + own + np.array(path, dtype=np.int64))
             rows.append(row)

@@ -30,8 +30,8 @@ class Judged:
 
     Attributes:
         tokens: that it gets, none where it failed.
-        path: the drafts among them.
-        accepted: how many drafts were kept.
+        path: the drafts that are among them, in front of the last one. That one counts as drawn although it may equal
+            a draft, too: its keys and values are computed with what follows it.
     """
 
     tokens: list[int]
@@ -39,7 +39,13 @@ class Judged:
 
     @property
     def accepted(self) -> int:
-        return min(len(self.path), len(self.tokens))
+        """How many drafts were kept: one less than tokens."""
+        return len(self.path)
+
+    def cut(self, count: int) -> None:
+        """Keep so many of the tokens."""
+        del self.tokens[count:]
+        del self.path[max(0, count - 1) :]
 
 
 class VirtualHistories(Sequence[Tensor]):
@@ -179,9 +185,9 @@ class Trial:
             first += 1 + len(drafts)
             path = accept(row, drafts, drawn)
             tokens = [*(drafts.tokens[index] for index in path), drawn[path[-1] + 1 if path else 0]]
-            if tokens[-1] < 0:  # it is computed again with nothing behind it, and fails then, if it does
-                tokens.pop()
             found[row] = Judged(tokens, path)
+            if tokens[-1] < 0:  # the draft before it is computed again, and if the row fails, it does then
+                found[row].cut(len(path))
         return found
 
 
@@ -217,7 +223,7 @@ def kept_logprobs(
             owner = owner_of.get(member)
             if owner is None or not judged[owner].tokens:
                 continue
-            nodes = [0, *(index + 1 for index in judged[owner].path)][: len(judged[owner].tokens)]
+            nodes = [0, *(index + 1 for index in judged[owner].path)]
             places = [place_of[member + node] for node in nodes]
             ids, values, ranks = (column[places] for column in columns)
             found.append(

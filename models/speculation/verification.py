@@ -110,7 +110,7 @@ class Verification:
             for row, kept in self.judged.items():
                 slot, length = int(self.trial.spans.slots[row]), int(self.trial.lengths[row])
                 table = self._rows.blocks[group, slot]
-                for depth, node in enumerate(kept.path[: kept.accepted]):
+                for depth, node in enumerate(kept.path):
                     if node != depth:
                         for places, at in ((sources, length + node), (targets, length + depth)):
                             places.append((int(table[at // block_size]), at % block_size))
@@ -130,6 +130,6 @@ class Verification:
         self._finished = advanced.finished
         for row, number in zip(order, numbers, strict=True):
             if number in advanced.kept:
-                del self.judged[row].tokens[advanced.kept[number] :]
+                self.judged[row].cut(advanced.kept[number])
             if number in advanced.forced:
                 self._forced[row] = advanced.forced[number]

@@ -190,6 +190,11 @@ class ElasticHost:
         )  # fmt: skip
         self._new, self.steps = [], self.steps + 1
         result = self.runner.run(plan)
+        failed = {error.row for error in result.errors}
+        said = zip(rows, limits, result.token_counts, result.accepted or (0,) * len(rows), strict=True)
+        for row, limit, count, accepted in said:
+            fine = count == 1 + accepted or count == accepted == 0
+            assert limit < 0 or row in failed or fine, "a scheduler takes this for a worker's fault"
         given = iter(result.tokens)
         for row, count in zip(rows, result.token_counts, strict=True):
             self.tokens[row] += [next(given) for _ in range(count)]
