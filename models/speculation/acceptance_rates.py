@@ -14,6 +14,8 @@ _MEMORY: Final = 0.95
 """The same for all rows together, by steps."""
 _STRENGTH: Final = 2.0
 """How many observations weigh as much as what is known of the other rows, or of other depths."""
+_ROW_STRENGTH: Final = 4.0
+"""The same where it is about a row: a few bad guesses do not make it another kind of text."""
 _FIRST_RATE: Final = 0.7
 _MOST_POOLED: Final = 4.0
 """Observations of a row, at any depth, up to which its own mean counts at depths where it has none."""
@@ -83,6 +85,6 @@ class AcceptanceRates:
         weight = np.minimum(total, _MOST_POOLED)
         mean = kept.sum(axis=1, keepdims=True) / np.maximum(total, 1e-9)
         prior = (_STRENGTH * rate + weight * mean) / (_STRENGTH + weight)
-        return (kept + _STRENGTH * prior) / (reached + _STRENGTH), (
-            (offered + _STRENGTH * present) / (asked + _STRENGTH)
+        return (kept + _ROW_STRENGTH * prior) / (reached + _ROW_STRENGTH), (
+            (offered + _ROW_STRENGTH * present) / (asked + _ROW_STRENGTH)
         )

@@ -23,6 +23,8 @@ _SLOW: Final = 1.25
 """A single step that took so many times what was expected is not believed."""
 _TRUST_IN_SLOW: Final = 0.4
 """Of one that took longer than expected, compared with one that took less."""
+_ASKING_ITSELF: Final = 0.3
+"""Of what a proposer takes, whatever it is asked for, as long as one depth only is known."""
 _SURE: Final = 3
 """Observations after which a knot's ratio tells of the machine's speed now."""
 _SLOWEST: Final = 0.15
@@ -165,10 +167,14 @@ class AskingCosts:
     def learn(self, rows: int, depth: int, seconds: float) -> None:
         known = self._seconds.setdefault(rounded(rows), {})
         before = known.get(depth)
-        known[depth] = seconds if before is None else before + _SLOWEST * (min(seconds, _OUTLIER * before) - before)
+        if before is None:
+            known[depth] = seconds
+        else:
+            share = _share(0) if seconds < before else _SLOWEST
+            known[depth] = before + share * (min(seconds, _OUTLIER * before) - before)
 
     def seconds(self, rows: int, depths: NDArray[np.int64]) -> Floats:
-        """[n] for depths [n]. What is less deep than anything known costs as much, what is deeper in proportion."""
+        """[n] for depths [n]. Beyond what is known in proportion, below it a little more than that."""
         size = rounded(rows)
         nearest = min(self._seconds, key=lambda other: abs(other - size), default=None)
         if nearest is None:
@@ -177,6 +183,7 @@ class AskingCosts:
         places = sorted(known)
         found: Floats = np.interp(depths, places, [known[place] for place in places])
         found *= np.maximum(depths / places[-1], 1.0) * max(1.0, size / nearest)
+        found *= _ASKING_ITSELF + (1 - _ASKING_ITSELF) * np.minimum(depths / places[0], 1.0)
         return found
 
 

@@ -26,12 +26,13 @@ _FIRST_REVIEWS: Final = 6
 _LEARNING_REVIEWS: Final = 3
 """With guesses in all of them: what a single one tells is too little to give up."""
 _SMALL_BATCH: Final = 4
-"""With so few rows every one of their first steps is looked at: there a bad guess is the whole step."""
+"""With so few rows their first steps are looked at soon: there a bad guess is the whole step."""
+_YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
 """Observations of a row after which it has had its first steps."""
 _LEAST_GAIN: Final = 1.02
 """Times the tokens per second without drafts, below which there are none."""
-_PROBE_SHARE: Final = 0.005
+_PROBE_SHARE: Final = 0.008
 """Of the time, for probes."""
 _MOST_SAVED: Final = 1.0
 """Steps without drafts whose time can be saved up for probes."""
@@ -78,6 +79,8 @@ class DraftLength:
         """Rows of the step that was decided for, roughly."""
         self._reviews = 0
         self._probing = False
+        self._asked = False
+        """Once: the first time takes longest, and is no measurement."""
         self._present = 1.0
         """Share of the rows asked that have a draft at all."""
         self._saved = 0.0
@@ -146,9 +149,9 @@ class DraftLength:
         else:
             self._plain_in_a_row = 0
             drafts = int(drafted.sum())
-            # The first time takes longest, and a step says what is too long to be believed.
-            most = self._costs.of(slots.size).level or proposing
-            self._asking.learn(given[0].size, int(given[1].max()), min(proposing, most))
+            if self._asked:
+                self._asking.learn(given[0].size, int(given[1].max()), proposing)
+            self._asked = True
             self._waiting.append(_Step(*given, slots, drafted, accepted))
         # What drafts cost would be lost in the cost of prompts.
         rows = slots.size
@@ -161,7 +164,7 @@ class DraftLength:
         if self._probing or self._reviews < _FIRST_REVIEWS:
             return 1
         young = slots.size <= _SMALL_BATCH and bool((self._rates.seen(slots) < _SETTLED).any())
-        return 1 if young else _REVIEW_STEPS
+        return _YOUNG_STEPS if young else _REVIEW_STEPS
 
     def _review(self, slots: Ints, batch_size: int) -> None:
         """Learn from what was seen, and decide anew."""
@@ -179,8 +182,9 @@ class DraftLength:
         if learning:  # one bad guess says little, and costs a few steps at most
             self._depths[slots] = np.maximum(self._depths[slots], 1)
         of_new, any_draft = self._rates.of_new()
-        least = probability.reshape(-1)[paying[-1]] if paying.size else 2.0
-        deep = int((np.cumprod(of_new) >= least).sum())
+        # By what is known of all rows, whatever became of those that are here.
+        alone: Floats = np.cumprod(of_new, dtype=np.float64)[None]
+        deep = self._paying(alone, np.minimum.accumulate(any_draft)[None], batch_size).size
         self._new_depth, self._present = max(deep, 1) if learning else deep, float(any_draft[0])
 
     def _outcome(self, step: _Step) -> tuple[Ints, Ints, Ints, Ints]:
