@@ -182,6 +182,8 @@ class Sequence:
     __slots__ = (
         "arrival_key",
         "asked",
+        "asks_again",
+        "brought",
         "cache_age",
         "capacity",
         "decoding",
@@ -206,6 +208,7 @@ class Sequence:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "pooling",
+        "reached",
         "repetition",
         "request",
         "row",
@@ -273,6 +276,12 @@ class Sequence:
         """What it waits for while it is LOADING; belongs to who leads that."""
         self.asked = False
         """Outer tiers were asked for its blocks since it ran last."""
+        self.asks_again = False
+        """Outer tiers have more than could be fetched at once: they are asked again once that is loaded."""
+        self.reached = 0
+        """Tokens that it had loaded when it did: each time more, so that it comes to an end."""
+        self.brought: dict[str, int] = {}
+        """Tokens that came from tiers before it asked again, by kind of tier."""
         self.gave_up = False
         """A tier did not give what it has: the sequence does without tiers until it runs."""
         self.was_preempted = False

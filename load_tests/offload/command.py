@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from troupellm.load_tests.offload.crowd import crowd
-from troupellm.load_tests.offload.restore import Restored, restore
+from troupellm.load_tests.offload.restore import BLOCK, Restored, restore
 from troupellm.load_tests.offload.throughput import Rates, throughput
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 
@@ -67,7 +67,7 @@ async def _measure(
                 disk.with_name("checked-blocks") if tier == "disk" else None,
             )  # fmt: skip
             content[tier] = {"timed": msgspec.structs.asdict(found), "checked": msgspec.structs.asdict(sure)}
-            verdicts += _restore_verdicts(tier, found, sure, target)
+            verdicts += _restore_verdicts(tier, found, sure, target, args.prefix_len)
     if "throughput" in args.parts:
         rates = await throughput(folder, shape, settings, args)
         content["throughput"] = msgspec.structs.asdict(rates)
@@ -79,7 +79,8 @@ async def _measure(
     return content, verdicts
 
 
-def _restore_verdicts(tier: str, found: Restored, sure: Restored, target: float) -> list[Verdict]:
+def _restore_verdicts(tier: str, found: Restored, sure: Restored, target: float, prefix: int) -> list[Verdict]:
+    """prefix: tokens, of which all but the last two blocks must have been restored, every time."""
     ratios = [warm / cold for warm, cold in zip(found.restored, found.computed, strict=True)]
     print(
         f"{tier}: computed {median(found.computed):.3f} s, restored {median(found.restored):.4f} s; "
@@ -88,8 +89,10 @@ def _restore_verdicts(tier: str, found: Restored, sure: Restored, target: float)
     return [
         Verdict(f"first token with a prefix from {tier}, over computing it", median(ratios), f"<= {target}",
                 median(ratios) <= target),
+        Verdict(f"tokens of a prefix from {tier}", min(found.tokens_restored), f">= {prefix - 2 * BLOCK}",
+                min(found.tokens_restored) >= prefix - 2 * BLOCK),
         Verdict(f"answers with a prefix from {tier} unlike the computed ones", sure.different, "0",
-                sure.different == 0 and min(sure.tokens_restored) > 0),
+                sure.different == 0 and min(sure.tokens_restored) >= min(prefix, CHECKED_LEN) - 2 * BLOCK),
     ]  # fmt: skip
 
 

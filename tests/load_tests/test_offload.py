@@ -14,7 +14,7 @@ from troupellm.load_tests.offload.restore import BLOCK, restore
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 
 pytestmark = pytest.mark.anyio
-PREFIX = 256
+PREFIX = 2048
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ It refuses a plan that uses a block that is still being loaded, and whatever `To
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from oracle import SECRET, Harness, Oracle, ready
@@ -13,7 +13,7 @@ from toy_tiers import Content, ToyTiers
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.transfers import BlockTransfer, TierInfo, TierLookup
+from troupellm.protocol.transfers import BlockTransfer, TierInfo, TierLookup, TierReport
 from troupellm.protocol.worker import StepPlan, WorkerReady
 
 ERRORS = ("miss", "corrupt", "busy", "disabled", "an I/O error")
@@ -46,6 +46,10 @@ class TierOracle(Oracle):
     """How likely a transfer ends with the plan that begins it, or with one of those that follow."""
     failing: float = 0.0
     """How likely it fails."""
+    silent: bool = False
+    """Nothing ends, and nothing is answered."""
+    reports: list[TierReport] = field(default_factory=list)
+    """What the next result says of tiers."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -59,8 +63,10 @@ class TierOracle(Oracle):
             for group, table in enumerate(self.rows[row].tables):  # it still has what has fallen behind a window
                 seen = table[self._first_seen(group, start) // self.block_size :]
                 assert loading.isdisjoint(seen), "a row is computed whose blocks are still being loaded"
-        transfers, found = self.tiers.answer(wait=not plan.rows)
-        self.pending.append(msgspec.structs.replace(self.pending.pop(), transfers=transfers, found=found))
+        transfers, found = ((), ()) if self.silent else self.tiers.answer(wait=not plan.rows)
+        reports, self.reports = tuple(self.reports), []
+        result = msgspec.structs.replace(self.pending.pop(), transfers=transfers, found=found, tiers=reports)
+        self.pending.append(result)
 
     def reset(self) -> None:
         super().reset()

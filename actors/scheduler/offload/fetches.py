@@ -1,7 +1,8 @@
 """Sequences that ask outer tiers for blocks: first how many there are, then for the blocks, into host memory.
 
 They hold no device blocks meanwhile and are not in the waiting room, where others go past them. Each asks once and
-waits a bounded time; then it goes back, and is admitted with what has arrived.
+waits a bounded time; then it goes back, and is admitted with what has arrived. One whose prefix is longer than host
+memory has places for asks again for the rest, when what has arrived is on the device.
 """
 
 from collections import deque
@@ -118,13 +119,14 @@ class Fetches:
             if ask.deadline <= now:
                 self._counts.num_timeouts += 1
                 if ask.lookups and ask.counts and not ask.waiting and not ask.pending:
-                    self._choose(ask)  # one tier has answered, another one takes its time
+                    self._choose(sequence, ask)  # one tier has answered, another one takes its time
                     for lookup in ask.lookups.values():
                         self._traffic.forget_lookup(lookup)
                     ask.lookups.clear()
                     ask.deadline = now + self._timeout
                     self._start(sequence, ask)
                 else:
+                    sequence.asks_again = False
                     if ask.pending:
                         self._missed(sequence, self._fetching[next(iter(ask.pending))].tier)
                     self._ended(sequence)
@@ -159,14 +161,16 @@ class Fetches:
         self._counts.looked_up(tier, len(ask.keys), count)
         ask.deadline = self._counts.now + self._timeout
         if not ask.lookups:
-            self._choose(ask)
+            self._choose(sequence, ask)
             self._start(sequence, ask)
 
-    def _choose(self, ask: Ask) -> None:
+    def _choose(self, sequence: Sequence, ask: Ask) -> None:
         """Which block to fetch from where: the nearest tier that has it, for every group that will look at it."""
         windows, size, pool = self._tables.windows, self._tables.block_size, self._tables.pool
         most = int(_HOST_SHARE * self._host.num_places) // len(windows)
-        count = min(max(ask.counts.values(), default=0), most)
+        found = max(ask.counts.values(), default=0)
+        count = min(found, most)
+        sequence.asks_again = 0 < count < found
         end = (ask.first + count) * size
         seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
         for index in range(count):
@@ -228,6 +232,7 @@ class Fetches:
         for sequence in [sequence for sequence in self._asking.values() if sequence.loading in waiting]:
             if not answer.ok and answer.error not in UNHARMED:
                 self._missed(sequence, tier)
+            sequence.asks_again = sequence.asks_again and answer.ok
             asked = sequence.loading
             if isinstance(asked, Ask) and not asked.pending and not asked.waiting and not asked.lookups:
                 self._ended(sequence)

@@ -140,11 +140,16 @@ class Offload:
         for origin in origins.values():
             found[self._kind(origin)] += size
         if self._counts_queries(sequence):
-            self._counts.queried_tokens += max(0, len(sequence.tokens) - start + size * len(origins))
+            behind = 0 if sequence.asks_again else len(sequence.tokens) - start  # what is asked for again counts then
+            self._counts.queried_tokens += max(0, behind + size * len(origins))
             self._counts.hit_tokens += size * len(origins)
             self._counts.looked_up(0, len(sequence.tokens) // size - start // size + len(origins), len(origins))
         if sequence.host_hits:
             self._loads.begin(sequence, self._counts.now, started=started)
+        before = sequence.brought
+        for kind, tokens in before.items():
+            found[kind] += min(tokens, start - sum(found.values()))
+        sequence.brought = found if sequence.asks_again else {}
         return CachedTokens(device=start - sum(found.values()), **found)
 
     # What the block tables and the residents tell: `block_tables.Tiers`.
@@ -260,7 +265,11 @@ class Offload:
 
     def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
         """Nothing is under way into its blocks any more, or nobody waits for it."""
-        if not loading.failed:
+        again = sequence.asks_again and not loading.failed and sequence.num_computed > sequence.reached
+        sequence.asks_again = False
+        if again:
+            sequence.asked, sequence.reached = False, sequence.num_computed
+        if not loading.failed and not again:
             self._loads.drop(sequence)
             del self._residents.loading[sequence.row]
             self._residents.run(sequence)

@@ -30,11 +30,11 @@ def left_device_and_host(harness: TierHarness) -> None:
     """A first request leaves its blocks in the outer tiers alone, and in the disk's none."""
     harness.submit(submission(1, PROMPT, max_tokens=2))
     harness.run(500)
-    assert harness.oracle.outer[1]
-    kept = dict(harness.oracle.outer[1])
+    assert harness.oracle.tiers.outer[1]
+    kept = dict(harness.oracle.tiers.outer[1])
     harness.core.reset_prefix_cache(external=False)
-    harness.oracle.outer[0].clear()
-    assert harness.oracle.outer[1] == kept
+    harness.oracle.tiers.outer[0].clear()
+    assert harness.oracle.tiers.outer[1] == kept
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
@@ -44,7 +44,7 @@ def test_a_tier_that_keeps_its_word_harms_nobody(policy: FailurePolicy) -> None:
     harness.submit(submission(2, PROMPT, max_tokens=4))
     harness.run(500)
     assert harness.reader.streams[200] == stream_of(PROMPT, 0, 4, frozenset())
-    assert harness.oracle.counts["fetch"] == len(PROMPT) // 4
+    assert harness.oracle.tiers.counts["fetch"] == len(PROMPT) // 4
     harness.assert_idle()
 
 

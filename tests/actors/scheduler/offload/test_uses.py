@@ -73,11 +73,11 @@ def test_what_left_the_device_comes_back_from_host_memory() -> None:
 def test_groups_with_windows_load_only_what_is_seen() -> None:
     harness = harness_of(windows=(None, 5))
     out_and_back(harness)
-    before = harness.oracle.counts.get("load", 0)
+    before = harness.oracle.tiers.counts.get("load", 0)
     harness.run()
     finished(harness, 3, PROMPT)
     assert usage(harness, 3).cached_sources.host == 16
-    assert harness.oracle.counts["load"] - before == 4 + 1  # behind 16 positions a token sees 4 of them
+    assert harness.oracle.tiers.counts["load"] - before == 4 + 1  # behind 16 positions a token sees 4 of them
     harness.assert_idle()
 
 
@@ -158,10 +158,10 @@ def test_a_restart_finds_a_conversation_on_disk() -> None:
     harness = harness_of(("disk", "peer"))
     ask(harness, 1, PROMPT)
     harness.run()
-    disk = harness.oracle.outer[0]
+    disk = harness.oracle.tiers.outer[0]
     assert len(disk) == 5  # its answer has filled another block
     later = harness_of(("disk", "peer"))
-    later.oracle.outer[0] = disk
+    later.oracle.tiers.outer[0] = disk
     ask(later, 1, PROMPT)
     later.run()
     finished(later, 1, PROMPT)
@@ -169,10 +169,28 @@ def test_a_restart_finds_a_conversation_on_disk() -> None:
     assert (sources.host, sources.disk, sources.external) == (0, 16, 0)
     later.assert_idle()
     shared = harness_of(("disk", "peer"))
-    shared.oracle.outer[1] = disk
+    shared.oracle.tiers.outer[1] = disk
     ask(shared, 1, PROMPT)
     shared.run()
     assert usage(shared, 1).cached_sources.external == 16
+
+
+@pytest.mark.parametrize(("places", "failing"), [(4, 0.0), (2, 0.0), (4, 0.5)])
+def test_a_prefix_longer_than_host_memory_comes_from_disk(places: int, failing: float) -> None:
+    prompt = PROMPT + PROMPT[::-1]
+    harness = harness_of(("disk",))
+    ask(harness, 1, prompt)
+    harness.run()
+    later = harness_of(("disk",), places=places, failing=failing)
+    later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
+    ask(later, 1, prompt)
+    later.run()
+    finished(later, 1, prompt)
+    sources = usage(later, 1).cached_sources
+    if not failing:
+        assert (sources.device, sources.host, sources.disk) == (0, 0, 32)
+        assert later.core.snapshot().offload.tiers[1].loads == 8
+    later.assert_idle()
 
 
 def test_a_reset_hides_what_every_tier_has() -> None:
@@ -219,7 +237,7 @@ def test_preempted_blocks_go_out_and_come_back_or_are_computed_as_asked() -> Non
         finished(harness, 1, first, 30)
         finished(harness, 2, second, 30)
         assert harness.core.snapshot().preemptions > 0
-        assert (harness.oracle.counts.get("load", 0) > 0) == loads
+        assert (harness.oracle.tiers.counts.get("load", 0) > 0) == loads
         harness.assert_idle()
 
 
@@ -227,11 +245,11 @@ def test_blocks_are_stored_after_so_many_uses() -> None:
     harness = harness_of(threshold=2)
     ask(harness, 1, PROMPT)
     harness.run()
-    assert not harness.oracle.counts
+    assert not harness.oracle.tiers.counts
     assert harness.core.snapshot().offload.filtered > 0
     ask(harness, 2, PROMPT)
     harness.run()
-    assert harness.oracle.counts["store"] == 4
+    assert harness.oracle.tiers.counts["store"] == 4
     harness.assert_idle()
 
 
@@ -243,14 +261,14 @@ def test_transfers_under_way_are_bounded() -> None:
     while harness.step():
         snapshot = harness.core.snapshot().offload
         assert snapshot.transfers <= STORES
-    assert harness.oracle.counts["store"] >= STORES
+    assert harness.oracle.tiers.counts["store"] >= STORES
     for number in (2, 3, 4):
         ask(harness, number, [number] * 590)
         harness.run()
     ask(harness, 5, prompt)
     most = 0
     while harness.step():
-        most = max(most, sum(1 for one in harness.oracle.under_way if one.order.kind == "load"))
+        most = max(most, sum(1 for one in harness.oracle.tiers.under_way if one.order.kind == "load"))
     assert most <= LOADS
     finished(harness, 5, prompt)
     harness.assert_idle()
@@ -261,7 +279,7 @@ def test_a_long_prompt_with_a_short_answer_is_stored_whole() -> None:
     harness = TierHarness(settings, OffloadConfig(kv_offloading_size=1.0), {})
     ask(harness, 1, [number % 6 + 1 for number in range(1000)], 1)
     harness.run()
-    assert harness.oracle.counts["store"] == 1000
+    assert harness.oracle.tiers.counts["store"] == 1000
     assert harness.core.snapshot().offload.tiers[0].dropped == 0
     harness.assert_idle()
 
@@ -270,9 +288,9 @@ def test_a_sleep_that_keeps_host_memory_keeps_what_was_written() -> None:
     harness = harness_of()
     ask(harness, 1, PROMPT)
     harness.run()
-    held = dict(harness.oracle.host)
+    held = dict(harness.oracle.tiers.host)
     harness.oracle.reset()
-    harness.oracle.host = held
+    harness.oracle.tiers.host = held
     harness.core.worker_sleeps(keeps_host=True)
     harness.core.worker_back(harness.settings)
     harness.core.assert_invariants()
@@ -299,5 +317,5 @@ def test_a_slow_reader_gives_up_its_blocks_and_finds_them_again() -> None:
     harness.core.resume(1)
     harness.run()
     finished(harness, 1, PROMPT, 12)
-    assert harness.oracle.counts["load"] >= 4
+    assert harness.oracle.tiers.counts["load"] >= 4
     harness.assert_idle()
