@@ -3,11 +3,12 @@
 Files appear whole: they are written beside their place and renamed. Nobody locks anything. Whoever finds the folder too
 full removes the files that were used longest ago, and so may everybody else at the same time: a file that has gone is a
 miss to its reader and no news to another who wanted to remove it. A file that is damaged, half of one, or not ours is a
-miss too; it is removed, so that the block can be written again.
+miss too; it is removed, so that the block can be written again. What has no name of ours is left alone and not counted.
 """
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 import threading
@@ -25,6 +26,9 @@ from troupellm.models.offload.store import BlockStore, StoreCorrupt, StoreError,
 NAME = "shared-directory"
 DEFAULT_BYTES = 16 * 2**30
 SUFFIX = ".kv"
+_MODEL, _BYTE = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
+_BLOCK, _ABANDONED = re.compile("[0-9a-f]+" + re.escape(SUFFIX)), re.compile(r"\.troupellm-[0-9a-f]{16}")
+"""Names of what is ours: folders of models, folders of keys, blocks, and blocks that are being written."""
 ABANDONED_SECONDS = 3600.0
 """After so long a file that was not renamed belongs to somebody who died."""
 USED_SECONDS = 60.0
@@ -186,18 +190,36 @@ class SharedDirectory(BlockStore):
     def _files(self) -> Iterator[_File]:
         """Blocks of all models; what was abandoned half-written is removed."""
         now = time()
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                path = os.path.join(folder, name)
-                try:
-                    found = os.lstat(path)
-                    if name.startswith(".troupellm-"):
-                        if now - found.st_mtime > ABANDONED_SECONDS:
-                            os.unlink(path)
-                    elif name.endswith(SUFFIX):
-                        yield _File(found.st_mtime, found.st_size, path)
-                except FileNotFoundError:
-                    continue
+        for model in _names(self._root, _MODEL):
+            for path in _names(model, _ABANDONED):  # of a probe
+                _remove_old(path, now)
+            for folder in _names(model, _BYTE):
+                for path in _names(folder, _ABANDONED):
+                    _remove_old(path, now)
+                for path in _names(folder, _BLOCK):
+                    with contextlib.suppress(FileNotFoundError):
+                        found = os.lstat(path)
+                        if stat.S_ISREG(found.st_mode):
+                            yield _File(found.st_mtime, found.st_size, path)
+
+
+def _names(folder: str | Path, wanted: re.Pattern[str]) -> Iterator[str]:
+    """Paths of what is so named in a folder, which may be none or have gone; links to folders are not followed."""
+    if os.path.islink(folder) and wanted is not _MODEL:
+        return
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if wanted.fullmatch(name):
+            yield os.path.join(folder, name)
+
+
+def _remove_old(path: str, now: float) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if now - os.lstat(path).st_mtime > ABANDONED_SECONDS:
+            os.unlink(path)
 
 
 def _temporary() -> str:

@@ -147,14 +147,48 @@ def test_writers_readers_and_evictors_at_the_same_time(connect: Open, tmp_path: 
 
 def test_what_was_abandoned_half_written_is_removed(connect: Open, tmp_path: Path) -> None:
     store = connect(NAME, {"path": str(tmp_path)})
-    old, young = tmp_path / ".troupellm-old", tmp_path / ".troupellm-young"
-    for path in (old, young):
+    store.put(key(9), memoryview(content(9)))
+    folder = next(path for path in files(tmp_path)).parent
+    old, young, foreign = (
+        folder / name for name in (f".troupellm-{'0' * 16}", f".troupellm-{'1' * 16}", ".troupellm-x")
+    )
+    probed = folder.parent / f".troupellm-{'2' * 16}"
+    for path in (old, young, foreign, probed):
         path.write_bytes(b"half")
-    os.utime(old, (1, 1))
+        if path is not young:
+            os.utime(path, (1, 1))
     assert ABANDONED_SECONDS > 60
+    store = connect(NAME, {"path": str(tmp_path)})  # looks before long
     store.put(key(0), memoryview(content(0)))
     assert not old.exists()
+    assert not probed.exists()
     assert young.exists()
+    assert foreign.exists()
+
+
+def test_strangers_are_left_alone_and_not_counted(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path), "bytes": 16 * FRAME})
+    store.put(key(0), memoryview(content(0)))
+    ours = next(path for path in files(tmp_path)).parent
+    named = next(path for path in files(tmp_path)).name
+    elsewhere = tmp_path.with_name(tmp_path.name + " elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / named).write_bytes(b"else")
+    (ours.parent / "ff").symlink_to(elsewhere)
+    strangers = [
+        tmp_path / "main.kv", tmp_path / named, tmp_path / "screens" / "main.kv", tmp_path / "a1" / named,
+        ours.parent / named, ours / "main.kv", ours / "deeper" / named, elsewhere / named,
+    ]  # fmt: skip
+    for path in strangers:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(4 * FRAME))
+        os.utime(path, (1, 1))
+    (ours / f"{'ab' * 32}.kv").mkdir()
+    for number in range(1, 60):
+        store.put(key(number), memoryview(content(number)))
+    assert all(path.exists() for path in strangers)
+    assert store.use().evicted > 0
+    assert store.use().used_bytes > 8 * FRAME
 
 
 def test_a_full_disk_leaves_nothing_behind(connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
