@@ -184,6 +184,7 @@ def refuse_for_encoders(config: EngineConfig) -> None:
             "attention_backend": config.worker.attention_backend != "auto",
             "kv_cache_dtype": config.cache.kv_cache_dtype != "auto",
             "kv_offloading_size": config.offload.on,
+            "speculative_config": config.speculation.speculative_config is not None,
         },
     )
     if worker.device == "cuda":

@@ -9,6 +9,7 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import RowTable
+from troupellm.models.speculation.guarded import Guarded
 from troupellm.models.speculation.length import DraftLength
 from troupellm.models.speculation.planning import Drafting
 from troupellm.models.speculation.proposer import Proposer
@@ -70,7 +71,7 @@ class Drafter:
     def _make(self, wanted: SpeculativeConfig, decoder: RunnableDecoder, cache: KVCache) -> Proposer:
         from troupellm.models.speculation.registry import ProposerContext, make_proposer
 
-        return make_proposer(
+        proposer = make_proposer(
             wanted,
             ProposerContext(
                 decoder=decoder,
@@ -82,6 +83,10 @@ class Drafter:
                 max_num_seqs=self._engine.scheduler.max_num_seqs,
             ),
         )
+        if wanted.method != "custom":
+            return proposer
+        trees = cache.storage.device.type == "cpu"
+        return Guarded(str(wanted.custom_class), proposer, decoder.config.vocab_size, trees=trees)
 
 
 def _length(wanted: SpeculativeConfig, most: int) -> DraftLength | None:

@@ -8,6 +8,7 @@ text.
 Order of calls, all from the worker's thread: `add_row` when a row becomes known (also when it comes back after a
 preemption), then per step `propose`, at most once, and `observe`, at most once, after the step's tokens are drawn;
 `drop_row` at the end. Rows are named by their slots in the row table, which are given away again after `drop_row`.
+A plug-in that raises, or gives what no drafts are, is not called again (`guarded`).
 """
 
 from dataclasses import dataclass

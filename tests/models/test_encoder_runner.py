@@ -121,8 +121,12 @@ def test_weights_that_do_not_fit_are_said_before_they_are_read(folder: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("batch_invariant", True), ("attention_backend", "sdpa"), ("kv_cache_dtype", "int8")]
-)
+    ("name", "value"),
+    [
+        ("batch_invariant", True), ("attention_backend", "sdpa"), ("kv_cache_dtype", "int8"),
+        ("speculative_config", {"method": "ngram"}),
+    ],
+)  # fmt: skip
 def test_what_is_for_decoders_is_refused(folder: Path, name: str, value: Any) -> None:
     config = EngineConfig.from_flat({name: value})
     with pytest.raises(ConfigError, match=f"{name} is for decoders"):

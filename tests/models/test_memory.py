@@ -51,6 +51,17 @@ def test_the_default_leaves_a_laptop_its_memory(folder: Path) -> None:
     assert used + small.free_bytes == GIB
 
 
+def test_tokens_drawn_behind_drafts_are_counted(folder: Path) -> None:
+    def logits(**settings: object) -> int:
+        found = plan(folder, max_num_batched_tokens=64, max_num_seqs=10, **settings)
+        return found.activation_bytes - plan(folder, max_num_batched_tokens=64, max_num_seqs=1).activation_bytes
+
+    row = 3 * 4 * SIZES["vocab_size"]
+    assert logits() == 9 * row
+    assert logits(speculative_config={"method": "ngram", "num_speculative_tokens": 4}) == 49 * row
+    assert logits(speculative_config={"method": "ngram", "num_speculative_tokens": 8}) == 63 * row, "the step's tokens"
+
+
 def test_auto_context_shrinks_to_the_cache(folder: Path) -> None:
     assert plan(folder, num_gpu_blocks_override=5, block_size=8).max_model_len == 40
     size = block_bytes(describe_model(folder), 16, torch.float32)

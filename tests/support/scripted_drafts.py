@@ -138,6 +138,36 @@ class GuessingTrees(Guessing):
         return self._random.randint(ROOT, index - 1)
 
 
+class Failing(Guessing):
+    """Fails at its fifth proposal: raises."""
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        self._left = getattr(self, "_left", 5) - 1
+        return super().propose(batch) if self._left else self._fail(batch)
+
+    def _fail(self, batch: ProposalBatch) -> Drafts:
+        raise RuntimeError("out of ideas")
+
+
+class TooMany(Failing):
+    """The same: drafts more than it was asked for."""
+
+    def _fail(self, batch: ProposalBatch) -> Drafts:
+        width = int(batch.limits.max()) + 1
+        return Drafts(np.zeros((batch.slots.size, width), np.int32), np.full(batch.slots.size, width))
+
+
+class Blind(Guessing):
+    """Fails when it is shown what was computed."""
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        self.taps = Taps(last=True)
+
+    def observe(self, seen: Any) -> None:
+        raise RuntimeError("nothing to be seen")
+
+
 @dataclass
 class ElasticHost:
     """Plans rows for a runner as a scheduler does that is one step behind: starts and lengths are those of the step

@@ -1,0 +1,38 @@
+"""A plug-in that fails costs drafts: no request, and no worker. Through the whole engine."""
+
+import logging
+from typing import Any
+
+import pytest
+from engines import anyio_backend, checkpoint, tiny_engine
+
+__all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
+pytestmark = pytest.mark.anyio
+
+
+async def tokens_of(engine: Any) -> list[int]:
+    async with engine.stream([30, *[32] * 12], max_tokens=30, temperature=1.0, seed=3, ignore_eos=True) as stream:
+        return [token async for delta in stream for token in delta.token_ids]
+
+
+@pytest.mark.parametrize("kind", ["Failing", "TooMany", "Blind"])
+async def test_a_plug_in_that_fails_is_not_asked_again(
+    tiny_engine: Any, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async with tiny_engine() as engine:
+        right = await tokens_of(engine)
+    wanted = {
+        "method": "custom", "custom_class": f"scripted_drafts:{kind}", "num_speculative_tokens": 3, "adaptive": False,
+    }  # fmt: skip
+    with caplog.at_level(logging.ERROR, "troupellm.worker"):
+        async with tiny_engine(speculative_config=wanted) as engine:
+            assert await tokens_of(engine) == right
+            drafted = engine.snapshot().scheduler.draft_tokens
+            assert await tokens_of(engine) == right
+            snapshot = engine.snapshot().scheduler
+    assert snapshot.draft_tokens == drafted
+    assert (drafted > 0) == (kind != "Blind"), "that one is shown the prompt before it is asked"
+    assert snapshot.replays == 0
+    assert [record.message for record in caplog.records if "has failed" in record.message] == [
+        f"the proposer scripted_drafts:{kind} has failed: nothing is drafted until the model is loaded again"
+    ]
