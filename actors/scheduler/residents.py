@@ -75,7 +75,6 @@ class Residents:
         """It has all the blocks that it needs now."""
         sequence.handle(Event.START)
         sequence.asked = sequence.asks_again = sequence.was_preempted = sequence.gave_up = False
-        sequence.reached = 0
         self.running[sequence.row] = sequence
         self._shares.runs(sequence.request.tenant)
 
@@ -244,7 +243,7 @@ class Residents:
         for sequence in list(self.loading.values()):
             sequence.tables = [[] for _ in sequence.tables]
             sequence.asked = sequence.asks_again = False
-            sequence.reached = 0
+            sequence.rounds = 0
             self.put_back(sequence)
         for request in {sequence.request.number: sequence.request for sequence in computed}.values():
             if request.search is not None:

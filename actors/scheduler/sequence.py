@@ -208,9 +208,9 @@ class Sequence:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "pooling",
-        "reached",
         "repetition",
         "request",
+        "rounds",
         "row",
         "sampling",
         "slack",
@@ -278,8 +278,8 @@ class Sequence:
         """Outer tiers were asked for its blocks since it ran last."""
         self.asks_again = False
         """Outer tiers have more than could be fetched at once: they are asked again once that is loaded."""
-        self.reached = 0
-        """Tokens that it had loaded when it did: each time more, so that it comes to an end."""
+        self.rounds = 0
+        """How often it has done so."""
         self.brought: dict[str, int] = {}
         """Tokens that came from tiers before it asked again, by kind of tier."""
         self.gave_up = False

@@ -37,6 +37,9 @@ from troupellm.protocol.worker import StepResult, WorkerReady
 DISK = "disk"
 """Name of the tier that is this engine's own; the others are shared with other engines."""
 
+MOST_ROUNDS = 8
+"""A sequence whose prefix is longer than host memory asks again so often, and computes the rest."""
+
 
 class Offload:
     """Leads sequences into and out of LOADING; implements `block_tables.Tiers`."""
@@ -265,10 +268,11 @@ class Offload:
 
     def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
         """Nothing is under way into its blocks any more, or nobody waits for it."""
-        again = sequence.asks_again and not loading.failed and sequence.num_computed > sequence.reached
+        again = sequence.asks_again and not loading.failed and sequence.rounds < MOST_ROUNDS
         sequence.asks_again = False
         if again:
-            sequence.asked, sequence.reached = False, sequence.num_computed
+            sequence.asked = False
+            sequence.rounds += 1
         if not loading.failed and not again:
             self._loads.drop(sequence)
             del self._residents.loading[sequence.row]
