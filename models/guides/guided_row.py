@@ -32,8 +32,8 @@ class GuidedRow:
     """One row's guide."""
 
     __slots__ = (
-        "_built", "_debt", "_library", "_program", "_retried", "_token_ids", "at_fault", "building", "error", "jumps",
-        "matcher", "sleep",
+        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_token_ids", "at_fault", "building",
+        "error", "jumps", "matcher", "sleep",
     )  # fmt: skip
 
     def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
@@ -51,7 +51,7 @@ class GuidedRow:
         self._token_ids: list[int] = []
         """Those that the matcher has."""
         self._retried = False
-        self._debt = 0.0
+        self._debt = self._draft_debt = 0.0
 
     @property
     def backend(self) -> str:
@@ -123,6 +123,15 @@ class GuidedRow:
         if self._debt > MOST_DEBT:
             self.error = self.error or _TOO_SLOW
 
+    def charge_draft(self, seconds: float) -> None:
+        """A mask behind a draft took so much: such a row goes on, without drafts."""
+        self._draft_debt = max(0.0, self._draft_debt + seconds - MASK_SECONDS)
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Its masks behind drafts have not taken too long."""
+        return self._draft_debt <= MOST_DEBT
+
     def check(self) -> bool:
         """Whether it can go on."""
         if self.error is None and self.matcher is not None and self.matcher.error is not None:
@@ -142,9 +151,9 @@ class GuidedRow:
         return forced if self.error is None else []
 
     def follow(self, token_id: int) -> bool:
-        """Take in a draft, which `rollback` will take back; False, and nothing has changed, where it cannot come
+        """Take in a draft, which `return_to` will take back; False, and nothing has changed, where it cannot come
         next."""
-        if self.matcher is None or self.error is not None or self.stopped:
+        if self.matcher is None or self.error is not None or self.matcher.error is not None or self.stopped:
             return False
         if self.asleep:
             assert self.sleep is not None
@@ -153,6 +162,8 @@ class GuidedRow:
             self.sleep.accept((token_id,))
             return True
         if not self.matcher.fits(token_id) or not self.matcher.accept((token_id,)):
+            if self.matcher.error is not None:
+                self._begin_anew()
             return False
         self._token_ids.append(token_id)
         return True

@@ -83,7 +83,8 @@ class FilledLater:
         self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
         self.seconds = perf_counter() - begin
 
-    def _fill_rows(self, library: GuideLibrary, places: Iterable[int]) -> None:
+    def _fill_rows(self, library: GuideLibrary, places: Iterable[int], *, drafts: bool = False) -> None:
+        """drafts: the rows are behind drafts; see `_fill_awake`."""
         awake: dict[str, list[int]] = {}
         for place in places:
             row = self._rows[place]
@@ -95,7 +96,7 @@ class FilledLater:
             elif not row.stopped:  # whatever a complete one draws is dropped
                 awake.setdefault(row.backend, []).append(place)
         for name, places in awake.items():
-            self._fill_awake(library.backend(name), places)
+            self._fill_awake(library.backend(name), places, drafts=drafts)
 
     def _fill_drafts(self, library: GuideLibrary, first: int, drafts: RowDrafts) -> None:
         """What may come at the row's place `first`, and behind each of its drafts; it is where it was at the end."""
@@ -104,18 +105,25 @@ class FilledLater:
         walk = _Walk(row)
         for node in range(len(drafts)):
             if walk.to(drafts, node):
-                self._fill_rows(library, [first + 1 + node])
+                self._fill_rows(library, [first + 1 + node], drafts=True)
             else:
                 self._masks[first + 1 + node] = 0
         walk.back()
 
-    def _fill_awake(self, backend: Backend, places: list[int]) -> None:
+    def _fill_awake(self, backend: Backend, places: list[int], *, drafts: bool) -> None:
+        """drafts: what goes wrong here has not happened yet. Where the drafts are kept it does a step later."""
         matchers = [matcher for place in places if (matcher := self._rows[place].matcher) is not None]
         whole = len(places) == len(self._rows)
         masks = self._masks if whole else np.empty((len(places), self._masks.shape[1]), dtype=np.int32)
         seconds = backend.fill(matchers, masks)
         for number, place in enumerate(places):
             row = self._rows[place]
+            if drafts:
+                if seconds:
+                    row.charge_draft(seconds[number])
+                if matchers[number].error is not None:
+                    masks[number] = 0
+                continue
             if seconds:
                 row.charge(seconds[number])
             if matchers[number].spent and row.retry() and row.matcher is not None:
@@ -191,7 +199,7 @@ class GuidedRows:
         guided = self._rows.get(row)
         if guided is None or not len(drafts):
             return
-        if guided.building is not None and not guided.building.done():
+        if (guided.building is not None and not guided.building.done()) or not guided.takes_drafts:
             drafts.keep(())
             return
         guided.wait()
