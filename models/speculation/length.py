@@ -36,8 +36,8 @@ _PROBE_SHARE: Final = 0.008
 """Of the time, for probes."""
 _MOST_SAVED: Final = 1.0
 """Steps without drafts whose time can be saved up for probes."""
-_LEAST_PRICE: Final = 0.03
-"""Of a probe, in steps without drafts."""
+_BOOKKEEPING: Final = 2e-4
+"""Seconds that a probe takes beside what it computes: where steps are as short as that, probes are rare."""
 _ALMOST: Final = 0.9
 _PLAIN_WANTED: Final = 2
 _STALE_STEPS: Final = 400
@@ -227,8 +227,7 @@ class DraftLength:
             price = (curve.expected(float(self._nodes[1])) - curve.level) * self._present
             price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
             # What was dear once may have been an accident: it stays within what saving can reach.
-            price = min(price, _ALMOST * _MOST_SAVED * curve.level)
-            self._price = max(price, _LEAST_PRICE * curve.level)
+            self._price = min(price + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
         elif self._since_plain > _STALE_STEPS:
             # Its drafts are lost, which is as much as saving can reach.
             probed, self._price = np.zeros_like(depths), _ALMOST * _MOST_SAVED * curve.level
@@ -238,7 +237,7 @@ class DraftLength:
                 self._price = _ALMOST * curve.level
                 return depths
             before, after = (curve.expected(float(self._nodes[each].sum())) for each in (depths, probed))
-            self._price = max(after - before, _LEAST_PRICE * curve.level)
+            self._price = min(max(0.0, after - before) + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
         if self._saved < self._price:
             return depths
         self._saved -= self._price
