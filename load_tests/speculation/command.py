@@ -40,8 +40,8 @@ LEAST_SYNTHETIC = {"fp32": 1.6, "int8": 1.9}
 LEAST_SWEEP = 0.97
 SYNTHETIC_DRAFTS = 4
 PROMPT_ROOM = 1024
-LEAST_SWEPT = 32
-"""Answers of a round of `sweep`, so that small batches are timed for as long as large ones."""
+LEAST_SWEPT, SWEPT_PER_SEQUENCE = 16, 3
+"""Answers of a round of `sweep`, so that most of its time the batch is full."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ class Bench:
 
     async def _sweep(self, method: str) -> None:
         for batch in self._args.batches:
-            questions = mixed(max(batch, LEAST_SWEPT), self._args.output_len)
+            questions = mixed(max(LEAST_SWEPT, SWEPT_PER_SEQUENCE * batch), self._args.output_len)
             async with self._arms(SETTINGS[method], batch=batch) as arms:
                 found = await arms.measure("all kinds", questions, rounds=self._args.rounds, batch=batch)
             self._keep(f"sweep {method}"[:12], found)

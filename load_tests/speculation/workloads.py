@@ -1,7 +1,6 @@
 """What is asked, of the built-in model in texts of its training's kinds, and of random ones in random tokens."""
 
 import random
-from collections.abc import Sequence
 
 import msgspec
 
@@ -58,8 +57,3 @@ def random_tokens(count: int, output_len: int, vocabulary: int) -> list[Question
         Question(source.choices(range(1, vocabulary), k=RANDOM_PROMPT), output_len, ignore_eos=True)
         for _ in range(count)
     ]
-
-
-def chunks(questions: Sequence[int], size: int) -> list[Sequence[int]]:
-    """What is asked at once."""
-    return [questions[first : first + size] for first in range(0, len(questions), size)]

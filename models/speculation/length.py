@@ -30,8 +30,8 @@ _SMALL_BATCH: Final = 4
 _YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
 """Observations of a row after which it has had its first steps."""
-_LEAST_GAIN: Final = 1.02
-"""Times the tokens per second without drafts, below which there are none."""
+_LEAST_GAIN: Final = 1.05
+"""Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too."""
 _PROBE_SHARE: Final = 0.008
 """Of the time, for probes."""
 _MOST_SAVED: Final = 1.0
