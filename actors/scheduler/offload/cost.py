@@ -11,6 +11,11 @@ _WORTH = 0.8
 """Moving must take this much less than computing, since it takes an admission of its own."""
 
 
+def fetch_from(tier: int) -> str:
+    """The kind of transfer that brings blocks of an outer tier to host memory."""
+    return f"fetch {tier}"
+
+
 class Cost:
     """Times are seconds."""
 
@@ -32,6 +37,14 @@ class Cost:
     def load_pays(self) -> bool:
         """Blocks that host memory has come back sooner than they are computed."""
         return self.mode == "offload" or self._pays("load")
+
+    def fetch_pays(self, tier: int) -> bool:
+        """Blocks that an outer tier has come back sooner than they are computed."""
+        return self.mode == "offload" or self._pays(fetch_from(tier), "load")
+
+    def computing(self, num_blocks: int) -> float:
+        """What so many blocks of a prompt take to compute; 0 is unknown."""
+        return num_blocks * self._block_size * self._per_token()
 
     def offload_pays(self) -> bool:
         """A preempted sequence's blocks should go to host memory, to come back from there."""

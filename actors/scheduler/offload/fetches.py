@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from troupellm.actors.scheduler.block_pool import in_group
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.offload.cost import Cost, fetch_from
 from troupellm.actors.scheduler.offload.counts import Counts
 from troupellm.actors.scheduler.offload.host import HostTier
 from troupellm.actors.scheduler.offload.loads import UNHARMED
@@ -40,14 +41,15 @@ class _Fetch(NamedTuple):
 class Ask:
     """What one sequence waits for."""
 
-    __slots__ = ("counts", "deadline", "first", "keys", "lookups", "pending", "waiting")
+    __slots__ = ("counts", "deadline", "first", "keys", "latest", "lookups", "pending", "waiting")
 
     def __init__(self, keys: list[bytes], first: int, deadline: float) -> None:
         self.keys = keys
         """Of the prefix chain, those that are nowhere nearer, and what comes behind them."""
         self.first = first
         """Blocks before them."""
-        self.deadline = deadline
+        self.deadline = self.latest = deadline
+        """When it goes on if nothing comes before, and whatever comes."""
         self.lookups: dict[int, int] = {}
         """Not answered: (look-up -> tier)."""
         self.counts: dict[int, int] = {}
@@ -64,6 +66,7 @@ class Fetches:
         host: HostTier,
         traffic: Traffic,
         tables: BlockTables,
+        cost: Cost,
         counts: Counts,
         timeout: float,
         ended: Callable[[Sequence], None],
@@ -71,7 +74,8 @@ class Fetches:
     ) -> None:
         """
         Args:
-            timeout: seconds without an answer after which a sequence goes on without it.
+            timeout: seconds without an answer after which a sequence goes on without it; for all of its blocks together
+                it waits no longer than that and what computing them takes.
             ended: hears that a sequence has nothing more to wait for.
             missed: hears before that if a tier did not give a sequence what it said it has.
         """
@@ -79,6 +83,7 @@ class Fetches:
         self._host = host
         self._traffic = traffic
         self._tables = tables
+        self._cost = cost
         self._counts = counts
         self._timeout = timeout
         self._ended = ended
@@ -97,13 +102,17 @@ class Fetches:
         """Nobody else may ask before an answer comes."""
         return len(self._asking) >= LOOKUPS or self._traffic.num_lookups + len(self.inward) > LOOKUPS
 
+    def paying(self) -> tuple[int, ...]:
+        """Outer tiers that bring blocks sooner than they are computed."""
+        return tuple([tier for tier in self.inward if self._cost.fetch_pays(tier)])
+
     def begin(self, sequence: Sequence, keys: list[bytes], first: int) -> None:
         """Ask for `keys`, of the blocks behind the first ones; there is at least one. The sequence is LOADING."""
         ask = sequence.loading = Ask(keys, first, self._counts.now + self._timeout)
         self._asking[sequence.row] = sequence
         group = self._tables.windows.index(None) if None in self._tables.windows else 0
         named = tuple([in_group(key, group) for key in keys])
-        for tier in self.inward:
+        for tier in self.paying():
 
             def found(count: int, tier: int = tier) -> None:
                 self._found(sequence, ask, tier, count)
@@ -123,7 +132,6 @@ class Fetches:
                     for lookup in ask.lookups.values():
                         self._traffic.forget_lookup(lookup)
                     ask.lookups.clear()
-                    ask.deadline = now + self._timeout
                     self._start(sequence, ask)
                 else:
                     sequence.asks_again = False
@@ -167,9 +175,10 @@ class Fetches:
     def _choose(self, sequence: Sequence, ask: Ask) -> None:
         """Which block to fetch from where: the nearest tier that has it, for every group that will look at it."""
         windows, size, pool = self._tables.windows, self._tables.block_size, self._tables.pool
-        most = int(_HOST_SHARE * self._host.num_places) // len(windows)
+        most = max(1, int(_HOST_SHARE * self._host.num_places) // len(windows))
         found = max(ask.counts.values(), default=0)
         count = min(found, most)
+        ask.latest = self._counts.now + self._timeout + self._cost.computing(count)
         sequence.asks_again = 0 < count < found
         end = (ask.first + count) * size
         seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
@@ -204,7 +213,10 @@ class Fetches:
         if not ask.pending:
             self._ended(sequence)
         else:
-            ask.deadline = self._counts.now + self._timeout
+            self._progressed(ask)
+
+    def _progressed(self, ask: Ask) -> None:
+        ask.deadline = min(self._counts.now + self._timeout, ask.latest)
 
     def _fetch(self, ask: Ask, wanted: _Wanted, target: TierBlock) -> None:
         tier, group, key = wanted
@@ -221,12 +233,13 @@ class Fetches:
     def _fetched(self, tier: int, target: TierBlock, answer: TransferDone) -> None:
         self._counts.moved("fetch", answer, tier)
         if answer.ok:
+            self._cost.learn(fetch_from(tier), answer.seconds)
             target.origin = tier
         self._host.complete_store(target, ok=answer.ok)
         waiting = self._fetching.pop(target.key).waiting
         for ask in waiting:
             ask.pending.remove(target.key)
-            ask.deadline = self._counts.now + self._timeout
+            self._progressed(ask)
             if not answer.ok:
                 ask.waiting.clear()  # what comes behind it is of no use without it
         for sequence in [sequence for sequence in self._asking.values() if sequence.loading in waiting]:

@@ -84,7 +84,9 @@ class Offload:
         threshold, timeout = config.kv_offload_store_threshold, config.kv_offload_timeout
         self._stores = Stores(self._host, traffic, tables, self.cost, self._counts, threshold)
         self._loads = Loads(self._host, traffic, tables, self.cost, self._counts, timeout, self._load_ended)
-        self._fetches = Fetches(self._host, traffic, tables, self._counts, timeout, self._fetch_ended, self._missed)
+        self._fetches = Fetches(
+            self._host, traffic, tables, self.cost, self._counts, timeout, self._fetch_ended, self._missed
+        )
         self._choose_tiers()
 
     # What the planner asks.
@@ -110,7 +112,10 @@ class Offload:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
         if sequence.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.trunk is not None:
             return False
-        return len(self._beyond(sequence)[0]) > 0
+        if not self._beyond(sequence)[0]:
+            return False
+        sequence.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
+        return not sequence.asked
 
     @property
     def may_ask(self) -> bool:

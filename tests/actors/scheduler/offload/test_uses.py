@@ -4,6 +4,7 @@ import pytest
 from oracle import stream_of, submission
 from tier_oracle import TierHarness, tiered_ready
 
+from troupellm.actors.scheduler.offload.cost import fetch_from
 from troupellm.actors.scheduler.offload.traffic import LOADS, STORES
 from troupellm.actors.scheduler.sequence import State
 from troupellm.protocol.offload import OffloadConfig
@@ -22,11 +23,12 @@ def harness_of(
     plans: int = 1,
     rows: int = 4,
     windows: tuple[int | None, ...] = (None,),
+    timeout: float = 20.0,
     **tiers: object,
 ) -> TierHarness:
     settings = tiered_ready(places, outer, num_blocks=10, block_size=4, max_model_len=40, windows=windows)
     config = OffloadConfig(
-        kv_offloading_size=1.0, preemption_mode=mode, kv_offload_store_threshold=threshold, kv_offload_timeout=20.0
+        kv_offloading_size=1.0, preemption_mode=mode, kv_offload_store_threshold=threshold, kv_offload_timeout=timeout
     )
     limits = {"max_num_seqs": rows, "max_plans_in_flight": plans}
     return TierHarness(settings, config, limits, **tiers)
@@ -175,7 +177,7 @@ def test_a_restart_finds_a_conversation_on_disk() -> None:
     assert usage(shared, 1).cached_sources.external == 16
 
 
-@pytest.mark.parametrize(("places", "failing"), [(4, 0.0), (2, 0.0), (4, 0.5)])
+@pytest.mark.parametrize(("places", "failing"), [(4, 0.0), (1, 0.0), (4, 0.5)])
 def test_a_prefix_longer_than_host_memory_comes_from_disk(places: int, failing: float) -> None:
     prompt = PROMPT + PROMPT[::-1]
     harness = harness_of(("disk",))
@@ -191,6 +193,53 @@ def test_a_prefix_longer_than_host_memory_comes_from_disk(places: int, failing: 
         assert (sources.device, sources.host, sources.disk) == (0, 0, 32)
         assert later.core.snapshot().offload.tiers[1].loads == 8
     later.assert_idle()
+
+
+def test_one_deadline_for_all_blocks_of_a_slow_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = PROMPT + PROMPT[::-1]
+    harness = harness_of(("disk",))
+    ask(harness, 1, prompt)
+    harness.run()
+    later = harness_of(("disk",), timeout=6.0)
+    # A block every other second, never late by itself.
+    monkeypatch.setattr(later.oracle.tiers, "ends", lambda order: order.kind != "fetch")
+    later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
+    ask(later, 1, prompt)
+    later.run()
+    finished(later, 1, prompt)
+    assert 0 < usage(later, 1).cached_sources.disk < 32
+    assert later.core.snapshot().offload.timeouts == 1
+    later.assert_idle()
+
+
+@pytest.mark.parametrize(("mode", "asked"), [("auto", False), ("recompute", False), ("offload", True)])
+def test_a_tier_that_is_slower_than_computing_is_not_asked(mode: str, asked: bool) -> None:
+    harness = harness_of(("disk",))
+    ask(harness, 1, PROMPT)
+    harness.run()
+    later = harness_of(("disk",), mode=mode)
+    later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
+    later.core._offload.cost._per_token = lambda: 0.001
+    later.core._offload.cost.learn(fetch_from(1), 1.0)
+    ask(later, 1, PROMPT)
+    later.run()
+    finished(later, 1, PROMPT)
+    assert usage(later, 1).cached_sources.disk == (16 if asked else 0)
+    assert (later.core.snapshot().offload.tiers[1].lookups > 0) == asked
+
+
+def test_what_was_fetched_says_what_fetching_costs() -> None:
+    harness = harness_of(("disk",))
+    ask(harness, 1, PROMPT)
+    harness.run()
+    later = harness_of(("disk",), mode="auto")
+    later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
+    ask(later, 1, PROMPT)
+    later.run()
+    cost = later.core._offload.cost
+    cost._per_token = lambda: 0.0004  # a block of 4 takes less than the two milliseconds that the toy tiers tell
+    assert not cost.fetch_pays(1)
+    assert cost.fetch_pays(2)
 
 
 def test_a_reset_hides_what_every_tier_has() -> None:
