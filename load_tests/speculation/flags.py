@@ -15,7 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--synthetic-length", type=float, default=3.0, help="mean tokens of a step, with 4 drafts")
     parser.add_argument("--output-len", type=int, default=96, help="tokens of an answer of `synthetic` and `sweep`")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32], help="sequences of `sweep`")
-    parser.add_argument("--sweep-methods", nargs="+", choices=METHODS, default=["ngram"])
+    parser.add_argument("--sweep-methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--num-threads", type=int, help="of each engine (default: all cores)")
     parser.add_argument("--embedded", action="store_true", help="workers on threads of this process")
     parser.add_argument("--result-json", metavar="FILE", help="written after every part")

@@ -5,7 +5,7 @@ row goes on is known here: it computes the tokens that it has and whose keys and
 """
 
 from collections.abc import Callable, Sequence
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +66,7 @@ class Speculator:
         guides: GuidedRows | None = None,
         trees: bool = True,
         clock: Callable[[], float] = thread_time,
+        wall: Callable[[], float] = perf_counter,
     ) -> None:
         """
         Args:
@@ -77,15 +78,18 @@ class Speculator:
             trees: the attention has masks for them.
             clock: by which steps are compared; seconds. The usual one stands still while others have the processor,
                 so that a busy machine does not look like drafts that cost much.
+            wall: by which the proposer is timed, which may wait for somebody else's work; seconds.
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         self._trees = trees
         self.num_drafts = 0
         """That the last step verified."""
-        self._clock, self._began = clock, 0.0
+        self._clock, self._wall, self._began = clock, wall, 0.0
         self._proposing = 0.0
         """Seconds of the step under way that were the proposer's."""
+        self._unseen = 0.0
+        """Of these, what the clock has not seen."""
         proposer.reset()
 
     @property
@@ -112,7 +116,7 @@ class Speculator:
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
-        self._began, self._proposing = self._clock(), 0.0
+        self._began, self._proposing, self._unseen = self._clock(), 0.0, 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
         elastic, lengths = limits >= 0, self._rows.lengths[slots]
         starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
@@ -192,7 +196,7 @@ class Speculator:
                 accepted[row] = kept.accepted
             self._length.learn(
                 spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                self._clock() - self._began if seconds is None else seconds, self._proposing,
+                self._clock() - self._began + self._unseen if seconds is None else seconds, self._proposing,
             )  # fmt: skip
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
@@ -234,7 +238,7 @@ class Speculator:
         asked = np.flatnonzero(limits > 0)
         if not asked.size:
             return {}
-        begin = self._clock()
+        begin, began = self._clock(), self._wall()
         rows = [plan.rows[index] for index in asked.tolist()]
         drafts = self.proposer.propose(
             ProposalBatch(
@@ -258,7 +262,8 @@ class Speculator:
             if len(drafted):
                 found[index] = drafted
         self._place(found, slots, lengths)
-        self._proposing = self._clock() - begin
+        self._proposing = self._wall() - began
+        self._unseen = self._proposing - (self._clock() - begin)
         return found
 
     def _draws(self, rows: Sequence[int]) -> RowDraws:

@@ -1,5 +1,6 @@
 """Rows with drafts say what they say without, whatever is drafted: through the runner, on a tiny model."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,6 +172,29 @@ def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
     assert "NaN" in host.errors[0]
     assert len(found) >= 2
     assert found == plain.tokens[0][plain.prompts[0] :][: len(found)]
+
+
+def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+    """By clocks that say so: nothing is computed, and each proposal takes a second."""
+    seen: list[tuple[int, float, float]] = []
+
+    class Length:
+        def add_row(self, slot: int) -> None:
+            pass
+
+        def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
+            return most
+
+        def learn(self, slots: Any, drafted: np.ndarray, accepted: Any, tokens: int, *took: float) -> None:
+            seen.append((int(drafted.sum()), *took))
+
+    proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH)
+    ticks = itertools.count(0.0)
+    host = ElasticHost(make(parts, proposer, length=Length(), clock=lambda: 7.0, wall=lambda: next(ticks)), 5)
+    fill(host, ["greedy"])
+    host.run(TOKENS)
+    assert seen[0] == (0, 0.0, 0.0), "the prompt"
+    assert {(step, asking) for drafted, step, asking in seen if drafted} == {(1.0, 1.0)}
 
 
 def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
