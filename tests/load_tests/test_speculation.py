@@ -63,7 +63,7 @@ def test_a_small_run_says_the_same_with_drafts_and_writes_what_it_found(tmp_path
     arguments = [
         "--parts", "ngram", "synthetic", "sweep", "--rounds", "1", "--prompts", "2", "--config", "tiny",
         "--precisions", "fp32", "--output-len", "24", "--batches", "2", "--num-threads", "1", "--embedded",
-        "--result-json", str(written),
+        "--sweep-methods", "ngram", "--result-json", str(written),
     ]  # fmt: skip
     assert command.run(parser.parse_args(arguments)) == 0
     found = json.loads(written.read_text())
