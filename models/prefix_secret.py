@@ -40,11 +40,13 @@ def read_secret(path: Path) -> bytes:
         if not path.exists():
             _create(path)
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             content = file.read(_LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"{_FIELD} cannot be read or made: {error.strerror}", param=_FIELD) from error
-    if stat.S_IMODE(mode) & 0o027:
+    if found.st_uid not in (os.geteuid(), 0):  # whoever made it could forge blocks
+        raise ConfigError(f"{_FIELD}: it belongs to another user; chown it to the engine's", param=_FIELD)
+    if stat.S_IMODE(found.st_mode) & 0o027:
         raise ConfigError(f"{_FIELD}: only its owner may write it, and nobody else read it; chmod 600", param=_FIELD)
     try:
         secret = bytes.fromhex(content.decode("ascii"))

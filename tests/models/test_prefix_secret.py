@@ -56,6 +56,18 @@ def test_one_that_others_reach_is_refused(tmp_path: Path, mode: int) -> None:
         read_secret(path)
 
 
+def test_one_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    read_secret(path)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(ConfigError, match="another user"):
+        read_secret(path)
+
+
 def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read or made"):
         read_secret(tmp_path)
