@@ -53,8 +53,9 @@ class Cost:
     def _pays(self, *kinds: str) -> bool:
         moving = sum(self._moved.get(kind, 0.0) for kind in kinds) * self._num_groups
         computing = self._per_token() * self._block_size
-        if not computing or moving <= _WORTH * computing:
-            return True
-        for kind in kinds:  # what is not done is not measured: in time it is tried again
+        return not computing or moving <= _WORTH * computing
+
+    def not_done(self, *kinds: str) -> None:
+        """What is not done is not measured: in time it is tried again. Once per occasion, however often was asked."""
+        for kind in kinds:
             self._moved[kind] = self._moved.get(kind, 0.0) * _FORGETS
-        return False

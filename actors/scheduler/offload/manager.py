@@ -16,7 +16,7 @@ from hashlib import sha256
 
 from troupellm.actors.kv_events import BlockEvents, KVEventLog
 from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.offload.cost import Cost
+from troupellm.actors.scheduler.offload.cost import Cost, fetch_from
 from troupellm.actors.scheduler.offload.counts import Counts
 from troupellm.actors.scheduler.offload.fetches import Ask, Fetches
 from troupellm.actors.scheduler.offload.host import HostTier
@@ -114,8 +114,10 @@ class Offload:
             return False
         if not self._beyond(sequence)[0]:
             return False
-        sequence.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
-        return not sequence.asked
+        paying = self._fetches.paying()
+        sequence.asked = not paying  # what computing is quicker than is not asked this time
+        self.cost.not_done(*[fetch_from(tier) for tier in self._fetches.inward if tier not in paying])
+        return bool(paying)
 
     @property
     def may_ask(self) -> bool:
@@ -137,6 +139,8 @@ class Offload:
         Args:
             started: its request had not been scheduled before.
         """
+        if not self.cost.load_pays():
+            self.cost.not_done("load")
         size, start = self._tables.block_size, sequence.num_computed
         origins: dict[int, int] = {}
         for hit in sequence.host_hits:
@@ -178,6 +182,8 @@ class Offload:
     def preempted(self, sequence: Sequence) -> None:
         if self.cost.offload_pays():
             self._stores.offer(sequence, last=True, all_of_it=True)
+        else:
+            self.cost.not_done("store", "load")
 
     def ended(self, sequence: Sequence) -> None:
         self._stores.offer(sequence, last=True)

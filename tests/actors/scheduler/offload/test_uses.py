@@ -228,6 +228,18 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked(mode: str, asked: boo
     assert (later.core.snapshot().offload.tiers[1].lookups > 0) == asked
 
 
+def test_a_load_that_does_not_pay_is_tried_again_after_many_admissions_not_many_questions() -> None:
+    harness = harness_of(mode="auto")
+    cost = harness.core._offload.cost
+    cost._per_token = lambda: 0.001
+    cost.learn("load", 0.0041)
+    assert not any(cost.load_pays() for _ in range(1000))
+    for number in range(1, 40):
+        ask(harness, number, [number, 1])
+    harness.run()
+    assert cost.load_pays()
+
+
 def test_what_was_fetched_says_what_fetching_costs() -> None:
     harness = harness_of(("disk",))
     ask(harness, 1, PROMPT)
