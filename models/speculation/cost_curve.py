@@ -98,6 +98,8 @@ class CostCurve:
         self._was_slow = error > _SLOW
         # What disturbs a machine makes steps longer, so the shorter ones tell more.
         trust = 1.0 if error < 1 or known.seen < _SURE else _TRUST_IN_SLOW
+        if error < 1 and 0 < known.seen < _SURE and drafts:
+            trust = 1 / _share(known.seen)  # what stood there before was an accident
         if not drafts:
             self.level *= error ** (trust * _share(known.seen))
         else:
@@ -115,8 +117,12 @@ class CostCurve:
                 known.value = min(known.value, self._measured[latest].value)
         self._places, self._ratios = [0.0], [1.0]
         for knot in sorted(self._measured.keys() - {0}):
+            value = self._measured[knot].value
+            if self._measured[knot].seen < _SURE and self._places[-1]:
+                # Seen once or twice, perhaps at a bad moment: no more than in proportion to fewer drafts.
+                value = min(value, 1 + (self._ratios[-1] - 1) * knot / self._places[-1])
             self._places.append(float(knot))
-            self._ratios.append(max(self._measured[knot].value, self._ratios[-1]))
+            self._ratios.append(max(value, self._ratios[-1]))
         if len(self._places) == 1:
             return
         self.slope = max(_LEAST_SLOPE, (self._ratios[-1] - 1) / self._places[-1])
@@ -163,12 +169,16 @@ class AskingCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[int, float]] = {}
+        self._seen: dict[tuple[int, int], int] = {}
 
     def learn(self, rows: int, depth: int, seconds: float) -> None:
         known = self._seconds.setdefault(rounded(rows), {})
-        before = known.get(depth)
+        before, seen = known.get(depth), self._seen.get((rounded(rows), depth), 0)
+        self._seen[rounded(rows), depth] = seen + 1
         if before is None:
             known[depth] = seconds
+        elif seen < _SURE:
+            known[depth] = min(before, seconds)
         else:
             share = _share(0) if seconds < before else _SLOWEST
             known[depth] = before + share * (min(seconds, _OUTLIER * before) - before)
@@ -180,8 +190,13 @@ class AskingCosts:
         if nearest is None:
             return np.zeros(depths.size)
         known = self._seconds[nearest]
-        places = sorted(known)
-        found: Floats = np.interp(depths, places, [known[place] for place in places])
+        places, values = sorted(known), list[float]()
+        for place in places:
+            value = known[place]
+            if values and self._seen[nearest, place] < _SURE:
+                value = min(value, values[-1] * place / places[len(values) - 1])
+            values.append(value)
+        found: Floats = np.interp(depths, places, values)
         found *= np.maximum(depths / places[-1], 1.0) * max(1.0, size / nearest)
         found *= _ASKING_ITSELF + (1 - _ASKING_ITSELF) * np.minimum(depths / places[0], 1.0)
         return found

@@ -23,6 +23,9 @@ _REVIEW_STEPS: Final = 8
 """Steps with drafts between two looks at all numbers; a look costs more than a step's bookkeeping."""
 _FIRST_REVIEWS: Final = 6
 """Made after every step: as long as nothing is known a guess is for all rows."""
+_COSTLY_REVIEWS: Final = 10
+_MOSTLY: Final = 0.6
+_FIRST_DEPTH: Final = 4
 _LEARNING_REVIEWS: Final = 3
 """With guesses in all of them: what a single one tells is too little to give up."""
 _SMALL_BATCH: Final = 4
@@ -179,6 +182,10 @@ class DraftLength:
         paying = self._paying(probability, np.minimum.accumulate(present, axis=1), batch_size)
         self._depths[slots] = np.bincount(paying // probability.shape[1], minlength=slots.size)
         learning = self._reviews <= _LEARNING_REVIEWS and slots.size <= _SMALL_BATCH
+        if slots.size <= _SMALL_BATCH and self._reviews <= _COSTLY_REVIEWS:
+            # First steps of a kind take long: what is mostly kept is tried until its cost is known.
+            kept = (probability >= _MOSTLY).sum(axis=1)
+            self._depths[slots] = np.maximum(self._depths[slots], np.minimum(kept, _FIRST_DEPTH))
         if learning:  # one bad guess says little, and costs a few steps at most
             self._depths[slots] = np.maximum(self._depths[slots], 1)
         of_new, any_draft = self._rates.of_new()

@@ -189,7 +189,8 @@ def test_steps_of_more_rows_have_their_own_curve_and_begin_with_the_nearest() ->
 def test_what_asking_costs_is_known_for_depths_between_and_beyond() -> None:
     costs = AskingCosts()
     assert costs.seconds(1, np.array([3])).tolist() == [0.0]
-    costs.learn(1, 2, 1.0)
-    costs.learn(1, 4, 3.0)
+    for _ in range(3):
+        costs.learn(1, 2, 1.0)
+        costs.learn(1, 4, 3.0)
     assert costs.seconds(1, np.array([1, 2, 3, 4, 8])).tolist() == [pytest.approx(0.65), 1.0, 2.0, 3.0, 6.0]
     assert costs.seconds(4, np.array([2])).tolist() == [4.0]
