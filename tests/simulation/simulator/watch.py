@@ -14,6 +14,7 @@ from simulator.invariants import Turns, check_core, check_loading, check_mailbox
 from simulator.workload import Scenario
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.actors.scheduler.offload.manager import MOST_ROUNDS
 from troupellm.actors.supervise import ActorLeft
 from troupellm.actors.system import System
 from troupellm.protocol.errors import WorkerCrashed
@@ -35,6 +36,8 @@ MOST_PREEMPTIONS = 12
 """Of one row."""
 _STARTS_PER_LOSS = 12
 """Halves and quarters of suspects go before it, and make way again."""
+_STARTS_PER_ROUND = 2
+"""A sequence waits for a fetch and then for a load, and is put back after each of them."""
 EXPECTED = (Injected, WorkerCrashed, ActorLeft)
 """Crashes that the simulation itself brings about; everything else is a bug."""
 _SMALL = ("intake", "output", "metrics")
@@ -179,10 +182,13 @@ class Watch:
             self.open.discard(closed.request)
 
     def _count_starts(self, plan: StepPlan) -> None:
-        """7: how often a row had to begin again; losses of the worker, its sleeps and trials of suspects aside."""
+        """7: how often a row had to begin again; losses of the worker, its sleeps, trials of suspects, and rounds to
+        outer tiers aside: of these each brings blocks, and there are only so many."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            if new.epoch - self._naps - _STARTS_PER_LOSS * self._losses > MOST_PREEMPTIONS:
+            rounds = min(self.core._ledger.sequences[new.row].rounds, MOST_ROUNDS)
+            spared = self._naps + _STARTS_PER_LOSS * self._losses + _STARTS_PER_ROUND * rounds
+            if new.epoch - spared > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
 
     def before_next(self, box: Mailbox[Any, Any]) -> None:
