@@ -313,7 +313,8 @@ class Planner:
             if started:
                 request.scheduled = now
                 request.cached_tokens, request.cached_sources = min(start, request.num_prompt_tokens), sources
-            if sequence.epoch == 0:  # who computes again after a preemption has paid
+            if not sequence.paid:  # before the first start, however often outer tiers were asked
+                sequence.paid = True
                 self._shares.charge(request.tenant, len(sequence.tokens) - start)
             if sequence.loading is not None:
                 continue

@@ -299,6 +299,7 @@ class Residents:
     def _start_over(self, sequence: Sequence) -> None:
         sequence.handle(Event.PREEMPT)
         sequence.forget_computation()
+        sequence.paid = True  # or began as a copy of a beam that had
         if sequence.state is State.PREEMPTED:
             self._room.add(sequence)
             if sequence.request.paused:  # it was loading

@@ -207,6 +207,7 @@ class Sequence:
         "num_offered",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "paid",
         "pooling",
         "repetition",
         "request",
@@ -288,6 +289,8 @@ class Sequence:
         """Since it ran last."""
         self.cache_age = 0
         """How often the prefix cache had been reset when the sequence was given its blocks."""
+        self.paid = False
+        """Its tenant was charged for what it computes of its tokens."""
         self.num_prompt_logprobs = 0
         """Prompt positions before this one have had their log-probabilities delivered."""
         self.last_step = NO_STEP

@@ -272,6 +272,16 @@ def test_a_reset_hides_what_every_tier_has() -> None:
     finished(harness, 4, PROMPT)
 
 
+def test_a_prompt_is_charged_once_whether_outer_tiers_were_asked_or_not() -> None:
+    def charged(outer: tuple[str, ...]) -> float:
+        harness = harness_of(outer)
+        ask(harness, 1, PROMPT)
+        harness.run()
+        return harness.core._residents._shares.served("")
+
+    assert charged(("disk",)) == charged(()) > len(PROMPT)
+
+
 def test_a_tier_that_is_left_alone_is_not_asked() -> None:
     harness = harness_of(("disk",))
     harness.oracle.reports.append(TierReport(tier=1, disabled="full"))
