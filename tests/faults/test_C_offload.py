@@ -27,6 +27,7 @@ pytestmark = pytest.mark.anyio
 
 SETTINGS = {
     "num_gpu_blocks_override": 264, "block_size": 16, "max_model_len": 4096, "kv_offloading_size": "256KiB",
+    "preemption_mode": "offload",
     "kv_offload_disk_bytes": 16 * 2**20,
 }  # fmt: skip
 """Host memory holds 64 blocks of the tiny model: less than the prompts below, so that the disk has to."""
@@ -231,7 +232,9 @@ async def _ask(client: httpx.AsyncClient) -> tuple[list[int], int]:
 
 async def test_C8_a_conversation_s_prefix_survives_kill_9(checkpoint, tmp_path):
     folder = tmp_path / "blocks"
-    flags = (*SMALL, "--kv-offloading-size", "1MiB", "--kv-offload-disk-path", str(folder))
+    # So small a model may compute as quickly as the disk gives: here it is to be asked all the same.
+    tiers = ("--kv-offloading-size", "1MiB", "--kv-offload-disk-path", str(folder), "--preemption-mode", "offload")
+    flags = (*SMALL, *tiers)
     async with ready_process(checkpoint, *flags) as server:
         async with server.client() as client:
             expected, cached = await _ask(client)
