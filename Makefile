@@ -17,7 +17,7 @@ ARGS ?=
 SEEDS ?= 20000
 JOBS ?= 2
 TEST_JOBS ?= 2
-SPREAD := -n $(TEST_JOBS) --dist loadfile
+SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 VENV := .venv
 CLIENTS := .venv-clients
 PEERS := .venv-peers
@@ -39,7 +39,7 @@ test: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 test-all: $(VENV)/.tested clients encoder xgrammar
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q $(SPREAD) $(ARGS)
 
 # Clients with needs of their own, for tests that are skipped where they cannot be had.
 clients: $(VENV)/.installed

@@ -138,7 +138,6 @@ class Builder:
             speculative=company.config.speculation.speculative_config,
             kv_events=self._kv_events,
             offload=company.config.offload,
-            life=company.randomness.token(16).encode(),
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
 

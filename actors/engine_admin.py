@@ -7,7 +7,6 @@ from troupellm.actors.kv_events import KVEventLog
 from troupellm.protocol.errors import InvalidRequest, RequestAborted
 from troupellm.protocol.kv_events import MOST_READ, KVEvent, KVEventsRead
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, StartProfile, StopProfile, WakeTag
-from troupellm.protocol.scheduler import ResetPrefixCache
 
 MOST_PROFILED_STEPS = 1000
 
@@ -90,36 +89,57 @@ class EngineAdmin(EngineLife):
     async def reset_prefix_cache(self, *, external: bool = False) -> bool:
         """Nothing that was computed so far is found by requests that come from now on; those that run go on.
 
-        Host memory forgets its blocks, and those on disk are not found any more while this engine lives.
+        Host memory and disk forget their blocks, for later lives of this engine too.
 
         Args:
-            external: the same for stores that other engines share with this one.
+            external: so do stores that other engines share with this one, for these engines too.
 
         Returns:
-            True: it cannot be refused, since nobody has to end for it.
+            False: a store could not be reset so far, being out of order, or the engine sleeps. This engine does not use
+            it before it has been; if it ends before, the next one finds the blocks. Of a paused engine that is not
+            waited for: it does so when it goes on, or is closed.
         """
-        self._require().system.scheduler.control(ResetPrefixCache(external))
-        return True
+        seconds = 2 * self.config.offload.kv_offload_timeout
+        return await self._require().system.rest.reset_cache(seconds, external=external)
 
-    def kv_events(self, after: int | None = None) -> AsyncIterator[KVEvent]:
+    def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """What becomes of KV blocks, until the engine ends: for routers. A reader who is behind loses events and hears
         how many; `KVEvent.seq` is where it got to.
 
         Args:
             after: the number of the last event that is known already, 0 for all that are kept; None: from now on.
+            snapshot: begin with what can be found now, and do so again where events were missed.
 
         Raises:
             InvalidRequest: they are off.
         """
-        return self._kv_event_log().follow(after)
+        return self._kv_event_log().follow(after, snapshot=snapshot)
 
-    async def read_kv_events(self, after: int | None, *, seconds: float = 0.0, most: int = MOST_READ) -> KVEventsRead:
+    async def read_kv_events(
+        self,
+        after: int | None,
+        *,
+        seconds: float = 0.0,
+        most: int = MOST_READ,
+        snapshot: bool = False,
+        begun: int | None = None,
+    ) -> KVEventsRead:
         """At most so many of them, for readers who ask again and again; waits for one for so long.
 
+        Args:
+            snapshot: what can be found now, instead.
+            begun: more of a snapshot, as `KVEventsRead.snapshot` was.
+
         Raises:
-            InvalidRequest: they are off, or too many wait already.
+            InvalidRequest: they are off, too many wait already, or a snapshot is to begin behind a number.
         """
         log = self._kv_event_log()
+        if snapshot and (after is not None or begun is not None):
+            raise InvalidRequest(
+                "snapshot begins anew: it goes with neither after nor snapshot_begun", param="snapshot"
+            )
+        if snapshot or begun is not None:
+            return log.read_snapshot(after or 0, begun, most)
         position = log.last if after is None else after
         try:
             if seconds > 0:

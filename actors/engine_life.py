@@ -114,10 +114,15 @@ class EngineLife:
             await self._owner.join()
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, let the open ones finish for `timeout` seconds, fail the rest with EngineStopped."""
+        """Refuse new requests, let the open ones finish for `timeout` seconds, fail the rest with EngineStopped.
+
+        Closing the engine afterwards writes KV blocks that are on their way to disk or to connectors, for what is left
+        of that time.
+        """
         system = self._require().system
         self._draining = True
         system.admission.close()
+        system.drained_by = self._clock.now() + timeout
         if not await system.requests.wait_empty(timeout):
             system.requests.end_all(lambda: EngineStopped("the engine is shutting down"), by="shutdown")
 

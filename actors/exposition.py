@@ -12,8 +12,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from troupellm.actors.exposition_offload import ALIASES as OFFLOAD_ALIASES, offload_families
+from troupellm.actors.families import counter, counters, gauge
 from troupellm.actors.metrics import Histogram, MetricsStore
-from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot
+from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot, ProposerSnapshot
 
 ALIASES = {
     "troupellm_requests_running": "vllm:num_requests_running",
@@ -72,26 +73,27 @@ class _EngineCollector(Collector):
         yield from _guide_families(base, snapshot.guide)
         yield from _kv_event_families(base, snapshot.kv_events)
         yield from offload_families(base, snapshot.scheduler.offload)
+        yield from _proposer_families(base, snapshot.scheduler.proposer)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
         finished = {reason: store.finished[reason] for reason in (*FINISH_REASONS, *store.finished)}
-        yield _counter("prompt_tokens", "Prompt tokens of finished requests.", base, store.prompt_tokens)
-        yield _counter("generation_tokens", "Tokens generated.", base, store.generation_tokens)
-        yield _counter("preemptions", "Sequences put back to waiting for want of KV blocks.", base, store.preemptions)
-        yield _counter("prefix_cache_queries", "Prompt tokens looked up.", base, store.prefix_queries)
-        yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", base, store.prefix_hits)
-        yield _counters("requests_finished", "Requests by how they ended.", base, "finished_reason", finished)
-        yield _counters("rejected", "Requests refused before they were scheduled.", base, "reason", store.rejected)
+        yield counter("prompt_tokens", "Prompt tokens of finished requests.", base, store.prompt_tokens)
+        yield counter("generation_tokens", "Tokens generated.", base, store.generation_tokens)
+        yield counter("preemptions", "Sequences put back to waiting for want of KV blocks.", base, store.preemptions)
+        yield counter("prefix_cache_queries", "Prompt tokens looked up.", base, store.prefix_queries)
+        yield counter("prefix_cache_hits", "Prompt tokens found in the cache.", base, store.prefix_hits)
+        yield counters("requests_finished", "Requests by how they ended.", base, "finished_reason", finished)
+        yield counters("rejected", "Requests refused before they were scheduled.", base, "reason", store.rejected)
         cancelled = {by: store.cancelled[by] for by in (*CANCELLED_BY, *store.cancelled)}
-        yield _counters("cancelled", "Requests ended before their answer was complete.", base, "by", cancelled)
-        yield _counters("batch_tokens", "Tokens computed.", base, "kind", store.batch_tokens)
-        yield _counter("spec_decode_drafts", "Times a sequence had drafts verified.", base, store.num_drafts)
-        yield _counter("spec_decode_draft_tokens", "Drafts verified.", base, store.draft_tokens)
-        yield _counter("spec_decode_accepted_tokens", "Drafts accepted.", base, store.accepted_tokens)
+        yield counters("cancelled", "Requests ended before their answer was complete.", base, "by", cancelled)
+        yield counters("batch_tokens", "Tokens computed.", base, "kind", store.batch_tokens)
+        yield counter("spec_decode_drafts", "Times a sequence had drafts verified.", base, store.num_drafts)
+        yield counter("spec_decode_draft_tokens", "Drafts verified.", base, store.draft_tokens)
+        yield counter("spec_decode_accepted_tokens", "Drafts accepted.", base, store.accepted_tokens)
         accepted_at = {str(position): count for position, count in enumerate(store.accepted_at)}
         text = "Drafts accepted, by their position."
-        yield _counters("spec_decode_accepted_tokens_per_pos", text, base, "position", accepted_at)
+        yield counters("spec_decode_accepted_tokens_per_pos", text, base, "position", accepted_at)
 
     def _histograms(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
@@ -122,21 +124,21 @@ class _EngineCollector(Collector):
         scheduler = snapshot.scheduler
         usage = scheduler.blocks_used / scheduler.blocks_total if scheduler.blocks_total else 0.0
         blocks = {"free": scheduler.blocks_free, "used": scheduler.blocks_used, "cached": scheduler.blocks_cached}
-        yield _gauge("requests_running", "Requests in the batch.", base, scheduler.running)
-        yield _gauge("requests_waiting", "Requests that wait to be scheduled.", base, scheduler.waiting)
+        yield gauge("requests_running", "Requests in the batch.", base, scheduler.running)
+        yield gauge("requests_waiting", "Requests that wait to be scheduled.", base, scheduler.waiting)
         quarantined = scheduler.quarantined
-        yield _counter("worker_restarts", "Times that the worker was lost.", base, scheduler.worker_losses)
-        yield _counter(
+        yield counter("worker_restarts", "Times that the worker was lost.", base, scheduler.worker_losses)
+        yield counter(
             "prefix_cache_evictions", "Cached blocks given away for others.", base, scheduler.prefix_evictions
         )
-        yield _counter("replays", "Sequences computed again after the worker was lost.", base, scheduler.replays)
-        yield _counter("convicted", "Requests failed because they killed the worker.", base, scheduler.convicted)
-        yield _counter("dropped_results", "Late rows of results.", base, scheduler.dropped_results)
-        yield _gauge("requests_quarantined", "Requests suspected of killing the worker.", base, quarantined)
-        yield _gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)
-        yield _gauge("streams_stalled", "Sequences paused because their reader is behind.", base, scheduler.paused)
-        yield _gauge("kv_cache_usage_ratio", "Share of the KV blocks in use.", base, usage)
-        yield _gauge("engine_paused", "Nothing is computed, by request.", base, float(scheduler.halted))
+        yield counter("replays", "Sequences computed again after the worker was lost.", base, scheduler.replays)
+        yield counter("convicted", "Requests failed because they killed the worker.", base, scheduler.convicted)
+        yield counter("dropped_results", "Late rows of results.", base, scheduler.dropped_results)
+        yield gauge("requests_quarantined", "Requests suspected of killing the worker.", base, quarantined)
+        yield gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)
+        yield gauge("streams_stalled", "Sequences paused because their reader is behind.", base, scheduler.paused)
+        yield gauge("kv_cache_usage_ratio", "Share of the KV blocks in use.", base, usage)
+        yield gauge("engine_paused", "Nothing is computed, by request.", base, float(scheduler.halted))
         asleep = GaugeMetricFamily(
             "troupellm_engine_sleep_state", "1 for the state that it is in.", labels=[*base, "sleep_state"]
         )
@@ -156,16 +158,16 @@ class _EngineCollector(Collector):
             groups.add_metric([*base.values(), group.name, "used"], group.used)
             groups.add_metric([*base.values(), group.name, "cached"], group.cached)
         yield groups
-        yield _gauge("uptime_seconds", "Since the engine started.", base, snapshot.uptime_seconds)
-        yield _gauge(
+        yield gauge("uptime_seconds", "Since the engine started.", base, snapshot.uptime_seconds)
+        yield gauge(
             "ready",
             "1 while requests are accepted.",
             base,
             float(snapshot.state == "ready" and snapshot.unready is None),
         )
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        yield _gauge("lora_requests_info", "Adapters in use.", {**base, **adapters}, 0.0)
-        yield _gauge("cache_config_info", "KV cache settings.", {**base, **self._cache_config}, 1.0)
+        yield gauge("lora_requests_info", "Adapters in use.", {**base, **adapters}, 0.0)
+        yield gauge("cache_config_info", "KV cache settings.", {**base, **self._cache_config}, 1.0)
 
 
 def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterable[Metric]:
@@ -188,21 +190,44 @@ def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterab
 
 def _kv_event_families(base: Mapping[str, str], events: KVEventsSnapshot | None) -> Iterator[Metric]:
     if events is not None:
-        yield _counter("kv_events", "Events of KV blocks, for routers.", base, events.told)
-        yield _counter("kv_events_lost", "Those that slow readers have missed.", base, events.lost)
-        yield _gauge("kv_events_kept", "Events kept for readers who are behind.", base, events.kept)
-        yield _gauge("kv_events_waiting_readers", "Readers that wait for an event.", base, events.waiting_readers)
+        yield counter("kv_events", "Events of KV blocks, for routers.", base, events.told)
+        yield counter("kv_events_lost", "Those that slow readers have missed.", base, events.lost)
+        yield gauge("kv_events_kept", "Events kept for readers who are behind.", base, events.kept)
+        yield gauge("kv_events_findable_blocks", "Blocks that a snapshot for routers tells of.", base, events.findable)
+        yield gauge("kv_events_waiting_readers", "Readers that wait for an event.", base, events.waiting_readers)
+
+
+def _proposer_families(base: Mapping[str, str], proposer: ProposerSnapshot | None) -> Iterator[Metric]:
+    if proposer is None:
+        return
+    text = (
+        "Times that a plug-in which drafts raised, or gave what no drafts are: it is not called again, and nothing is "
+        "drafted, until the model is loaded again. Requests go on without drafts; the log has the reason."
+    )
+    yield counter("spec_decode_proposer_failures", text, base, proposer.failures)
+    if not proposer.past_tokens_capacity:
+        return
+    text = "Outputs of earlier requests that gave way to later ones."
+    yield counter("spec_decode_past_evictions", text, base, proposer.past_evictions)
+    for name, text, value in (
+        ("outputs", "Outputs of earlier requests that are kept to draft from (method suffix).", proposer.past_outputs),
+        ("tokens", "Tokens in these.", proposer.past_tokens),
+        ("tokens_capacity", "Tokens that are kept at most, of all tenants together.", proposer.past_tokens_capacity),
+        ("bytes", "Host memory reserved for these, for the texts of running rows, and to find them.",
+         proposer.memory_bytes),
+    ):  # fmt: skip
+        yield gauge(f"spec_decode_past_{name}", text, base, value)
 
 
 def _guide_families(base: Mapping[str, str], guide: GuideSnapshot) -> Iterable[Metric]:
-    yield _counter("guide_hits", "Requests whose guide was compiled already.", base, guide.hits)
-    yield _counter("guide_compiles", "Guides that were compiled.", base, guide.compiles)
-    yield _counter("guide_refused", "Requests whose guide cannot be served.", base, guide.refused)
-    yield _counter("guide_evictions", "Guides that left the cache for others.", base, guide.evicted)
-    yield _counter("guide_compile_seconds", "Time that compiling took.", base, guide.compile_seconds)
-    yield _gauge("guide_cached", "Guides in the cache, refusals among them.", base, guide.cached)
-    yield _gauge("guide_cache_bytes", "What they take.", base, guide.cached_bytes)
-    yield _gauge("guide_waiting", "Requests whose guide is being compiled.", base, guide.waiting)
+    yield counter("guide_hits", "Requests whose guide was compiled already.", base, guide.hits)
+    yield counter("guide_compiles", "Guides that were compiled.", base, guide.compiles)
+    yield counter("guide_refused", "Requests whose guide cannot be served.", base, guide.refused)
+    yield counter("guide_evictions", "Guides that left the cache for others.", base, guide.evicted)
+    yield counter("guide_compile_seconds", "Time that compiling took.", base, guide.compile_seconds)
+    yield gauge("guide_cached", "Guides in the cache, refusals among them.", base, guide.cached)
+    yield gauge("guide_cache_bytes", "What they take.", base, guide.cached_bytes)
+    yield gauge("guide_waiting", "Requests whose guide is being compiled.", base, guide.waiting)
 
 
 def _tenant_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterable[Metric]:
@@ -258,25 +283,6 @@ def _renamed(family: Metric, name: str) -> Metric:
     copy = Metric(name, family.documentation, family.type)
     copy.samples = [sample._replace(name=name + sample.name.removeprefix(family.name)) for sample in family.samples]
     return copy
-
-
-def _counter(name: str, text: str, base: Mapping[str, str], value: float) -> Metric:
-    family = CounterMetricFamily(f"troupellm_{name}", text, labels=list(base))
-    family.add_metric(list(base.values()), value)
-    return family
-
-
-def _counters(name: str, text: str, base: Mapping[str, str], label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"troupellm_{name}", text, labels=[*base, label])
-    for key, value in values.items():
-        family.add_metric([*base.values(), key], value)
-    return family
-
-
-def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
-    family = GaugeMetricFamily(f"troupellm_{name}", text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from troupellm.actors.families import counter, counters, gauge
 from troupellm.protocol.snapshot import OffloadSnapshot
 
 ALIASES = {
@@ -39,15 +40,13 @@ def offload_families(base: Mapping[str, str], offload: OffloadSnapshot | None) -
     values = list(base.values())
     labels = [*base, "tier"]
     for name, attribute, text in _COUNTERS:
-        counter = CounterMetricFamily(f"troupellm_kv_tier_{name}", text, labels=labels)
-        for tier in offload.tiers:
-            counter.add_metric([*values, tier.name], getattr(tier, attribute))
-        yield counter
+        by_tier = {tier.name: getattr(tier, attribute) for tier in offload.tiers}
+        yield counters(f"kv_tier_{name}", text, base, "tier", by_tier)
     for name, attribute, text in _GAUGES:
-        gauge = GaugeMetricFamily(f"troupellm_kv_tier_{name}", text, labels=labels)
+        family = GaugeMetricFamily(f"troupellm_kv_tier_{name}", text, labels=labels)
         for tier in offload.tiers:
-            gauge.add_metric([*values, tier.name], getattr(tier, attribute))
-        yield gauge
+            family.add_metric([*values, tier.name], getattr(tier, attribute))
+        yield family
     disabled = GaugeMetricFamily("troupellm_kv_tier_disabled", "1 while the tier is left alone.", labels=labels)
     for tier in offload.tiers:
         disabled.add_metric([*values, tier.name], float(bool(tier.disabled)))
@@ -60,17 +59,13 @@ def offload_families(base: Mapping[str, str], offload: OffloadSnapshot | None) -
         ("kv_offload_timeouts", "Sequences that went on without what a tier was slow with.", offload.timeouts),
         ("kv_offload_late", "Transfers and look-ups that ended when nobody waited any more.", offload.late),
     ):
-        counter = CounterMetricFamily(f"troupellm_{name}", text, labels=list(base))
-        counter.add_metric(values, value)
-        yield counter
+        yield counter(name, text, base, value)
     for name, text, value in (
         ("requests_loading", "Sequences that wait for a tier.", offload.loading),
         ("kv_offload_transfers", "Transfers under way.", offload.transfers),
         ("kv_offload_waiting_spills", "Blocks that wait to go to outer tiers.", offload.waiting_spills),
     ):
-        gauge = GaugeMetricFamily(f"troupellm_{name}", text, labels=list(base))
-        gauge.add_metric(values, value)
-        yield gauge
+        yield gauge(name, text, base, value)
 
 
 def _moved(base: Mapping[str, str], offload: OffloadSnapshot) -> Iterator[Metric]:

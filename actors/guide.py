@@ -183,8 +183,15 @@ class Guide:
             await self._output.put(message.opened)
             await self._scheduler.put(guided(message, program))
         except MailboxClosed:
-            _refuse(message, EngineStopped("the engine was closed"))
-            self._scheduler.control(AbortRequest(message.opened.request))
+            self._give_up(message, EngineStopped("the engine was closed"))
+        except BaseException:  # cancelled in between: it stands in no list any more, so nobody else would answer
+            self._give_up(message, EngineStopped("the guide actor ended", code="engine_restarting"))
+            raise
+
+    def _give_up(self, message: GuideRequest, error: TroupeError) -> None:
+        """One of the two that it was to be passed on to may know of it."""
+        _refuse(message, error)
+        self._scheduler.control(AbortRequest(message.opened.request))
 
     def _drop(self, request: int) -> None:
         """Whoever asked has gone: nobody else has heard of the request yet."""

@@ -1,6 +1,7 @@
 """The stream of KV events: a ring that the scheduler writes and any number of readers read, each at its own pace.
 
-One ring serves all readers, so a slow one costs no memory: it finds what it has missed gone, and is told how much.
+One ring serves all readers, so a slow one costs no memory: it finds what it has missed gone, and is told how much. It
+may then, or at its beginning, ask for a snapshot of what can be found at that moment.
 """
 
 from array import array
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from troupellm.actors.kv_standing import Standing, StoredBlock
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.kv_events import (
     MOST_READ,
@@ -17,7 +19,9 @@ from troupellm.protocol.kv_events import (
     BlocksStored,
     EventsLost,
     KVEvent,
+    KVEventsRead,
     Medium,
+    SnapshotBegins,
 )
 from troupellm.protocol.snapshot import KVEventsSnapshot
 
@@ -52,6 +56,7 @@ class KVEventLog:
             with_tokens: events tell token ids.
         """
         self._ring: deque[_Record] = deque(maxlen=capacity)
+        self._standing = Standing()
         self._block_size, self._with_tokens = block_size, with_tokens
         self._waiting: set[Waiter] = set()
         self._told = 0
@@ -63,7 +68,11 @@ class KVEventLog:
     def snapshot(self) -> KVEventsSnapshot:
         """In plain numbers."""
         return KVEventsSnapshot(
-            told=self.last, kept=len(self._ring), lost=self._lost, waiting_readers=len(self._waiting)
+            told=self.last,
+            kept=len(self._ring),
+            lost=self._lost,
+            waiting_readers=len(self._waiting),
+            findable=len(self._standing),
         )
 
     def of(self, medium: Medium) -> BlockEvents:
@@ -71,8 +80,15 @@ class KVEventLog:
         return _Told(self, medium)
 
     def add(self, record: _Record) -> None:
-        self._ring.append(record if self._with_tokens else record._replace(tokens=b""))
+        record = record if self._with_tokens else record._replace(tokens=b"")
+        self._ring.append(record)
         self.last += 1
+        if record.kind is BlocksStored:
+            self._standing.add(self.last, StoredBlock(*record[1:]))
+        elif record.kind is BlocksRemoved:
+            self._standing.remove(record.medium, record.group, record.key)
+        else:
+            self._standing.clear(record.medium)
 
     def flush(self) -> None:
         """Wake who waits, if there is news. Called once for many events."""
@@ -103,6 +119,20 @@ class KVEventLog:
         kept = islice(self._ring, begin, begin + most)
         return events + [self._event(after + number, record) for number, record in enumerate(kept, 1)]
 
+    def read_snapshot(self, after: int = 0, begun: int | None = None, most: int = MOST_READ) -> KVEventsRead:
+        """What can be found, from its beginning, or behind number `after` of a snapshot that was begun before."""
+        events: list[KVEvent] = []
+        if begun is None or begun > self.last:  # that was another engine's
+            after, begun = 0, self.last
+            events.append(SnapshotBegins(seq=begun, blocks=len(self._standing)))
+        found = self._standing.page(after, begun, most)
+        events += [self._event(number, _Record(BlocksStored, *block)) for number, block in found]
+        more = len(found) == most
+        return KVEventsRead(
+            events=tuple(events), last=found[-1][0] if more else begun, snapshot=begun if more else None,
+            ended=self.closed,
+        )  # fmt: skip
+
     async def wait(self, after: int, timeout: float | None = None) -> bool:
         """Until there is an event behind number `after`, or for `timeout` seconds; tells whether there is one.
 
@@ -123,13 +153,24 @@ class KVEventLog:
                 self._waiting.discard(waiter)
         return self.last > after
 
-    async def follow(self, after: int | None = None) -> AsyncIterator[KVEvent]:
-        """Events until the engine ends, from now on or behind number `after`."""
-        position = self.last if after is None else after
+    async def follow(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
+        """Events until the engine ends, from now on, behind number `after`, or behind a snapshot; then another snapshot
+        follows where some were missed."""
+        position, begun, missed = self.last if after is None else after, None, snapshot
         while True:
+            while missed or begun is not None:
+                read = self.read_snapshot(position, begun)
+                missed, position, begun = False, read.last, read.snapshot
+                for event in read.events:
+                    yield event
             for event in self.read(position):
                 yield event
                 position = event.seq
+                missed = snapshot and isinstance(event, EventsLost)
+                if missed:
+                    break
+            if missed:
+                continue
             if self.last <= position and self.closed:
                 return
             await self.wait(position)

@@ -15,6 +15,7 @@ from troupellm.protocol.outputs import (
     Message,
     Timing,
     TokenLogprob,
+    Usage,
 )
 
 
@@ -49,6 +50,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     num_cached_tokens: int
     metrics: Timing
+    usage: Usage
+    """Of all answers together; what came of drafts, too."""
 
 
 def with_messages(output: RequestOutput, voice: Voice | None) -> RequestOutput:
@@ -71,6 +74,7 @@ def request_output(completion: Completion) -> RequestOutput:
         finished=True,
         num_cached_tokens=completion.usage.cached_tokens,
         metrics=completion.timing,
+        usage=completion.usage,
     )
 
 

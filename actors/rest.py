@@ -4,6 +4,7 @@ Not an actor: each call is a short conversation, led in the caller's own task. W
 published in the snapshot. While it sleeps, requests that do not wait are refused; those that wait wait for the waking.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import get_args
@@ -35,8 +36,11 @@ from troupellm.protocol.scheduler import (
     ResumePlanning,
     SchedulerControl,
     SchedulerMessage,
+    WriteOut,
 )
 from troupellm.protocol.worker import StepPlan
+
+logger = logging.getLogger("troupellm.engine")
 
 _PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
 """Reasons for standing still. Each is taken back by whoever gave it, and planning goes on when none is left."""
@@ -186,6 +190,43 @@ class Rest:
                 return await self._command(command)
             finally:
                 self._go_on(_COMMAND)
+
+    async def reset_cache(self, seconds: float, *, external: bool) -> bool:
+        """Forget the prefix cache; wait so long for outer tiers, whether they have. See `Engine.reset_prefix_cache`.
+
+        Raises:
+            EngineStopped: the engine has ended.
+        """
+        answer: list[bool] = []
+        async with self._waiting() as waiter:
+
+            def done(ok: bool) -> None:
+                answer.append(ok)
+                waiter.wake()
+
+            self._scheduler.control(ResetPrefixCache(external, done))
+            await waiter.wait(seconds)
+        return answer == [True]
+
+    async def write_out(self, seconds: float) -> None:
+        """For so long at most, until blocks that are to go to disk or to connectors are there, and resets carried out.
+
+        Every request has ended before. Nothing is written while the engine sleeps so deeply that the worker's memory
+        is gone.
+        """
+        if self._over or (self.level is not None and self.level > PAUSED):
+            return
+        written: list[bool] = []
+        async with self._waiting() as waiter:
+
+            def done() -> None:
+                written.append(True)
+                waiter.wake()
+
+            self._scheduler.control(WriteOut(done))
+            await waiter.wait(seconds)
+        if not written:
+            logger.warning("KV blocks that waited to be written are lost: there was no more time")
 
     def end(self) -> None:
         """The engine has ended: nobody waits any longer."""

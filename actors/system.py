@@ -33,6 +33,8 @@ __all__ = ["Company", "System"]
 
 STAGE_SECONDS = 2.0
 """How long each actor gets to drain at the end before it is cancelled."""
+WRITE_SECONDS = 0.3
+"""What KV blocks get at the end of a drain that has taken all its time: a server must be gone soon after."""
 
 OnCrash = Callable[[Exception, list[Any]], None]
 
@@ -54,6 +56,8 @@ class System:
         )
         self.store = MetricsStore(company.ready.max_model_len)
         self.failure: Exception | None = None
+        self.drained_by: float | None = None
+        """When a drain is to be over, on the engine's clock."""
         self.ended = anyio.Event()
         cache = company.config.cache
         self.kv_events: KVEventLog | None = None
@@ -92,6 +96,8 @@ class System:
         try:
             self._supervisor.let_return()
             self._answer_everyone()
+            if self._company.ready.tiers:
+                await self.rest.write_out(self._write_seconds())
             for mailbox in self._stages:
                 mailbox.close()
                 with anyio.move_on_after(STAGE_SECONDS):
@@ -99,6 +105,12 @@ class System:
         finally:
             self._scope.cancel()
             await self.ended.wait()
+
+    def _write_seconds(self) -> float:
+        """How long KV blocks may be written that wait for it: what a drain has left, or as long as a stage."""
+        if self.drained_by is None:
+            return STAGE_SECONDS
+        return max(WRITE_SECONDS, self.drained_by - self._company.clock.now())
 
     @property
     def _stages(self) -> Sequence[Mailbox[Any, Any]]:

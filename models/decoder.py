@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.decoder_layers import DecoderLayers, decoder_layers
 from troupellm.kernels.linear import PackedLinear, batch_invariance, linear, norm_linear, pack
+from troupellm.kernels.paged_attention.native import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -91,6 +93,8 @@ class Decoder:
         self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
         self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
+        self.together = self._together()
+        """All layers in one call, for few tokens; None where there is no such thing."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,16 +124,16 @@ class Decoder:
 
     def _run(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps, tapped: Tensor | None) -> Tensor:
         """tapped: [tokens, width], to be written to; None where `taps` are none."""
+        if tapped is None and self.together is not None:
+            plans = [group.plan for group in batch.groups]
+            if self.together.takes(batch.token_ids.shape[0], plans, caches):
+                return self._run_together(self.together, batch, caches)
         token_ids, positions = batch.token_ids, batch.positions
         missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
         angles = self._angles(positions)
-        residual = self.embed(token_ids)
-        if batch.inputs is not None:
-            places, values = batch.inputs
-            scale = self.embedding_scale if self.config.scale_inputs else 1.0
-            residual[places] = values.to(residual.dtype) * scale
+        residual = self._entering(token_ids, batch)
         update = None
         last = len(self.layers) - 1
         for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
@@ -146,6 +150,29 @@ class Decoder:
         for place in [*_places(taps, last), *([len(taps.layers)] if taps.last else ())]:
             _tap(tapped, place, None, hidden)
         return hidden[batch.logit_tokens]
+
+    def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """What enters the first layer, with what the batch brings instead of embeddings."""
+        residual = self.embed(token_ids)
+        if batch.inputs is not None:
+            places, values = batch.inputs
+            scale = self.embedding_scale if self.config.scale_inputs else 1.0
+            residual[places] = values.to(residual.dtype) * scale
+        return residual
+
+    def _run_together(self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
+        """As `_run`, in one call."""
+        residual = self._entering(batch.token_ids, batch)
+        views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
+        layers.run(residual, batch.positions, views, self.tables, caches)
+        return residual[batch.logit_tokens]
+
+    def _together(self) -> DecoderLayers | None:
+        if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
+            return None
+        parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]
+        known = [part for part in parts if part is not None]
+        return decoder_layers(known) if len(known) == len(parts) else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """What enters the first layer [tokens, hidden], of int64 [tokens]."""

@@ -190,11 +190,17 @@ def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int)
     width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
     if (moe := model.moe) is not None:  # each token as often as it has experts, before, between and behind them
         width += moe.top_k * 3 * (model.hidden_size + moe.intermediate_size) + 3 * moe.shared_size
-    tokens, drawn = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    speculative = config.speculation.speculative_config
-    if speculative is not None:  # a token is drawn behind each draft, too
-        drawn = min(tokens, drawn * (1 + speculative.most_drafts))
-    return tokens * width * itemsize + drawn * model.vocab_size * 4 * 3
+    tokens = config.scheduler.max_num_batched_tokens
+    return tokens * width * itemsize + drawn_tokens(config) * model.vocab_size * 4 * 3
+
+
+def drawn_tokens(config: EngineConfig) -> int:
+    """Rows of logits that one step has at most."""
+    rows, speculative = config.scheduler.max_num_seqs, config.speculation.speculative_config
+    if speculative is None:
+        return rows
+    # A token is drawn behind each draft, too.
+    return min(config.scheduler.max_num_batched_tokens, rows * (1 + speculative.most_drafts))
 
 
 def model_limit(model: DecoderConfig, config: EngineConfig) -> int:

@@ -191,6 +191,9 @@ class RowTable:
         """Write tokens [n] at some positions [n] of some slots [n]; `lengths` tells which of them the rows have."""
         self.tokens.numpy()[slots, positions] = tokens
 
+    def settle(self) -> None:
+        """Whoever reads `tokens` from now on sees all that is known."""
+
     def text(self, slot: int) -> NDArray[np.int32]:
         """The tokens of a row, a view."""
         found: NDArray[np.int32] = self.tokens.numpy()[slot, : self.lengths[slot]]

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling import draw, draw_truncated
-from troupellm.kernels.sampling.adjust import add_at, forbid, keep_only, matches, occurrence_penalty, repeat_penalty
+from troupellm.kernels.sampling.adjust import (
+    add_at,
+    forbid,
+    keep_bits,
+    keep_only,
+    matches,
+    occurrence_penalty,
+    repeat_penalty,
+)
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 from troupellm.kernels.sampling.search import row_argmax, row_best
 from troupellm.models.described import Described
@@ -181,7 +189,10 @@ class Sampler:
         # The processing below works in place.
         raw = [group.raw(logits) for group in groups]
         if masks is not None:
-            forbid(logits, masks.index, masks.forbidden)
+            if masks.forbidden is None:
+                keep_bits(logits, masks.index, masks.bits)
+            else:
+                forbid(logits, masks.index, masks.forbidden)
         failures = self._adjust(batch, logits, positions, histories, sure) if batch.adjusted else {}
         if batch.adjusted or masks is not None:
             peaks = logits.amax(-1)

@@ -11,13 +11,14 @@ SIZES = (32, 128, 256, 512)
 """Tokens of the timed steps."""
 LEAST_TOKENS = 128
 """What is reported at least: smaller steps are not worth what comes with every one of them."""
-GAIN = 1.1
-"""Twice the tokens must do so many times as many per second to be worth a longer step."""
+GAIN = 1.04
+"""Twice the tokens must do so many times as many per second to be worth a longer step: prompts that come together
+should not pay for their early first tokens with the time to the last one."""
 AROUND = 0.002
 """Seconds. About what a step takes beside the model: planning, the way to the worker and back, text for readers."""
-SLOW = 0.05
+SLOW = 0.08
 """Seconds. Where a step takes longer, its size is enough for the device, and larger ones would hold up the start."""
-SHORT = 0.02
+SHORT = 0.12
 """Seconds. Steps that are shorter are timed twice, and the quicker time counts."""
 
 

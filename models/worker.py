@@ -234,6 +234,8 @@ class ModelWorker:
                 result = self._runner.run(ticket.plan, self._meanwhile)
         if self._moves is not None:
             result = self._moves.reported(result, idle=not ticket.plan.rows)
+        if self._drafter is not None:
+            result = self._drafter.reported(result)
         if self._profile is not None:
             self._profile.stepped()
         return result

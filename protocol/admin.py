@@ -70,6 +70,10 @@ class NoArguments(_Query, frozen=True):
 class KVEventsQuery(_Query, frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0)] | None = None
     """Number of the last event that is known already, 0 for all that are kept; without it: from now on."""
+    snapshot: bool = False
+    """Begin with what can be found now, and do so again where events were missed."""
+    snapshot_begun: Annotated[int, Meta(ge=0)] | None = None
+    """Go on with a snapshot, behind `after`: what the answer before said under `snapshot`."""
     seconds: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.0
     """How long to wait for an event; a stream waits as long as it takes."""
     stream: bool = True

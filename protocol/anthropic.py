@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from troupellm.protocol.open_objects import Block, JsonFormat, MessageTool, Refused, SystemBlock
 from troupellm.protocol.openai_extras import Label
+from troupellm.protocol.usage_details import MessageTokensDetails
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -106,17 +107,13 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
-class ThinkingDetails(msgspec.Struct):
-    thinking_tokens: int
-
-
 class MessageUsage(msgspec.Struct, kw_only=True):
     input_tokens: int
     """Without those that came from the prefix cache."""
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
-    output_tokens_details: ThinkingDetails | None = None
+    output_tokens_details: MessageTokensDetails | None = None
     service_tier: str = "standard"
 
 

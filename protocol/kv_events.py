@@ -1,6 +1,7 @@
 """What becomes of KV blocks, told to routers that send requests where their prefix is.
 
-Events are numbered from 1 on without a gap. Who reads too slowly, or comes too late, hears how many it has missed.
+Events are numbered from 1 on without a gap. Who reads too slowly, or comes too late, hears how many it has missed; a
+snapshot tells what can be found now, so that such a reader knows as much as one who has heard everything.
 """
 
 from typing import Literal
@@ -50,7 +51,16 @@ class EventsLost(msgspec.Struct, frozen=True, kw_only=True, tag="gap", tag_field
     dropped: int
 
 
-KVEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsLost
+class SnapshotBegins(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot", tag_field="event"):
+    """Forget what was told before: `stored` events follow for what can be found, with the numbers that they had, up to
+    this number; then the events behind it."""
+
+    seq: int
+    blocks: int
+    """As many follow, less what cannot be found any more when its turn comes."""
+
+
+KVEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsLost | SnapshotBegins
 EventDetail = Literal["off", "keys", "tokens"]
 MOST_READ = 1024
 """Events in one answer."""
@@ -61,6 +71,8 @@ class KVEventsRead(msgspec.Struct, frozen=True, kw_only=True):
 
     events: tuple[KVEvent, ...]
     last: int
-    """Number of the last one of them, or of the last one that is known already."""
+    """Number of the last one of them, or of the last one that is known already; behind it the next reading begins."""
+    snapshot: int | None = None
+    """More of a snapshot follows, which was begun at this number."""
     ended: bool = False
     """There will be no more."""

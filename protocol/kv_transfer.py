@@ -38,6 +38,10 @@ class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kv_connector_extra_config: dict[str, Any] = {}
     """The connector's own settings."""
 
+    def __post_init__(self) -> None:
+        if self.kv_load_failure_policy == "fail" and not self.consumes:
+            raise ValueError("kv_load_failure_policy fail is of no use to a kv_producer, which loads nothing")
+
     @property
     def produces(self) -> bool:
         return self.kv_role != "kv_consumer"

@@ -12,6 +12,9 @@ from troupellm.protocol.setting_types import Count, PositiveInt, help_text as _h
 from troupellm.protocol.sizes import human_int
 
 GIB = 2**30
+DISK_BYTES = 16 * GIB
+TIMEOUT = 5.0
+POLICY = "lru"
 HOST_TIER = 0
 """Tier 0 is host memory; what lies further out is numbered from 1."""
 
@@ -31,18 +34,19 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_disk_path: Annotated[
         str | None, _help("folder for KV blocks that leave host memory; they survive a restart (default: none)")
     ] = None
-    kv_offload_disk_bytes: Annotated[PositiveInt, _help("most bytes of KV blocks in that folder")] = 16 * GIB
+    kv_offload_disk_bytes: Annotated[PositiveInt, _help("most bytes of KV blocks in that folder")] = DISK_BYTES
     kv_offload_timeout: Annotated[
         float,
         Meta(
             gt=0.0,
             le=600.0,
-            description="seconds that disk or a connector may take for one block; the tier is left alone after that",
+            description="seconds that disk or a connector may take for one block; the tier is left alone after that. "
+            "A request waits no longer for all its blocks together, and what computing them takes",
         ),
-    ] = 5.0
+    ] = TIMEOUT
     kv_offload_policy: Annotated[
         str, _help("which blocks leave host memory first: lru, arc, or the name of a plug-in")
-    ] = "lru"
+    ] = POLICY
     kv_offload_store_threshold: Annotated[
         Count, _help("uses of a KV block before it is copied to host memory; 0: as soon as it is full")
     ] = 0
@@ -59,6 +63,11 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_offloading_size is not None:
             self._host_bytes()
         connectors = read_transfer_configs(self.kv_transfer_config)
+        if self.kv_offload_disk_path is None and self.kv_offload_disk_bytes != DISK_BYTES:
+            raise ConfigError(
+                "kv_offload_disk_bytes needs kv_offload_disk_path: there is no folder that it could be a limit of",
+                param="kv_offload_disk_bytes",
+            )
         if self.on:
             return
         if connectors:
@@ -76,6 +85,9 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "preemption_mode offload needs kv_offloading_size: there is nowhere to offload to",
                 param="preemption_mode",
             )
+        for name, default in _OF_NO_USE_ALONE.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name} needs kv_offloading_size: without it no KV block is offloaded", param=name)
 
     @property
     def on(self) -> bool:
@@ -107,3 +119,11 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
                 param="kv_offloading_size",
             )
         return size
+
+
+_OF_NO_USE_ALONE = {
+    "kv_offload_timeout": TIMEOUT,
+    "kv_offload_policy": POLICY,
+    "kv_offload_store_threshold": 0,
+}
+"""Settings of what `kv_offloading_size` turns on, and their values where nobody has given them."""

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from troupellm.protocol.usage_details import OutputTokensDetails
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -61,10 +63,6 @@ ContentPart = OutputText | ReasoningText
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
     cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(msgspec.Struct):
-    reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):

@@ -100,6 +100,15 @@ class ResetPrefixCache(msgspec.Struct, frozen=True):
 
     external: bool = False
     """Nor what other engines share with this one."""
+    done: Callable[[bool], None] = lambda ok: None
+    """Called once: whether outer tiers have forgotten what they held. One that could not is not used before it has."""
+
+
+class WriteOut(msgspec.Struct, frozen=True):
+    """The engine stops and every request has ended: what is to go to outer tiers goes there now, halted or not."""
+
+    written: Callable[[], None]
+    """Called once, when nothing waits any more."""
 
 
 class HaltPlanning(msgspec.Struct, frozen=True):
@@ -152,6 +161,7 @@ SchedulerControl = (
     | ReaderPaused
     | ReaderResumed
     | ResetPrefixCache
+    | WriteOut
     | HaltPlanning
     | ResumePlanning
     | WorkerAsleep

@@ -82,6 +82,23 @@ class OffloadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers and look-ups that ended when nobody waited for them any more."""
 
 
+class ProposerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of who drafts. Counts are since the start."""
+
+    failures: int = 0
+    """Times that a plug-in raised, or gave what no drafts are: it is not called again until the model is loaded again.
+    """
+    past_outputs: int = 0
+    """Outputs of earlier requests that are kept to draft from (method suffix), as of the last step."""
+    past_tokens: int = 0
+    past_tokens_capacity: int = 0
+    """0: no outputs are kept."""
+    past_evictions: int = 0
+    """Outputs that gave way to later ones."""
+    memory_bytes: int = 0
+    """Reserved for texts and their indexes."""
+
+
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     running: int = 0
@@ -118,6 +135,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were failed for it."""
     dropped_results: int = 0
     """Rows of results that named nothing alive."""
+    proposer: ProposerSnapshot | None = None
+    """None: nothing is drafted."""
     offload: OffloadSnapshot | None = None
     """None: there are no tiers behind the device."""
 
@@ -180,6 +199,8 @@ class KVEventsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """That readers heard of as a number alone, because they were too slow; of all readers together."""
     waiting_readers: int
+    findable: int = 0
+    """Blocks that a snapshot tells of."""
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from troupellm.protocol.kv_transfer import FailurePolicy
 
-TransferKind = Literal["store", "load", "spill", "fetch"]
+TransferKind = Literal["store", "load", "spill", "fetch", "reset"]
 
 
 class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,7 +20,8 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     store: device block to a place of host memory; it is read before the plan that says so writes anything, so the same
     plan may give the block away. load: the other way; the block may be read by plans after its `TransferDone`.
     spill: a place of host memory to the outer tier, under `key`; fetch: the other way. The place is not to be given
-    away before the transfer is done.
+    away before the transfer is done. reset: no block moves; the outer tier forgets for good what was put there,
+    what is under way with it is given up, and what is asked of it later waits.
     """
 
     transfer: int
@@ -33,7 +34,7 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block: int
     """Device block of a store or load; -1 of others."""
     place: int
-    """Of host memory: 0 to `WorkerReady.host_places` - 1."""
+    """Of host memory: 0 to `WorkerReady.host_places` - 1; -1 of a reset."""
     key: bytes
     """Of the prefix that ends with the block, group included."""
 

@@ -1,4 +1,4 @@
-"""What a usage object of OpenAI's API says beyond its sums. Fields that do not apply are left out."""
+"""What usage objects of HTTP APIs say beyond their sums. Fields that do not apply are left out."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,13 +12,28 @@ class PromptTokensDetails(msgspec.Struct):
     """By tier (device, host, disk, external), where KV blocks are offloaded; ours."""
 
 
-class CompletionTokensDetails(msgspec.Struct):
-    """What speculative decoding did is told where it drafted anything."""
+class PredictionDetails(msgspec.Struct, kw_only=True):
+    """What speculative decoding did, told where it drafted anything. OpenAI's names, in every API."""
 
-    reasoning_tokens: int = 0
     accepted_prediction_tokens: int | UnsetType = UNSET
     """Drafts that were accepted."""
     rejected_prediction_tokens: int | UnsetType = UNSET
     """Drafts that were verified for nothing."""
     prediction_steps: int | UnsetType = UNSET
     """Steps in which drafts were verified; ours. Each gave one token more than it accepted drafts."""
+
+
+class CompletionTokensDetails(PredictionDetails):
+    reasoning_tokens: int = 0
+
+
+class OutputTokensDetails(PredictionDetails):
+    """Of the responses API."""
+
+    reasoning_tokens: int
+
+
+class MessageTokensDetails(PredictionDetails):
+    """Of the messages API; what was predicted is ours, and its clients keep fields that they do not know."""
+
+    thinking_tokens: int

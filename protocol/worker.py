@@ -17,6 +17,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierInfo, TierLookup, TierReport, TransferDone
 
 NULL_BLOCK = -1
@@ -244,6 +245,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     found: tuple[LookupDone, ...] = ()
     tiers: tuple[TierReport, ...] = ()
     """Of tiers where something has changed."""
+    proposer: ProposerReport | None = None
+    """None: nothing about it has changed."""
     timings: StepTimings = StepTimings()
 
 

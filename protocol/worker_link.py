@@ -14,7 +14,7 @@ from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 
-LINK_VERSION = 3
+LINK_VERSION = 4
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker:ModelWorker"

@@ -166,6 +166,8 @@ class Exchange:
         if self.gone:
             raise ClientGone
         self.finished = last
+        if self.streaming and not data.isascii():
+            data = _in_lines_for_all(data)
         begun = _begin(self._send({"type": "http.response.body", "body": data, "more_body": not last}))
         if begun is not None:
             await self._end_in_time(*begun)
@@ -183,6 +185,18 @@ class Exchange:
         if deadline.cancelled_caught:
             self.gone = True
             raise ClientGone
+
+
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+"""NEL, line and paragraph separator in UTF-8, and as JSON spells them in ASCII."""
+
+
+def _in_lines_for_all(events: bytes) -> bytes:
+    """JSON may hold these three as they are and event streams do not end a line at them, but much that reads lines of
+    text does (`str.splitlines`, `aiter_lines` of httpx), and so would cut an event in two."""
+    for raw, escaped in _LINE_ENDS:
+        events = events.replace(raw, escaped)
+    return events
 
 
 _Steps = Generator[object, object, None]

@@ -125,7 +125,8 @@ class Shutdown:
                 await engine.drain(seconds)
                 await side.idle()
             group.cancel_scope.cancel()
-        await engine.drain(0.0)  # ends what is left, when the deadline or a second signal came first
+        left = 0.0 if self.forced.is_set() else max(0.0, self._drained_by - time.monotonic())
+        await engine.drain(left)  # ends what is left, when the deadline or a second signal came first
         late = side.in_flight
         with anyio.move_on_after(_ABORT_FAREWELL_SECONDS if self.forced.is_set() else FAREWELL_SECONDS):
             await side.idle()

@@ -11,6 +11,7 @@ from troupellm.protocol.openai import GenerationFields, UsageBody
 from troupellm.protocol.outputs import CachedTokens, Completion, Delta, FinishReason, Usage
 from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.server.exchange import Exchange
+from troupellm.server.predictions import predictions
 from troupellm.server.sse import EventStream
 
 
@@ -62,15 +63,8 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     cached = sum(usage.cached_tokens for usage in usages)
     thoughts = sum(usage.reasoning_tokens for usage in usages)
     truncated = True if any(usage.truncated for usage in usages) else UNSET
-    of_prompt, of_completion = (
-        PromptTokensDetails(cached, truncated, _sources(usages)),
-        CompletionTokensDetails(thoughts),
-    )
-    if drafted := sum(usage.draft_tokens for usage in usages):
-        accepted = sum(usage.accepted_draft_tokens for usage in usages)
-        of_completion.accepted_prediction_tokens = accepted
-        of_completion.rejected_prediction_tokens = drafted - accepted
-        of_completion.prediction_steps = sum(usage.draft_steps for usage in usages)
+    of_prompt = PromptTokensDetails(cached, truncated, _sources(usages))
+    of_completion = CompletionTokensDetails(thoughts, **predictions(usages))
     return UsageBody(prompt, completion, prompt + completion, of_prompt, of_completion)
 
 

@@ -17,3 +17,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 def any_backend(request: pytest.FixtureRequest) -> object:
     """For what the simulator runs too; a module's own `anyio_backend` fixture returns it."""
     return request.param
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a test that may take long begin first: side by side with others, they would else end alone."""
+    longest: dict[object, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -longest[item.path])

@@ -139,8 +139,10 @@ class Acceptance:
         alive: list[Sequence] = []
         size = len(flight.rows)
         limits, accepted = flight.limits or (PLAIN,) * size, aligned.accepted or (0,) * size
-        planned = zip(flight.sequences, flight.epochs, aligned.token_counts, limits, accepted, strict=True)
-        for index, (sequence, epoch, count, limit, taken) in enumerate(planned):
+        planned = zip(
+            flight.sequences, flight.epochs, flight.counts, aligned.token_counts, limits, accepted, strict=True
+        )
+        for index, (sequence, epoch, positions, count, limit, taken) in enumerate(planned):
             span = aligned.tokens[position : position + count]
             position += count
             if sequence.epoch != epoch:
@@ -152,8 +154,12 @@ class Acceptance:
                 continue
             if limit != PLAIN:
                 settle(sequence, flight.step, limit, count, taken)
-            if count and not sequence.lockstep:
+            if not count:
+                sequence.forced = max(0, sequence.forced - positions - max(limit, 0))
+            elif not sequence.lockstep:
+                confirmed = len(sequence.tokens) + taken
                 kept, finished = accept(sequence, span, complete=sequence.row in aligned.finished)
+                sequence.forced = max(0, len(sequence.tokens) - 1 - confirmed)
                 sequence.last_token_at = now
                 rows.append(sequence.row)
                 counts.append(kept)

@@ -36,6 +36,7 @@ from troupellm.protocol.scheduler import (
     WorkerAsleep,
     WorkerBack,
     WorkerLost,
+    WriteOut,
 )
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.worker import RestartWorker, StepPlan, StepResult
@@ -99,8 +100,11 @@ class Scheduler:
                 self._core.pause(request)
             case ReaderResumed(request=request):
                 self._core.resume(request)
-            case ResetPrefixCache(external=external):
-                self._core.reset_prefix_cache(external=external)
+            case ResetPrefixCache(external=external, done=done):
+                self._core.reset_prefix_cache(external=external, done=done)
+            case WriteOut(written=written):
+                self._core.go_on()
+                self._core.halt.write_out(written)
             case HaltPlanning(finish=finish, settled=settled):
                 self._core.halt.begin(settled, finish=finish)
             case ResumePlanning():

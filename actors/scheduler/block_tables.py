@@ -12,7 +12,7 @@ from troupellm.actors.kv_events import BlockEvents
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool, in_group
 from troupellm.actors.scheduler.host_hit import HostHit
-from troupellm.actors.scheduler.prefix_search import IN_HOST, WithHost, find_prefix
+from troupellm.actors.scheduler.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import NULL_BLOCK, BlockCopy, CacheGroup
@@ -149,7 +149,9 @@ class BlockTables:
         if caching:
             self.num_queried_tokens += known
             self.num_found_tokens += start
-            self.num_hit_tokens += start - len(set().union(*loads)) * size
+            loaded = set().union(*loads)
+            first = first_seen(hits) if loaded else 0
+            self.num_hit_tokens += start - (len(loaded) + (first if first in loaded else 0)) * size
         return True
 
     def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:

@@ -5,6 +5,7 @@ plans in flight a decode row is planned again while its last token exists on the
 """
 
 from array import array
+from collections.abc import Callable
 
 from troupellm.actors.kv_events import KVEventLog
 from troupellm.actors.prefix_keys import owner_name
@@ -29,11 +30,7 @@ from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import (
-    QueueTimeout,
-    RequestAborted,
-    TroupeError,
-)
+from troupellm.protocol.errors import QueueTimeout, RequestAborted, TroupeError
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
@@ -62,13 +59,11 @@ class SchedulerCore:
         speculative: SpeculativeConfig | None = None,
         kv_events: KVEventLog | None = None,
         offload: OffloadConfig | None = None,
-        life: bytes = b"",
     ) -> None:
         """
         Args:
             speculative: how drafts are to be made, by a worker that verifies them.
             offload: of the tiers behind the device, where the worker has any.
-            life: random bytes that no other life of an engine has.
             kv_events: hears what can be found in the prefix cache; whoever drives this flushes it.
         """
         self.kv_events = kv_events
@@ -86,12 +81,12 @@ class SchedulerCore:
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
         self._offload = make_offload(
-            offload, ready, self._tables, self._residents, self._room, self._prefill_budget.seconds_per_token, life,
+            offload, ready, self._tables, self._residents, self._room, self._prefill_budget.seconds_per_token,
             kv_events,
         )  # fmt: skip
         self._tables.tiers = self._offload
         self._ledger = Ledger(self._residents, self._room)
-        self.halt = Halt(self._ledger, self._residents, self._flights)
+        self.halt = Halt(self._ledger, self._residents, self._flights, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
             config,
@@ -237,12 +232,15 @@ class SchedulerCore:
         for request in self.halt.end():
             self.resume(request)
 
-    def reset_prefix_cache(self, *, external: bool = False) -> None:
-        """Nothing that is computed or under way now is found by a request that comes later; external: nor what other
-        engines share with this one."""
+    def reset_prefix_cache(self, *, external: bool = False, done: Callable[[bool], None] = lambda ok: None) -> None:
+        """See `ResetPrefixCache`."""
         self._tables.reset()
-        if self._offload is not None:
-            self._offload.reset(external=external)
+        if self._offload is None:
+            done(True)
+        else:
+            self._offload.reset(done, external=external)
+            if self._replay.reason is not None or self.halt.halted:  # the worker hears of it before anything else
+                self._offload.answer_resets(self._replay.reason is None)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None: nothing to compute, or as many plans in flight as allowed.
@@ -274,13 +272,14 @@ class SchedulerCore:
             self._replay.distrust(str(error))
             raise
         if flight is not None and aligned is not None:
-            self._flights.land(flight)
-            if self._offload is not None:
+            self._updates.proposer.take(result.proposer)
+            if self._offload is not None:  # before the flight has landed: whom this ends or puts back disturbs it
                 self._offload.update(result, now)
                 self._offload.fail_unloaded(self._ledger.end_request)
-                if not flight.rows:
-                    self._ledger.release_returned()
-                    return self._ledger.take(result.step) or StepOutput(step=result.step)
+            self._flights.land(flight)
+            if not flight.rows:
+                self._ledger.release_returned()
+                return self._ledger.take(result.step) or StepOutput(step=result.step)
             self._prefill_budget.learn(
                 prefill_tokens=flight.prefill_tokens,
                 decode_rows=len(flight.rows) - len(flight.prefills),
@@ -301,6 +300,7 @@ class SchedulerCore:
         self._lose(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
     def _lose(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
+        self._updates.proposer.forget()
         if self._offload is not None:
             self._offload.forget(keep_host=keeps_host)
         self._replay.lose(lost)
@@ -346,6 +346,7 @@ class SchedulerCore:
             drafts=self._updates.drafting.total.steps,
             draft_tokens=self._updates.drafting.total.drafted,
             accepted_draft_tokens=self._updates.drafting.total.accepted,
+            proposer=self._updates.proposer.snapshot() if self._ready.most_drafts else None,
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             prefix_evictions=self._tables.num_evicted,

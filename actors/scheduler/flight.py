@@ -15,6 +15,7 @@ class Flight:
 
     __slots__ = (
         "clean",
+        "counts",
         "decode_tokens",
         "epochs",
         "expected",
@@ -35,6 +36,8 @@ class Flight:
         self.sequences: list[Sequence] = []
         self.rows: tuple[int, ...] = ()
         self.epochs: tuple[int, ...] = ()
+        self.counts: tuple[int, ...] = ()
+        """Positions per row, drafts aside."""
         self.expected: tuple[int, ...] = ()
         """Tokens per row that must come back (at least): 1 where the span reaches the last known token, else 0."""
         self.limits: tuple[int, ...] = ()
@@ -48,7 +51,7 @@ class Flight:
         self.lockstep = False
         """Some of the sequences are beams."""
         self.clean = True
-        """No sequence of the plan has ended or was preempted since."""
+        """No sequence of the plan has ended or was preempted since, or has tokens to compute that its guide forced."""
 
 
 class Flights:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Request, State
 
@@ -15,7 +16,9 @@ class Halt:
     Held back means as if their reader did not read: they have no blocks, can be aborted, and keep their deadline.
     """
 
-    def __init__(self, ledger: Ledger, residents: Residents, flights: Flights) -> None:
+    def __init__(self, ledger: Ledger, residents: Residents, flights: Flights, offload: Offload | None) -> None:
+        self._offload = offload
+        self._unwritten: list[Callable[[], None]] = []
         self._ledger = ledger
         self._residents = residents
         self._flights = flights
@@ -53,8 +56,16 @@ class Halt:
         self._tell(settled=False)
         return held
 
+    def write_out(self, written: Callable[[], None]) -> None:
+        """See `WriteOut`."""
+        self._unwritten.append(written)
+
     def review(self) -> None:
-        """After anything may have ended: tell who waits for standstill."""
+        """After anything may have ended: tell who waits for standstill, or for what goes to outer tiers."""
+        if self._unwritten and (self._offload is None or not self._offload.pending):
+            unwritten, self._unwritten = self._unwritten, []
+            for written in unwritten:
+                written()
         if self.finishing:
             self._held = {number: None for number in self._held if number in self._ledger.requests}
             if len(self._held) == len(self._ledger.requests):

@@ -265,13 +265,16 @@ class Planner:
         samples = end >= len(sequence.tokens)
         if sequence.lockstep:
             draft.flight.lockstep, draft.flight.clean = True, False
+        elif sequence.forced:
+            draft.flight.clean = False  # its result says which of them are computed
         sequence.num_computed = end
         sequence.last_step = self.step
         if samples:
             sequence.open_fence()
         if count > 1 or not sequence.decoding:
             draft.flight.prefills.append((sequence, sequence.epoch, count, samples))
-            draft.prefill -= count
+            if start < len(sequence.tokens):  # else its prompt ends in a plan in flight: no prompt waits for this one
+                draft.prefill -= count
         draft.sequences.append(sequence)
         draft.starts.append(start)
         draft.counts.append(count)
@@ -319,7 +322,8 @@ class Planner:
             if sequence.loading is not None:
                 continue
             self._introduce(draft, sequence)
-            self._take_span(draft, sequence, start, self._allowed(len(sequence.tokens) - start, draft))
+            # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
+            self._take_span(draft, sequence, start, max(1, self._allowed(len(sequence.tokens) - start, draft)))
 
     def _introduce(self, draft: Draft, sequence: Sequence) -> None:
         """The worker hears of a sequence, whose blocks are settled for this step."""
@@ -357,6 +361,7 @@ class Planner:
             flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
             if 0 in flight.expected:
                 flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
+        flight.counts = counts
         flight.decode_tokens = sum(counts) - flight.prefill_tokens
         if draft.limits and max(draft.limits) > PLAIN:
             flight.limits = tuple(draft.limits)

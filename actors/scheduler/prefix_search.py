@@ -96,3 +96,8 @@ class _Part:
     def _first(self, count: int) -> int:
         """The first block that the token behind so many blocks sees."""
         return max(0, count * self._size + 1 - self._window) // self._size
+
+
+def first_seen(tables: list[list[int]]) -> int:
+    """The first block of a prefix that any group looks at: what is before it needs to be nowhere."""
+    return min(next((i for i, block in enumerate(table) if block != NULL_BLOCK), len(table)) for table in tables)

@@ -1,5 +1,6 @@
 """Sequences that hold blocks: running, paused by their reader, or ended with a plan still in flight."""
 
+from collections import Counter
 from collections.abc import Container
 from typing import NamedTuple
 
@@ -364,7 +365,15 @@ class Residents:
         for sequence in self.running.values():
             counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
         assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
+        planned = Counter(
+            sequence.row
+            for flight in self._flights
+            for sequence, epoch in zip(flight.sequences, flight.epochs, strict=True)
+            if sequence.epoch == epoch
+        )
         for sequence in (*self.running.values(), *self.paused.values()):
+            confirmed = sequence.num_confirmed + planned[sequence.row]
+            assert 0 < confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
             assert sequence.slack >= 0, "plans in flight take back what was computed"
             assert sequence.num_computed + sequence.slack <= sequence.capacity, "positions without blocks"
             covered = min(map(len, sequence.tables)) * self._tables.block_size

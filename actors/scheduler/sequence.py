@@ -191,6 +191,7 @@ class Sequence:
         "eos_token_ids",
         "epoch",
         "fence",
+        "forced",
         "gave_up",
         "host_hits",
         "keys",
@@ -260,6 +261,8 @@ class Sequence:
         """Positions of the current prefill whose plans have returned."""
         self.decoding = False
         """A token has come back since the sequence was last given to the worker."""
+        self.forced = 0
+        """Tokens that came behind a drawn one and that no plan that has returned computed: its guide forced them."""
         self.fence = -1
         """While num_computed + slack < fence, the next plan may take one more position without further checks."""
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
@@ -295,8 +298,7 @@ class Sequence:
         """Prompt positions before this one have had their log-probabilities delivered."""
         self.last_step = NO_STEP
         """The newest plan that names the sequence."""
-        self.last_token_at = 0.0
-        self.known_to_worker = False
+        self.last_token_at, self.known_to_worker = 0.0, False
         self.pooling = message.pooling
         """None generates; otherwise the sequence ends with its prompt, and a vector instead of a token."""
         self.lockstep = message.beam is not None
@@ -325,7 +327,7 @@ class Sequence:
     @property
     def num_confirmed(self) -> int:
         """Positions whose KV is certainly computed and whose tokens the host knows."""
-        return min(len(self.tokens) - 1, self.num_computed) if self.decoding else self.num_confirmed_prefill
+        return len(self.tokens) - 1 - self.forced if self.decoding else self.num_confirmed_prefill
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -362,7 +364,7 @@ class Sequence:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
         self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = self.slack = 0
-        self.num_offered = 0
+        self.num_offered = self.forced = 0
         self.decoding = False
         self.fence = -1
         self.tables = [[] for _ in self.tables]

@@ -10,6 +10,7 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.drafting import Drafting
 from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.proposer_counts import ProposerCounts
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, align, trim_logprobs
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence
@@ -38,6 +39,7 @@ class Updates:
         self._beams = Beams(ledger, residents, tables)
         self.acceptance = Acceptance(ledger, residents, shares)
         self.drafting = Drafting()
+        self.proposer = ProposerCounts()
 
     def check(self, flight: Flight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.

@@ -1,4 +1,4 @@
-"""Products of few rows by compiled code, on the very weights that oneDNN packed: nothing is in memory twice.
+"""Products by compiled code, on the very weights that oneDNN packed: nothing is in memory twice.
 
 The layout is oneDNN's secret, so it is read back: it must be panels of some outputs each, in which the outputs of one
 input lie side by side. Where it is not, or where there is no compiled code, oneDNN computes few rows too.
@@ -15,8 +15,12 @@ from torch.nn import functional
 
 from troupellm.kernels import native
 
-CALL_ROWS = MOST_ROWS = 64
-"""From here on oneDNN is as fast, or faster: measured over the shapes of small models."""
+FEW_ROWS = 64
+"""From here on oneDNN is as fast, or faster, with AVX2 or where a panel is large: measured over shapes of models."""
+MANY_ROWS = 512
+"""With AVX-512 and small panels it is no faster before that, and slower where it would have to pad the rows."""
+PANEL_BYTES = 512 * 1024
+"""Of a small panel: half of what a core's own cache holds, since rows have to go there too."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
 LANES = 16
@@ -40,13 +44,14 @@ class Layout:
 class NativeWeight:
     """What the compiled code is told of a weight: `struct Weight` of linear.cpp."""
 
-    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "out_features")
-    most_rows = MOST_ROWS
+    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
 
     def __init__(
         self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None
     ) -> None:
         self.out_features, in_features = shape
+        self.most_rows = most_rows(layout)
+        """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
         """Whether the halves can be multiplied by each other on the way."""
         bias = None if bias is None else bias.contiguous()
@@ -57,6 +62,7 @@ class NativeWeight:
             dtype=np.int64,
         )  # fmt: skip
         self._pointer = self._told.ctypes.data
+        self.part: tuple[int, int] | None = (0, self._pointer)
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
@@ -67,7 +73,7 @@ class NativeWeight:
         gain = None if norm is None else norm.data_ptr()
         source, target = x.data_ptr(), out.data_ptr()
         step, out_step = x.stride(0), out.stride(0)
-        for begin, end in tiles(rows):
+        for begin, end in tiles(rows, self.most_rows):
             self._functions.linear(
                 self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
                 target + 4 * out_step * begin, out_step, threads,
@@ -80,7 +86,7 @@ class NativeWeight:
         out = torch.empty(rows, size)
         gain = None if norm is None else norm.data_ptr()
         source, target, step, threads = x.data_ptr(), out.data_ptr(), x.stride(0), torch.get_num_threads()
-        for begin, end in tiles(rows):
+        for begin, end in tiles(rows, self.most_rows):
             self._functions.gated(
                 self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
                 target + 4 * size * begin, size, threads,
@@ -88,10 +94,16 @@ class NativeWeight:
         return out
 
 
+def most_rows(layout: Layout) -> int:
+    """With how many rows a product of the compiled code is as fast as oneDNN's."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return MANY_ROWS if wide and 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
+
+
 @functools.cache
-def tiles(rows: int) -> tuple[tuple[int, int], ...]:
+def tiles(rows: int, most: int) -> tuple[tuple[int, int], ...]:
     """Rows cut into calls of about equally many."""
-    count = -(-rows // CALL_ROWS)
+    count = -(-rows // most)
     return tuple((rows * tile // count, rows * (tile + 1) // count) for tile in range(count))
 
 
@@ -153,6 +165,7 @@ def _agrees(functions: Functions) -> bool:
     panels = functional.pad(weight, (0, 3, 0, 32)).view(2, 64, depth + 3).transpose(1, 2).contiguous()
     held = NativeWeight.__new__(NativeWeight)
     held._functions, held.out_features, held._held = functions, out, (panels, bias)
+    held.most_rows = FEW_ROWS
     held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr()], dtype=np.int64)
     held._pointer = held._told.ctypes.data
     plain = functional.linear(x, weight, bias)

@@ -7,7 +7,8 @@ How an operation is added:
 
 * `<operation>.cpp` here, with its functions `extern "C"`, returning nothing. Arguments are pointers, `int64_t` and
   `double` alone. Tensors come as the address of their first number; sizes and strides count numbers, not bytes. What
-  files share is in `simd.h`; all else is in an unnamed namespace.
+  files share is in headers, and all else in an unnamed namespace. `parts.h` has what `layers.cpp` calls of other files
+  from within its team of threads: an operation that it needs is a function there and a parallel region around that.
 * Work is shared out by `#pragma omp parallel num_threads(threads)`, with `threads` the last argument: the caller gives
   `torch.get_num_threads()`. The pool is torch's own, since the library is linked to the OpenMP that torch has loaded.
   A second pool would spin against the first one after every operation.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "codes.h"
+#include "parts.h"
 #include "tile.h"
 
 namespace {
@@ -62,13 +63,6 @@ inline void add_values(const float (*scores)[kLanes], const typename Cell::Numbe
     for (int g = 0; g < heads; ++g)
         for (int c = 0; c < columns; ++c) total[g][first + c] = part[g][c];
 }
-
-// What a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j where bit j of
-// `seen` is set. Keys behind those of a token without a tree count as `base`, too.
-struct Tree {
-    int64_t first, base;
-    uint64_t seen;
-};
 
 // From `position`, at or behind the base of a tree and before the last key that is seen, to the next run of keys that are
 // seen; returns where that ends.
@@ -204,7 +198,7 @@ struct Workspace {
     float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
 
     void prepare(int64_t rows, int64_t size) {
-        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 3 * kKeys * size + 16;
+        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 3 * kKeys * size + 16 + 2 * kLanes;
         if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         keys = reinterpret_cast<float*>((start + 63) / 64 * 64);
@@ -214,41 +208,55 @@ struct Workspace {
         total = scores + rows * 64;
         query = total + rows * 64 * strips;
         best = query + rows * size;
-        weight = best + rows;
+        weight = best + rows + kLanes;  // looked at 16 at a time
     }
 };
 
-// One row of scores becomes weights relative to its best score so far; what was summed before is made to fit.
-void weigh(float* scores, int64_t first, int64_t end, int64_t row, int64_t rows, int64_t strips, Workspace& work,
+// Which of the keys of a tile a row sees: from `first` on before `end`.
+struct Seen {
+    int64_t first, end;
+};
+
+// Scores of up to 16 rows from `row` on become weights relative to the best score of each so far; what was summed before
+// is made to fit. What has to be known of a whole row is worked out for all of them at once, a lane each.
+template <typename SeenBy>
+void weigh(float* scores, int64_t row, int64_t count, SeenBy seen_by, int64_t rows, int64_t strips, Workspace& work,
            const Scores& rule) {
-    Floats all[kKeys / kLanes];
-    Floats top = Floats{} + kNone;
-    const Ints lane = lanes();
-    for (int c = 0; c < kKeys / kLanes; ++c) {
-        Floats s = load(scores + c * kLanes);
-        if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
-        const Ints place = lane + c * kLanes;
-        s = (place >= static_cast<int32_t>(first)) & (place < static_cast<int32_t>(end)) ? s : Floats{} + kNone;
-        all[c] = s;
-        top = s > top ? s : top;
-    }
-    const float best = largest(top, work.best[row]);
-    if (best > work.best[row]) {
-        const float shrink = exp_negative(Floats{} + (work.best[row] - best))[0];
-        work.weight[row] *= shrink;
-        for (int64_t s = 0; s < strips; ++s) {
-            float* total = work.total + (s * rows + row) * 64;
-            for (int c = 0; c < 64; c += kLanes) store(total + c, load(total + c) * shrink);
+    Floats each[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) each[i] = Floats{} + kNone;
+    for (int64_t i = 0; i < count; ++i) {
+        float* const of_row = scores + i * kKeys;
+        const Seen seen = seen_by(row + i);
+        const bool all = seen.first <= 0 && seen.end >= kKeys;
+        for (int c = 0; c < kKeys; c += kLanes) {
+            Floats s = load(of_row + c);
+            if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
+            const Ints place = lanes() + c;
+            if (!all)
+                s = (place >= static_cast<int32_t>(seen.first)) & (place < static_cast<int32_t>(seen.end))
+                        ? s
+                        : Floats{} + kNone;
+            if (!all || rule.softcap > 0.0f) store(of_row + c, s);
+            each[i] = s > each[i] ? s : each[i];
         }
-        work.best[row] = best;
     }
-    Floats weight = {};
-    for (int c = 0; c < kKeys / kLanes; ++c) {
-        const Floats e = all[c] == kNone ? Floats{} : exp_negative(all[c] - best);
-        store(scores + c * kLanes, e);
-        weight += e;
+    const Floats before = load(work.best + row), top = largest_of_each(each), best = top > before ? top : before;
+    const Floats shrink = best > before ? exp_negative(before - best) : Floats{} + 1.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        if (shrink[i] != 1.0f)
+            for (int64_t s = 0; s < strips; ++s) {
+                float* total = work.total + (s * rows + row + i) * 64;
+                for (int c = 0; c < 64; c += kLanes) store(total + c, load(total + c) * shrink[i]);
+            }
+        each[i] = Floats{};
+        for (int c = 0; c < kKeys; c += kLanes) {
+            const Floats s = load(scores + i * kKeys + c), e = s == kNone ? Floats{} : exp_negative(s - best[i]);
+            store(scores + i * kKeys + c, e);
+            each[i] += e;
+        }
     }
-    work.weight[row] += sum(weight);
+    store(work.best + row, best);
+    store(work.weight + row, load(work.weight + row) * shrink + sums(each));
 }
 
 // A row as floats: where it lies, if that is what it is, or decoded into `memory`.
@@ -289,13 +297,16 @@ void attend_block(const float* query, int64_t query_stride, const Cache<Cell>& c
         float* scores = work.scores + first_row * 64;
         std::memset(scores, 0, sizeof(float) * seeing * 64);
         multiply(work.query + first_row * size, size, seeing, work.keys, kKeys, size, kKeys, scores);
-        for (int64_t r = first_row; r < rows; ++r) {
+        const auto seen_by = [=](int64_t r) {
             const int64_t last = position + r / group;
-            const int64_t first = window ? std::max<int64_t>(0, last + 1 - window - key) : 0;
-            if (first >= kKeys)
-                std::memset(work.scores + r * 64, 0, sizeof(float) * 64);
+            return Seen{window ? last + 1 - window - key : 0, last + 1 - key};
+        };
+        for (int64_t r = first_row; r < rows; r += kLanes) {
+            const int64_t count = std::min<int64_t>(kLanes, rows - r);
+            if (seen_by(r).first >= kKeys)  // nor do the tokens behind it see any of these
+                std::memset(work.scores + r * kKeys, 0, sizeof(float) * kKeys * count);
             else
-                weigh(work.scores + r * 64, first, std::min<int64_t>(kKeys, last + 1 - key), r, rows, strips, work, rule);
+                weigh(work.scores + r * kKeys, r, count, seen_by, rows, strips, work, rule);
         }
         for (int64_t s = 0; s < strips; ++s)
             multiply(scores, 64, seeing, work.values + s * 64, size, keys, std::min<int64_t>(64, size - s * 64),
@@ -330,79 +341,61 @@ struct Turn {
     }
 };
 
-struct Job {
-    int32_t token, count, row, position;
-};
-
-// What a layer is, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
-struct Heads {
-    int64_t heads, kv_heads, head_dim, half;
-    double scale, softcap, eps;
-    const float *sinks, *query_norm, *key_norm;
-};
-
-// What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
-// another one writes; trees [jobs], or null.
-struct Plan {
-    const int32_t* tables;
-    int64_t width;
-    const Job* jobs;
-    int64_t num_jobs, block_size, window, alone;
-    const Tree* trees;
-};
-
-// As `paged_attention` below, of a cache of this kind.
+// As `attention_part`, of a cache of this kind.
 template <typename Cell>
-void run(const Heads* layer, const Plan* plan, float* query, int64_t query_stride, int64_t tokens, void* key_cache,
-         void* value_cache, const int64_t* rows, const float* cosines, const float* sines, float* out,
-         int64_t out_stride, int64_t threads) {
+void run(const Attention& given) {
     typedef typename Cell::Number Number;
-    const int64_t heads = layer->heads, kv_heads = layer->kv_heads, size = layer->head_dim, group = heads / kv_heads;
-    const Cache<Cell> cache{static_cast<Number*>(key_cache), static_cast<Number*>(value_cache), kv_heads,
-                            plan->block_size, size, Cell::width(size)};
-    const Scores rule{static_cast<float>(layer->scale), static_cast<float>(layer->softcap), layer->sinks};
-    const Turn turn{static_cast<float>(layer->eps), cosines, sines, layer->half};
-    const int64_t window = plan->window, num_work = plan->num_jobs * kv_heads;
+    const Heads& layer = *given.layer;
+    const Plan& plan = *given.plan;
+    const int64_t heads = layer.heads, kv_heads = layer.kv_heads, size = layer.head_dim, group = heads / kv_heads;
+    const Cache<Cell> cache{static_cast<Number*>(given.key_cache), static_cast<Number*>(given.value_cache), kv_heads,
+                            plan.block_size, size, Cell::width(size)};
+    const Scores rule{static_cast<float>(layer.scale), static_cast<float>(layer.softcap), layer.sinks};
+    const Turn turn{static_cast<float>(layer.eps), given.cosines, given.sines, layer.half};
+    const int64_t window = plan.window, num_work = plan.num_jobs * kv_heads, threads = omp_get_num_threads();
     const auto write = [&](int64_t token, int64_t kv_head) {
-        float* q = query + token * query_stride;
+        float* q = given.query + token * given.query_stride;
         float *k = q + (heads + kv_head) * size, *v = k + kv_heads * size;
-        for (int64_t g = 0; g < group; ++g) turn.apply(q + (kv_head * group + g) * size, size, layer->query_norm, token);
-        turn.apply(k, size, layer->key_norm, token);
-        const int64_t to = rows[token * kv_heads + kv_head] * cache.width;
+        const int64_t angle = given.positions ? given.positions[token] : token;
+        for (int64_t g = 0; g < group; ++g) turn.apply(q + (kv_head * group + g) * size, size, layer.query_norm, angle);
+        turn.apply(k, size, layer.key_norm, angle);
+        const int64_t to = given.rows[token * kv_heads + kv_head] * cache.width;
         Cell::write(cache.key + to, k, size);
         Cell::write(cache.value + to, v, size);
     };
-#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    {
-        if (rows && !plan->alone) {
+    if (given.rows && !plan.alone) {
 #pragma omp for schedule(static)
-            for (int64_t index = 0; index < tokens * kv_heads; ++index) write(index / kv_heads, index % kv_heads);
-        }
-        // The heads of a row lie beside each other: one thread takes them all, unless there would be too few parts.
-        const int64_t part = plan->num_jobs >= 4 * threads ? kv_heads : 1;
+        for (int64_t index = 0; index < given.tokens * kv_heads; ++index) write(index / kv_heads, index % kv_heads);
+    }
+    // The heads of a row lie beside each other: one thread takes them all, unless there would be too few parts.
+    const int64_t part = plan.num_jobs >= 4 * threads ? kv_heads : 1;
 #pragma omp for schedule(dynamic, part) nowait
-        for (int64_t index = 0; index < num_work; ++index) {
-            const Job& job = plan->jobs[index / kv_heads];
-            const int64_t kv_head = index % kv_heads, end = job.position + 1;
-            const int32_t* table = plan->tables + job.row * plan->width;
-            if (rows && plan->alone) write(job.token, kv_head);
-            const float* q = query + job.token * query_stride + kv_head * group * size;
-            float* to = out + job.token * out_stride + kv_head * group * size;
-            if (job.count > 1) {
-                attend_block<Cell>(q, query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
-                             out_stride);
-                continue;
-            }
-            const Tree* tree = plan->trees ? plan->trees + index / kv_heads : nullptr;
-            const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, end - window) : 0;
-            for (int64_t g = 0; g < group; g += 8)
-                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, tree,
-                                                             rule, kv_head * group + g, to + g * size);
+    for (int64_t index = 0; index < num_work; ++index) {
+        const Job& job = plan.jobs[index / kv_heads];
+        const int64_t kv_head = index % kv_heads, end = job.position + 1;
+        const int32_t* table = plan.tables + job.row * plan.width;
+        if (given.rows && plan.alone) write(job.token, kv_head);
+        const float* q = given.query + job.token * given.query_stride + kv_head * group * size;
+        float* to = given.out + job.token * given.out_stride + kv_head * group * size;
+        if (job.count > 1) {
+            attend_block<Cell>(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule,
+                               to, given.out_stride);
+            continue;
         }
+        const Tree* tree = plan.trees ? plan.trees + index / kv_heads : nullptr;
+        const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, end - window) : 0;
+        for (int64_t g = 0; g < group; g += 8)
+            kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, tree, rule,
+                                                         kv_head * group + g, to + g * size);
     }
 }
 
 }  // namespace
+
+void troupe::attention_part(const Attention& given) {
+    const auto chosen = given.cells == 0 ? run<PlainCell> : given.cells == 1 ? run<Int8Cell> : run<Fp8Cell>;
+    chosen(given);
+}
 
 // Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
 // token, tokens `query_stride` apart. With `rows` int64 [tokens, kv_heads], the places of keys and values in the cache
@@ -412,7 +405,8 @@ extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* que
                                 int64_t tokens, void* key_cache, void* value_cache, int64_t cells,
                                 const int64_t* rows, const float* cosines, const float* sines, float* out,
                                 int64_t out_stride, int64_t threads) {
-    const auto chosen = cells == 0 ? run<PlainCell> : cells == 1 ? run<Int8Cell> : run<Fp8Cell>;
-    chosen(layer, plan, query, query_stride, tokens, key_cache, value_cache, rows, cosines, sines, out, out_stride,
-           threads);
+    const Attention given{layer, plan,    query,   query_stride, tokens, key_cache, value_cache, cells,
+                          rows,  nullptr, cosines, sines,        out,    out_stride};
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    attention_part(given);
 }

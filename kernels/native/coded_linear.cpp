@@ -10,6 +10,8 @@
 #include "codes.h"
 #include "rows.h"
 
+using namespace troupe;
+
 namespace {
 
 #if defined(__AVX512F__)

@@ -7,8 +7,7 @@
 // depend on its neighbours, the tile or the instruction set, to the bit.
 
 #include "codes.h"
-#include "rows.h"
-#include "shares.h"
+#include "parts.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -112,34 +111,12 @@ typedef void (*Tile)(const uint8_t*, int64_t, const int8_t*, int64_t, int64_t, i
 #define TILES(rows) {tile<rows, 1>, tile<rows, 2>, tile<rows, 3>, tile<rows, 4>}
 const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6)};
 
-// `sums` (of each output's weights), `scale` and `bias` (or null) have whole panels.
-struct Int8Weight {
-    const int8_t* values;
-    int64_t panel, padded, depth, outs;
-    const int32_t* sums;
-    const float* scale;
-    const float* bias;
-
-    // How many units of 16 outputs from this one on lie in its panel.
-    int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
-};
-
-// Rows in eight bits with their scales.
-struct Quantized {
-    std::vector<uint8_t> values;
-    std::vector<float> scales, normed;
-
-    void fit(int64_t rows, const Int8Weight& weight) {
-        grow(values, rows * weight.padded);
-        grow(scales, rows);
-        grow(normed, rows * weight.depth);
-    }
-
-    void take(const Inputs& x, const Int8Weight& weight, int64_t row) {
-        const float* from = ready_row(x, row, weight.depth, normed.data() + row * weight.depth);
-        scales[row] = quantize(from, weight.depth, values.data() + row * weight.padded, weight.padded, kOffset);
-    }
-};
+// Row `row` of the inputs in eight bits.
+void take(Quantized& memory, const Inputs& x, const Int8Weight& weight, int64_t row) {
+    const float* from = ready_row(x, row, weight.depth, memory.normed.data() + row * weight.depth);
+    uint8_t* const to = memory.values.data() + row * weight.padded;
+    memory.scales[row] = quantize(from, weight.depth, to, weight.padded, kOffset);
+}
 
 // What a tile's sums stand for: ((sum * scale) * row scale) + bias, one rounding each.
 inline Floats meaning(const int32_t* sum, const Int8Weight& weight, int64_t column, float row_scale) {
@@ -167,47 +144,42 @@ inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8
 
 // Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
 template <bool gated, typename Write>
-void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int64_t threads, Write write) {
-    static thread_local Quantized memory;
+void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
+             Write write) {
+    static thread_local Quantized own;
     if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
     const int64_t parts = (rows + kMostRows - 1) / kMostRows;
     const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
-    Quantized* shared = &memory;
-    shared->fit(rows, weight);
-    Shares shares(units, weight.panel / kLanes, weight.outs * weight.padded, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    {
-        Quantized* inputs = shared;
-        if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
-            inputs = &memory;
-            inputs->fit(1, weight);
-            inputs->take(x, weight, 0);
-        } else {
+    Quantized* inputs = &memory;
+    if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
+        inputs = &own;
+        inputs->fit(1, weight);
+        take(*inputs, x, weight, 0);
+    } else {
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < rows; ++row) shared->take(x, weight, row);
-        }
-        alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
-        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-            const int64_t end = shares.at(share + 1);
-            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-                width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
-                if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
-                width = width < columns ? width : columns;
-                for (int64_t part = 0; part < parts; ++part) {
-                    const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
-                    sums_of(*inputs, begin, count, weight, unit, width, first);
-                    if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
-                    for (int64_t r = 0; r < count; ++r) {
-                        for (int64_t c = 0; c < width; ++c) {
-                            const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
-                            const float scale = inputs->scales[begin + r];
-                            Floats value = meaning(first + at, weight, column, scale);
-                            if (gated)
-                                value = activated(value, activation) *
-                                        meaning(second + at, weight, units * kLanes + column, scale);
-                            write(begin + r, column, value);
-                        }
+        for (int64_t row = 0; row < rows; ++row) take(memory, x, weight, row);
+    }
+    alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+        const int64_t end = shares.at(share + 1);
+        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+            if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
+            width = width < columns ? width : columns;
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
+                sums_of(*inputs, begin, count, weight, unit, width, first);
+                if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
+                for (int64_t r = 0; r < count; ++r) {
+                    for (int64_t c = 0; c < width; ++c) {
+                        const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
+                        const float scale = inputs->scales[begin + r];
+                        Floats value = meaning(first + at, weight, column, scale);
+                        if (gated)
+                            value = activated(value, activation) *
+                                    meaning(second + at, weight, units * kLanes + column, scale);
+                        write(begin + r, column, value);
                     }
                 }
             }
@@ -215,7 +187,32 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, int6
     }
 }
 
+Quantized& fitting(int64_t rows, const Int8Weight& weight) {
+    static thread_local Quantized memory;
+    memory.fit(rows, weight);
+    return memory;
+}
+
 }  // namespace
+
+void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares) {
+    const int64_t outs = weight.outs;
+    product<false>(weight, x, 0, memory, shares, [=](int64_t r, int64_t column, Floats value) {
+        float* const to = out.data + r * out.stride + column;
+        if (outs - column >= kLanes) {
+            store(to, out.adds ? load(to) + out.factor * value : value);
+        } else {
+            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
+        }
+    });
+}
+
+void troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
+                             Quantized& memory, Shares& shares) {
+    product<true>(weight, x, activation, memory, shares, [=](int64_t r, int64_t column, Floats value) {
+        store(out.data + r * out.stride + column, value);
+    });
+}
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.
 extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, int64_t depth, uint8_t* values,
@@ -229,22 +226,19 @@ extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, in
 extern "C" void int8_linear(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
                             const float* norm, double eps, int64_t adds, double factor, float* out,
                             int64_t out_stride, int64_t threads) {
-    const float by = static_cast<float>(factor);
-    const int64_t outs = weight->outs;
-    product<false>(*weight, {x, x_stride, rows, norm, eps}, 0, threads, [=](int64_t r, int64_t column, Floats value) {
-        float* const to = out + r * out_stride + column;
-        if (outs - column >= kLanes) {
-            store(to, adds ? load(to) + by * value : value);
-        } else {
-            for (int64_t i = 0; i < outs - column; ++i) to[i] = adds ? to[i] + by * value[i] : value[i];
-        }
-    });
+    Shares shares = shares_of(*weight, false, threads);
+    Quantized& memory = fitting(rows, *weight);
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    int8_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, memory,
+              shares);
 }
 
 // As `linear_gated` of linear.cpp.
 extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
                                   const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
                                   int64_t threads) {
-    product<true>(*weight, {x, x_stride, rows, norm, eps}, activation, threads,
-                  [=](int64_t r, int64_t column, Floats value) { store(out + r * out_stride + column, value); });
+    Shares shares = shares_of(*weight, true, threads);
+    Quantized& memory = fitting(rows, *weight);
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    int8_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, memory, shares);
 }

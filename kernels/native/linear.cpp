@@ -1,6 +1,6 @@
-// Products of few rows with a constant weight, float32: one walk through the weight, at the speed of the memory. They are
-// products of up to 16 rows each; where there are more rows, each piece of the weight is used for all such products
-// before the next piece is read.
+// Products with a constant weight, float32: one walk through the weight, at the speed of the memory where rows are few.
+// They are products of up to 16 rows each; where there are more rows, each piece of the weight, which fits in a core's
+// cache, is used for all such products before the next piece is read.
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
@@ -10,12 +10,20 @@
 
 #include <vector>
 
-#include "shares.h"
+#include "parts.h"
 #include "tile.h"
 
 namespace {
 
-constexpr int kMostRows = 16;  // of one product
+constexpr int kMostRows = 24;  // of one product
+constexpr int64_t kShortRows = 16;  // where rows are few: what comes next is fetched between products
+
+// Products that rows are cut into. Where they are many, a product is of four whole tiles, so that what it reads of the
+// weight, from a core's second cache, serves as many rows as registers hold sums for.
+inline int64_t products(int64_t rows) {
+    const int64_t most = rows > troupe::kFewRows ? kMostRows : kShortRows;
+    return (rows + most - 1) / most;
+}
 #if defined(__AVX512F__)
 constexpr int64_t kDepth = 1 << 30;
 #else
@@ -24,29 +32,13 @@ constexpr int64_t kDepth = 64;  // inputs at a time: the columns of a panel are 
 
 constexpr int64_t kFar = 2048;  // floats ahead of what is read: beyond the page, at whose end the processor stops
 
-struct Weight {
-    const float* data;
-    int64_t panel, padded, depth, outs;
-    const float* bias;
-
-    const float* at(int64_t unit) const {  // units are 16 outputs
-        const int64_t out = unit * kLanes;
-        return data + out / panel * panel * padded + out % panel;
-    }
-    // How many units from this one on lie in its panel, 4 at the most.
-    int64_t beside(int64_t unit) const {
-        const int64_t left = (panel - unit * kLanes % panel) / kLanes;
-        return left < 4 ? left : 4;
-    }
-};
-
 struct Rows {
     const float* data;
     int64_t stride, count;
 };
 
 // sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight. `next` is what will be read after it, or null.
-void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, const float* next, float* sums) {
+void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t width, const float* next, float* sums) {
     const int64_t groups = (x.count + kTileRows - 1) / kTileRows;
     const int columns = static_cast<int>(width * kLanes / kWideLanes);
     const int most = columns_for((x.count + groups - 1) / groups);
@@ -80,23 +72,24 @@ void segment(const Rows& x, const Weight& weight, int64_t unit, int64_t width, c
     }
 }
 
-// The root-mean-square norm of the rows, in memory of this thread.
-Rows normed(const Rows& x, int64_t depth, const float* norm, double eps) {
+// The rows behind their norm, in memory of this thread.
+Rows ready_rows(const Inputs& x, int64_t depth) {
+    if (x.norm == nullptr) return {x.data, x.stride, x.rows};
     thread_local std::vector<float> memory;
-    if (memory.size() < static_cast<size_t>(x.count * depth)) memory.resize(x.count * depth);
+    grow(memory, x.rows * depth);
     const int64_t whole = depth / kLanes * kLanes;
-    for (int64_t r = 0; r < x.count; ++r) {
+    for (int64_t r = 0; r < x.rows; ++r) {
         const float* from = x.data + r * x.stride;
         float* to = memory.data() + r * depth;
         Floats squares = {};
         for (int64_t k = 0; k < whole; k += kLanes) squares += load(from + k) * load(from + k);
         float total = sum(squares);
         for (int64_t k = whole; k < depth; ++k) total += from[k] * from[k];
-        const float scale = 1.0f / std::sqrt(total / static_cast<float>(depth) + static_cast<float>(eps));
-        for (int64_t k = 0; k < whole; k += kLanes) store(to + k, load(from + k) * scale * load(norm + k));
-        for (int64_t k = whole; k < depth; ++k) to[k] = from[k] * scale * norm[k];
+        const float scale = 1.0f / std::sqrt(total / static_cast<float>(depth) + static_cast<float>(x.eps));
+        for (int64_t k = 0; k < whole; k += kLanes) store(to + k, load(from + k) * scale * load(x.norm + k));
+        for (int64_t k = whole; k < depth; ++k) to[k] = from[k] * scale * x.norm[k];
     }
-    return {memory.data(), depth, x.count};
+    return {memory.data(), depth, x.rows};
 }
 
 // The rows cut into products of about equally many: the rows of number `tile`.
@@ -105,15 +98,15 @@ Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
     return {x.data + first * x.stride, x.stride, x.count * (tile + 1) / tiles - first};
 }
 
-inline float biased(const Weight& weight, float value, int64_t out) {
+inline float biased(const FloatWeight& weight, float value, int64_t out) {
     return weight.bias ? value + weight.bias[out] : value;
 }
 
-inline Floats biased(const Weight& weight, Floats value, int64_t out) {
+inline Floats biased(const FloatWeight& weight, Floats value, int64_t out) {
     return weight.bias ? value + load(weight.bias + out) : value;
 }
 
-void finish(const Weight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
+void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
             float factor, float* out, int64_t out_stride) {
     const int64_t begin = unit * kLanes;
     const int64_t end = begin + width * kLanes < weight.outs ? begin + width * kLanes : weight.outs;
@@ -134,67 +127,69 @@ void finish(const Weight& weight, const float* sums, int64_t rows, int64_t unit,
 
 }  // namespace
 
-// out [rows, outs] = x [rows, depth] times the weight, plus its bias; or added to what is there, times `factor`. With
-// `norm` [depth], the rows go through a root-mean-square norm before.
-extern "C" void linear(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
-                       double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
-    const int64_t units = (weight->outs + kLanes - 1) / kLanes, per_panel = weight->panel / kLanes;
-    const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
-    Shares shares(units, per_panel, weight->outs * weight->padded * 4, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    {
-        const Rows given{x, x_stride, rows};
-        const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
-        alignas(64) float sums[kMostRows * 64];
-        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-            const int64_t end = shares.at(share + 1);
-            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-                width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
-                const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
-                for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                    const Rows some = cut(ready, tile, tiles);
-                    segment(some, *weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
-                    finish(*weight, sums, some.count, unit, width, adds != 0, static_cast<float>(factor),
-                           out + first * out_stride, out_stride);
-                    first += some.count;
-                }
+void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares) {
+    const int64_t tiles = products(x.rows);
+    const Rows ready = ready_rows(x, weight.depth);
+    alignas(64) float sums[kMostRows * 64];
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+        const int64_t end = shares.at(share + 1);
+        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+            const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
+            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                const Rows some = cut(ready, tile, tiles);
+                segment(some, weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
+                finish(weight, sums, some.count, unit, width, out.adds, out.factor, out.data + first * out.stride,
+                       out.stride);
+                first += some.count;
             }
         }
     }
 }
 
-// out [rows, outs / 2] = activation(first half) * second half of the same product; outs / 2 is a multiple of 16.
-// activation 0 is SiLU, 1 is GELU with tanh.
-extern "C" void linear_gated(const Weight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
-                             double eps, int64_t activation, float* out, int64_t out_stride, int64_t threads) {
-    const int64_t units = weight->outs / 2 / kLanes, per_panel = weight->panel / kLanes;
-    const int64_t tiles = (rows + kMostRows - 1) / kMostRows;
-    Shares shares(units, per_panel, weight->outs * weight->padded * 4, threads);
-#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    {
-        const Rows given{x, x_stride, rows};
-        const Rows ready = norm ? normed(given, weight->depth, norm, eps) : given;
-        alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
-        for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-            const int64_t end = shares.at(share + 1);
-            for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-                width = weight->beside(unit) < end - unit ? weight->beside(unit) : end - unit;
-                if (weight->beside(units + unit) < width) width = weight->beside(units + unit);
-                const float* next = unit + width < end ? weight->at(unit + width) : nullptr;
-                for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                    const Rows some = cut(ready, tile, tiles);
-                    const bool last = tile + 1 == tiles;
-                    segment(some, *weight, unit, width, last ? weight->at(units + unit) : nullptr, gates);
-                    segment(some, *weight, units + unit, width, last ? next : nullptr, ups);
-                    for (int64_t r = 0; r < some.count; ++r, ++first)
-                        for (int64_t c = 0; c < width * kLanes; c += kLanes) {
-                            const int64_t at = unit * kLanes + c;
-                            const Floats gate = biased(*weight, load(gates + r * 64 + c), at);
-                            const Floats up = biased(*weight, load(ups + r * 64 + c), units * kLanes + at);
-                            store(out + first * out_stride + at, activated(gate, activation) * up);
-                        }
-                }
+void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out,
+                              Shares& shares) {
+    const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);
+    const Rows ready = ready_rows(x, weight.depth);
+    alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+        const int64_t end = shares.at(share + 1);
+        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+            if (weight.beside(units + unit) < width) width = weight.beside(units + unit);
+            const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
+            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
+                const Rows some = cut(ready, tile, tiles);
+                const bool last = tile + 1 == tiles;
+                segment(some, weight, unit, width, last ? weight.at(units + unit) : nullptr, gates);
+                segment(some, weight, units + unit, width, last ? next : nullptr, ups);
+                for (int64_t r = 0; r < some.count; ++r, ++first)
+                    for (int64_t c = 0; c < width * kLanes; c += kLanes) {
+                        const int64_t at = unit * kLanes + c;
+                        const Floats gate = biased(weight, load(gates + r * 64 + c), at);
+                        const Floats up = biased(weight, load(ups + r * 64 + c), units * kLanes + at);
+                        store(out.data + first * out.stride + at, activated(gate, activation) * up);
+                    }
             }
         }
     }
+}
+
+// out [rows, outs] = x [rows, depth] times the weight, plus its bias; or added to what is there, times `factor`. With
+// `norm` [depth], the rows go through a root-mean-square norm before.
+extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
+                       double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
+    Shares shares = shares_of(*weight, false, threads, rows);
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    float_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, shares);
+}
+
+// out [rows, outs / 2] = activation(first half) * second half of the same product; outs / 2 is a multiple of 16.
+// activation 0 is SiLU, 1 is GELU with tanh.
+extern "C" void linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
+                             const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
+                             int64_t threads) {
+    Shares shares = shares_of(*weight, true, threads, rows);
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    float_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, shares);
 }

@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-namespace {
+namespace troupe {
 
 // `rows` rows of `depth` numbers; with `norm` [depth] they go through a root-mean-square norm before.
 struct Inputs {
@@ -22,7 +22,7 @@ void grow(std::vector<Number>& memory, int64_t size) {
 }
 
 // One row, normed into `to` where there is a norm.
-const float* ready_row(const Inputs& x, int64_t row, int64_t depth, float* to) {
+inline const float* ready_row(const Inputs& x, int64_t row, int64_t depth, float* to) {
     const float* from = x.data + row * x.stride;
     if (x.norm == nullptr) return from;
     float total = 0.0f;
@@ -33,4 +33,4 @@ const float* ready_row(const Inputs& x, int64_t row, int64_t depth, float* to) {
     return to;
 }
 
-}  // namespace
+}  // namespace troupe

@@ -40,6 +40,21 @@ inline Floats sums(const Floats* v) {
     return fold(fold(four[0], four[1]), fold(four[2], four[3]));
 }
 
+// The larger of neighbouring lanes of `a`, then of `b`: as `fold`. Where one of them is no number, the first of the two.
+inline Floats fold_largest(Floats a, Floats b) {
+    const Floats even = __builtin_shuffle(a, b, Ints{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30});
+    const Floats odd = __builtin_shuffle(a, b, Ints{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+    return odd > even ? odd : even;
+}
+
+// The largest lane of each of 16 vectors, in order.
+inline Floats largest_of_each(const Floats* v) {
+    Floats eight[8], four[4];
+    for (int i = 0; i < 8; ++i) eight[i] = fold_largest(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) four[i] = fold_largest(eight[2 * i], eight[2 * i + 1]);
+    return fold_largest(fold_largest(four[0], four[1]), fold_largest(four[2], four[3]));
+}
+
 inline float sum(Floats value) {
     Half low, high;
     std::memcpy(&low, &value, sizeof low);

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.paged_attention.tree import TreeMask
+from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 from troupellm.kernels.triton_support import Launch, multiprocessors, next_power_of_2
 
 Ints = NDArray[np.int64]
@@ -113,6 +113,20 @@ class ExtendPart:
     """Of one row, in one program."""
     blocks: Tensor
     """int32 [programs, 2], see `triton_plan.map_extend`."""
+    tree: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]
+    """Of these rows and all tokens, what `DeviceTree` has; None where no row has a tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTree:
+    """`TreeMask` on the device."""
+
+    bases: Tensor
+    """int32 [rows], in the order of the plan's rows."""
+    nodes: Tensor
+    """int64 [tokens]: `seen`."""
+    positions: Tensor
+    """int32 [tokens]."""
 
 
 class DevicePlan:
@@ -128,6 +142,7 @@ class DevicePlan:
         self, block_tables: Tensor, query_starts: Tensor, query_stops: Tensor, context_lens: Tensor, *,
         shape: AttentionShape, num_tokens: int, decode_rows: int, queries: int = 1,
         decode: Launch | None = None, extend: Launch | None = None, programs: int | None = None,
+        tree: DeviceTree | None = None,
     ) -> None:  # fmt: skip
         """Plan over tensors that may be written to again, after which `refresh` is due.
 
@@ -140,7 +155,9 @@ class DevicePlan:
             decode_rows: how many rows, the first ones, have exactly `queries` tokens.
             decode, extend: tile sizes other than those from the tables.
             programs: of the decode kernel's grid, if not as many as the device holds.
+            tree: of rows behind the first `decode_rows`; not for latent vectors.
         """
+        assert tree is None or not shape.latent
         self.shape, self.num_tokens = shape, num_tokens
         self.decode: DecodePart | None = None
         self.extend: ExtendPart | None = None
@@ -168,6 +185,7 @@ class DevicePlan:
                 launch=launch,
                 tokens=tokens,
                 blocks=torch.empty(most, 2, dtype=torch.int32, device=device),
+                tree=(None, None, None) if tree is None else (tree.bases[decode_rows:], tree.nodes, tree.positions),
             )
         self.refresh()
 
@@ -185,21 +203,28 @@ class DevicePlan:
             counts: [rows] query tokens of each row; they follow each other in the flat batch.
             invariant: every token's sums are taken in an order that depends on its row alone, and not on how the
                 row's tokens are shared out to steps: one kernel for all rows, whose tiles are never cut.
-            tree: none yet.
+            tree: as of `AttentionPlan`.
 
         Raises:
-            NotImplementedError: a tree of drafts.
+            NotImplementedError: a tree of drafts over latent vectors.
         """
-        if tree is not None:
-            raise NotImplementedError("the attention kernels for a GPU compute no trees of drafts yet")
+        if tree is not None and shape.latent:
+            raise NotImplementedError("the attention kernels for a GPU compute no trees of drafts over latent vectors")
         if shape.latent:  # every token is a row: queries are as wide as many heads, so few of them fit into a product
             owner = np.repeat(np.arange(counts.size), counts)
             begins = np.repeat(np.cumsum(counts) - counts, counts)
             starts = np.repeat(starts, counts) + np.arange(owner.size) - begins
             block_tables, counts = block_tables[owner], np.ones_like(owner)
-        uniform = counts.size > 0 and bool((counts == counts[0]).all()) and shape.packed(int(counts[0])) <= MOST_PACKED
+        uniform = (
+            tree is None
+            and counts.size > 0
+            and bool((counts == counts[0]).all())
+            and shape.packed(int(counts[0])) <= MOST_PACKED
+        )
         queries = int(counts[0]) if uniform else 1
         few = (counts == queries) & (not invariant)
+        if tree is not None:
+            few &= tree.bases == NO_TREE
         order = np.argsort(~few, kind="stable")
         stops = np.cumsum(counts)
         spans = np.stack((stops - counts, stops, starts + counts))[:, order].astype(np.int32)
@@ -207,6 +232,10 @@ class DevicePlan:
         return cls(
             tables, columns[0], columns[1], columns[2], shape=shape, num_tokens=int(stops[-1]) if stops.size else 0,
             decode_rows=int(few.sum()), queries=queries, decode=decode, extend=extend, programs=programs,
+            tree=None if tree is None else DeviceTree(
+                _upload(tree.bases[order].astype(np.int32), device), _upload(tree.seen.view(np.int64), device),
+                _upload(tree.positions.astype(np.int32), device),
+            ),
         )  # fmt: skip
 
     def refresh(self) -> None:
@@ -227,7 +256,7 @@ class DevicePlan:
             triton_plan.map_extend(part.query_starts, part.query_stops, part.blocks, block=part.tokens)
 
 
-def _upload(values: NDArray[np.int32], device: torch.device) -> Tensor:
+def _upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device) -> Tensor:
     host = torch.from_numpy(np.ascontiguousarray(values))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 

@@ -37,7 +37,7 @@ class Turn:
 class NativeAttention:
     """What compiled code is told of a layer: `struct Heads` of attention.cpp."""
 
-    __slots__ = ("_function", "_held", "_pointer", "_told", "head_dim", "num_heads", "num_kv_heads")
+    __slots__ = ("_function", "_held", "_told", "head_dim", "num_heads", "num_kv_heads", "pointer")
 
     def __init__(
         self, function: native.Function, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *,
@@ -52,7 +52,7 @@ class NativeAttention:
         addresses = [0 if part is None else part.data_ptr() for part in self._held]
         sizes = [num_heads, num_kv_heads, head_dim, turn.rotary_dim // 2]
         self._told = np.array([*sizes, *numbers, *addresses], dtype=np.int64)
-        self._pointer = self._told.ctypes.data
+        self.pointer = self._told.ctypes.data
 
     def attend(self, query: Tensor, caches: Pair, plan: AttentionPlan, out: Tensor) -> None:
         """Attention to keys and values that are in the cache.
@@ -90,7 +90,7 @@ class NativeAttention:
     ) -> None:  # fmt: skip
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
-            self._pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
+            self.pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
             plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype],
             None if rows is None else rows.data_ptr(), cosines, sines, out.data_ptr(), out.stride(0),
             torch.get_num_threads(),

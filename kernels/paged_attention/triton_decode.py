@@ -46,7 +46,7 @@ def decode_kernel(
             None if value_scales is None else value_scales + within // 4,
             block_tables + row.to(tl.int64) * table_stride, tile, end,
             tl.maximum(context - QUERIES + 1 - WINDOW, 0) if WINDOW > 0 else 0, context,
-            context - QUERIES + 1 + token, block_stride, pre_scale, post_scale,
+            context - QUERIES + 1 + token, None, None, None, block_stride, pre_scale, post_scale,
             ROW=ROW, HEAD_DIM=HEAD_DIM, DIM=DIM, PAGE=PAGE, TILE=TILE, WINDOW=WINDOW,
             SOFT_CAP=SOFT_CAP, MASKED=True,
         )  # fmt: skip

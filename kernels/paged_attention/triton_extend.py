@@ -13,11 +13,15 @@ import triton.language as tl
 from troupellm.kernels.paged_attention.triton_tiles import NEVER, attend, finish
 from troupellm.kernels.triton_support.language import cast
 
+FARTHEST = tl.constexpr(1 << 30)
+"""A position behind all others."""
+
 
 @triton.jit
 def extend_kernel(
     query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, query_stops, context_lens,
-    blocks, out, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
+    blocks, tree_bases, tree_nodes, tree_positions, out, query_stride, out_stride, block_stride, table_stride,
+    pre_scale, post_scale,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -38,10 +42,13 @@ def extend_kernel(
         limits = past + token + 1
         lowest, highest = past + index * TOKENS + 1, tl.minimum(past + (index + 1) * TOKENS, context)
         end = (highest + TILE - 1) // TILE
-        whole_end = lowest // TILE
+        base = None if tree_bases is None else tl.load(tree_bases + row)
+        nodes = None if tree_bases is None else tl.load(tree_nodes + at, valid, 0)
+        floors = None if tree_bases is None else tl.load(tree_positions + at, valid, FARTHEST) + 1 - WINDOW
+        whole_end = (lowest if tree_bases is None else tl.minimum(lowest, base)) // TILE
         oldest, begin, whole_begin = 0, 0, 0
         if WINDOW > 0:
-            oldest = tl.maximum(lowest - WINDOW, 0)
+            oldest = tl.maximum(lowest - WINDOW if tree_bases is None else tl.min(floors, 0), 0)
             begin = oldest // TILE
             whole_begin = (tl.maximum(highest - WINDOW, 0) + TILE - 1) // TILE
             whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
@@ -56,17 +63,17 @@ def extend_kernel(
         if WINDOW > 0:
             acc, maximum, total = attend(
                 q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, begin, whole_begin,
-                oldest, context, limits, block_stride, pre_scale, post_scale,
+                oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
                 ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
             )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_begin, whole_end,
-            oldest, context, limits, block_stride, pre_scale, post_scale,
+            oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
             ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, False,
         )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_end, end,
-            oldest, context, limits, block_stride, pre_scale, post_scale,
+            oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
             ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
         )  # fmt: skip
         result = finish(acc, maximum, total, sinks, heads, valid)

@@ -77,7 +77,8 @@ class _Call:
     def extend(self, part: ExtendPart) -> None:
         extend_kernel[(part.blocks.shape[0], self.plan.shape.num_kv_heads)](
             self.query, *self.caches, self.sinks, part.block_tables, part.query_starts, part.query_stops,
-            part.context_lens, part.blocks, self.out, *self.strides, part.block_tables.stride(0), *self.factors,
+            part.context_lens, part.blocks, *part.tree, self.out, *self.strides, part.block_tables.stride(0),
+            *self.factors,
             TOKENS=part.tokens, **self.head, **self.cache, **self.window, **part.launch.options,
         )  # fmt: skip
 

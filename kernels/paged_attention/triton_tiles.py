@@ -41,7 +41,7 @@ def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constex
 @triton.jit
 def attend(
     query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, oldest, context, limits,
-    block_stride, pre_scale, post_scale,
+    floors, base, nodes, block_stride, pre_scale, post_scale,
     ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -55,6 +55,10 @@ def attend(
         oldest: the first position that any row sees; a block that lies before it may have been given back.
         context: the first position behind the row's keys.
         limits: int32 [rows], the first position that a row does not see.
+        floors: int32 [rows], the first position that a row sees through a window, where the tokens are not those
+            behind each other; None is WINDOW before `limits`.
+        base, nodes: where a tree of drafts begins, and int64 [rows], which of its nodes a row sees, as bits; None is
+            all.
         ROW: elements from one key to the next: HEAD_DIM, or more where a scale lies behind it.
         MASKED: False where every row sees all keys of all tiles.
     """
@@ -89,7 +93,14 @@ def attend(
         if MASKED:
             seen = position[None, :] < limits[:, None]
             if WINDOW > 0:
-                seen = seen & (position[None, :] >= limits[:, None] - WINDOW)
+                if floors is not None:
+                    seen = seen & (position[None, :] >= floors[:, None])
+                else:
+                    seen = seen & (position[None, :] >= limits[:, None] - WINDOW)
+            if nodes is not None:
+                behind = position - base
+                bits = (nodes[:, None] >> tl.minimum(tl.maximum(behind, 0), 63).to(tl.int64)[None, :]) & 1
+                seen = seen & ((behind[None, :] < 0) | (bits == 1))
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])

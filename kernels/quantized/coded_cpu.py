@@ -16,28 +16,28 @@ from troupellm.kernels import native
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.coded import UNIT, Coded, coded
+from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
 
 MOST_ROWS = 16
 PIECE_UNITS = 32
 """Of 16 outputs each, decoded together for many rows."""
 KINDS = {"int8": 0, "table": 1, "fp8": 2}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
-    linear: native.Function
-    gated: native.Function
+class CodedFunctions(Functions):
     decode: native.Function
 
 
-class CodedProduct:
+class CodedProduct(ToldWeight):
     """A weight in codes, ready for many products: few rows by itself, as `FewRows` has it, many as `FastProduct`."""
 
     most_rows = MOST_ROWS
+    part: tuple[int, int] | None = None
+    _functions: CodedFunctions
 
-    def __init__(self, functions: Functions, weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
+    def __init__(self, functions: CodedFunctions, weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
         self.out_features, self._depth = shape
         self._functions, self._order = functions, weight.order
         self.gates = self.out_features % (2 * UNIT) == 0
@@ -64,26 +64,6 @@ class CodedProduct:
     def best_rows(self, rows: int) -> int:
         """As `kernels.linear.best_rows`."""
         return rows
-
-    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
-        """As `FewRows.linear`."""
-        adds = out is not None
-        if out is None:
-            out = torch.empty(x.shape[0], self.out_features)
-        self._functions.linear(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
-            factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
-
-    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
-        """As `FewRows.gated`."""
-        out = torch.empty(x.shape[0], self.out_features // 2)
-        self._functions.gated(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
-            ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features]."""
@@ -119,12 +99,12 @@ def coded_product(weight: QuantizedWeight, bias: Tensor | None) -> CodedProduct 
 
 
 @functools.cache
-def load() -> Functions | None:
+def load() -> CodedFunctions | None:
     """The compiled functions, or None where they are not there or wrong."""
     library = native.load()
     if library is None:
         return None
-    functions = Functions(
+    functions = CodedFunctions(
         library.function("coded_linear", "ppiipdidpii"),
         library.function("coded_linear_gated", "ppiipdipii"),
         library.function("coded_decode", "piipi"),
@@ -132,7 +112,7 @@ def load() -> Functions | None:
     return functions if _agrees(functions) else None
 
 
-def _agrees(functions: Functions) -> bool:
+def _agrees(functions: CodedFunctions) -> bool:
     generator = torch.Generator().manual_seed(2)
     plain, bias = torch.randn(96, 64, generator=generator), torch.randn(96, generator=generator)
     norm = torch.rand(64, generator=generator)

@@ -16,6 +16,10 @@ class FewRows(Protocol):
         """Whether there is `gated`."""
 
     @property
+    def part(self) -> tuple[int, int] | None:
+        """How `kernels.decoder_layers` is told of the weight, kind and address; None where it has no part in that."""
+
+    @property
     def most_rows(self) -> int:
         """From here on others are as fast."""
 

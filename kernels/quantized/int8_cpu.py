@@ -1,13 +1,12 @@
 """Products with `Int8Channel` weights on a CPU: oneDNN's for many rows, and compiled ones for few.
 
-The weight is in memory once, as oneDNN packs it. Up to 16 rows the compiled product walks through it at the speed of
+The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of
 the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. Both are
 exact, so that a row's result depends neither on the number of rows nor on who computes it.
 """
 
 import ctypes
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,30 +16,27 @@ from torch.nn import functional
 from troupellm.kernels import native
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.kernels.linear.onednn import padded_rows
+from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
 
-FEW_ROWS = 16
-"""What compiled products may take."""
+FEW_ROWS = 32
+"""What compiled products may take: beyond, oneDNN is as fast."""
+FEW_WIDE_ROWS, WIDE = 16, 16384
+"""The same of weights with so many outputs, such as a head: oneDNN writes long rows faster."""
+EXACT_DEPTH = 1024
+"""Inputs whose products with eight bits float32 adds up without rounding: 127 * 128 * 1024 is below 2^24."""
 ZERO = 128
 """What oneDNN's unsigned inputs have for zero."""
 PANELS = (64, 48, 32, 16)
 """Outputs that lie side by side in oneDNN's layouts, where the compiled product can read them."""
 INPUT_BLOCK = 64
 LANES = 16
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Functions:
-    linear: native.Function
-    gated: native.Function
-
-
-class Int8FewRows:
+class Int8FewRows(ToldWeight):
     """What the compiled code is told of a weight: `Int8Weight` of int8_linear.cpp."""
 
-    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "out_features")
-    most_rows = FEW_ROWS
+    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
 
     def __init__(
         self, functions: Functions, address: int, panel: int, weight: Int8Channel, bias: Tensor | None, held: Tensor
@@ -52,6 +48,7 @@ class Int8FewRows:
         """
         self.out_features, depth = weight.shape
         self.gates = self.out_features % (2 * LANES) == 0
+        self.most_rows = FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS
         whole = rounded_up(self.out_features, panel)
         sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
@@ -62,26 +59,7 @@ class Int8FewRows:
             dtype=np.int64,
         )  # fmt: skip
         self._pointer = self._told.ctypes.data
-
-    def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
-        """As `FewRows.linear`."""
-        adds = out is not None
-        if out is None:
-            out = torch.empty(x.shape[0], self.out_features)
-        self._functions.linear(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
-            factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
-
-    def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
-        """As `FewRows.gated`."""
-        out = torch.empty(x.shape[0], self.out_features // 2)
-        self._functions.gated(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
-            ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
+        self.part: tuple[int, int] | None = (1, self._pointer)
 
 
 class Int8Product:
@@ -93,34 +71,59 @@ class Int8Product:
         self._values = weight.values
         self._packed: Tensor | None = None
         self.native: Int8FewRows | None = None
+        functions = compiled() if weight.dtype == torch.float32 else None
         if not onednn_works():
+            if functions is not None:
+                panels, self._values = in_panels(weight.values, PANELS[0]), weight.values[:0]
+                self.native = Int8FewRows(functions, panels.data_ptr(), PANELS[0], weight, bias, panels)
             return
         self._packed, self._values = pack(weight.values), weight.values[:0]
         address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
         prefer_huge_pages(address, size)
-        functions = compiled() if weight.dtype == torch.float32 else None
         panel = 0 if functions is None else panel_of(address, size, weight.values)
         if functions is not None and panel:
             self.native = Int8FewRows(functions, address, panel, weight, bias, self._packed)
 
     def best_rows(self, rows: int) -> int:
         """As `kernels.linear.best_rows`."""
-        return rows if self.native is not None and rows <= FEW_ROWS else padded_rows(rows)
+        if self._packed is None:
+            return rows
+        return rows if self.native is not None and rows <= self.native.most_rows else padded_rows(rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features], the type of `x`."""
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty(0, self._scale.shape[0])
+        if self._packed is None and self.native is not None:
+            return self.native.linear(x, None, 0.0, None, 1.0)
         if self._packed is None:
             values, row_scale = quantize_rows(x)
-            product = torch._int_mm(values, self._values.t()).float() * self._scale
+            product = whole_sums(values, self._values).float() * self._scale
         else:
             missing = padded_rows(rows) - rows
             values, row_scale = quantize_unsigned(functional.pad(x, (0, 0, 0, missing)) if missing else x)
             product = onednn_product(values, self._packed, self._scale, self._zeros)
         product.mul_(row_scale[:, None])
         return (product if self._bias is None else product.add_(self._bias))[:rows].to(x.dtype)
+
+
+def whole_sums(values: Tensor, weight: Tensor) -> Tensor:
+    """Products of int8 [rows, in] and int8 [out, in]: int32 [rows, out], exact."""
+    if int_mm_is_exact():
+        return torch._int_mm(values, weight.t())
+    parts = zip(*(torch.split(both, EXACT_DEPTH, 1) for both in (values, weight)), strict=True)
+    return torch.stack([(some.float() @ part.float().t()).int() for some, part in parts]).sum(0, dtype=torch.int32)
+
+
+@functools.cache
+def int_mm_is_exact() -> bool:
+    """Whether torch's own product is: on processors with AVX2 and without VNNI oneDNN adds up pairs in 16 bits, where
+    large ones are cut off, and says nothing."""
+    weight, x = _small_case()
+    values, _ = quantize_rows(x)
+    wanted = values.double() @ weight.values.double().t()
+    return torch.equal(torch._int_mm(values, weight.values.t()).double(), wanted)
 
 
 def pack(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shapes, types and tolerances that the tests and the benchmark of silu_mul share."""
+"""Shapes, types and tolerances that the tests and the benchmarks of silu_mul and gelu_mul share."""
 
 from dataclasses import dataclass
 

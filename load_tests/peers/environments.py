@@ -56,9 +56,11 @@ def environment_of(contestant: str, python: Path, link: Path, threads: int) -> d
 
 
 def link_package(folder: Path) -> Path:
-    """Make `folder` a place to import `troupellm` from."""
+    """Make `folder` a place to import `troupellm` from: these files, whatever an earlier run led to."""
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / "troupellm"
+    place, files = folder / "troupellm", Path(troupellm.__file__).resolve().parent
+    if place.is_symlink() and place.resolve() != files:
+        place.unlink()
     if not place.is_symlink():
-        place.symlink_to(Path(troupellm.__file__).resolve().parent)
+        place.symlink_to(files)
     return folder

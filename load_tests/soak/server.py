@@ -16,6 +16,8 @@ import msgspec
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
 IDLE_SECONDS = 60.0
+SETTLED_SECONDS = 3.0
+"""Tasks of connections end a little after their last byte: they are counted when their number has stayed so long."""
 MEBIBYTE = 2**20
 _READY = re.compile(r"ready: (\S+) at (http://\S+)")
 _KEPT_LINES = 200
@@ -69,20 +71,18 @@ class SoakServer:
         return sum(_resident(pid) for pid in _tree(self._process.pid)) / MEBIBYTE
 
     async def held(self) -> Held:
-        """Once it is idle.
-
-        Raises:
-            TimeoutError: it does not become idle.
-        """
-        due = time.monotonic() + IDLE_SECONDS
+        """Once it is idle, or has not become so for `IDLE_SECONDS`."""
+        due = (settled := time.monotonic()) + IDLE_SECONDS
+        tasks = -1.0
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
             while True:
                 metrics = _sums((await client.get("/metrics")).text)
                 requests = metrics["requests_running"] + metrics["requests_waiting"] + metrics["requests_open"]
                 blocks, messages = metrics["kv_blocks_used"], metrics["actor_mailbox_depth"]
-                if not requests + blocks + messages:
-                    break
-                if time.monotonic() > due:
+                now = time.monotonic()
+                if requests + blocks + messages or metrics["tasks"] != tasks:
+                    settled, tasks = now, metrics["tasks"]
+                if now - settled > SETTLED_SECONDS or now > due:
                     break
                 await asyncio.sleep(0.2)
             pids = _tree(self._process.pid)

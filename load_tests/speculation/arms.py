@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import msgspec
 
-from troupellm.load_tests.speculation.workloads import Question
+from troupellm.load_tests.speculation.question import Question
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
@@ -119,13 +119,21 @@ class Arms:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def measure(self, name: str, questions: Sequence[Question], *, rounds: int, batch: int = 1) -> Measured:
-        """Round 0 warms up; then each engine begins every other round."""
+    async def measure(
+        self, name: str, questions: Sequence[Question] | Callable[[int], Sequence[Question]], *, rounds: int,
+        batch: int = 1,
+    ) -> Measured:  # fmt: skip
+        """Round 0 warms up; then each engine begins every other round.
+
+        Args:
+            questions: of every round, or of a round by its number.
+        """
         found = Measured(name, str(self._speculative["method"]), batch, [], [])
         for number in range(rounds + 1):
             arms = [(self._plain, found.plain), (self._drafting, found.drafting)]
+            asked = questions(number) if callable(questions) else questions
             for engine, into in arms if number % 2 else arms[::-1]:
-                answered = await _round(engine, questions, batch)
+                answered = await _round(engine, asked, batch)
                 if number:
                     into.append(answered)
         return found

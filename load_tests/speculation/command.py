@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ import anyio
 import msgspec
 
 from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.speculation.agent import agent_turns
 from troupellm.load_tests.speculation.arms import Arms, Measured
+from troupellm.load_tests.speculation.question import MOST_TOKENS, Question
 from troupellm.load_tests.speculation.table import HEADING, Verdict, judgement, line
 from troupellm.load_tests.speculation.workloads import (
-    MOST_TOKENS,
     RANDOM_PROMPT,
-    Question,
-    agent_turns,
     copying,
     held_out,
     mixed,
@@ -69,7 +69,10 @@ class Bench:
             case "ngram":
                 await self._speed(part, "copying", copying(self._args.prompts))
             case "suffix":
-                await self._speed(part, "repeated agent turns", agent_turns(self._args.prompts))
+                other_values = partial(agent_turns, self._args.prompts)
+                await self._speed(part, "agent, other values", other_values)
+                await self._speed(part, "agent, same turns", agent_turns(self._args.prompts, 0))
+                await self._fixed(part, "agent, all drafts", other_values)
             case "eagle" | "medusa" | "draft_model":
                 await self._acceptance(part)
             case "synthetic":
@@ -81,11 +84,19 @@ class Bench:
             case _:
                 raise ValueError(part)
 
-    async def _speed(self, part: str, workload: str, questions: list[Question]) -> None:
+    async def _speed(
+        self, part: str, workload: str, questions: list[Question] | Callable[[int], list[Question]]
+    ) -> None:
         async with self._arms(SETTINGS[part]) as arms:
             found = await arms.measure(workload, questions, rounds=self._args.rounds)
         self._keep(part, found)
-        self._judge(f"{part}, {workload}: tokens/s with / without", found.ratio, LEAST_RATIO[part], found)
+        accepted = f"acceptance length {found.acceptance_length:.2f}"
+        self._judge(f"{part}, {workload}, {accepted}: tokens/s with / without", found.ratio, LEAST_RATIO[part], found)
+
+    async def _fixed(self, part: str, workload: str, questions: Callable[[int], list[Question]]) -> None:
+        """What is accepted where all is drafted that may be, whether it pays or not."""
+        async with self._arms(SETTINGS[part] | {"adaptive": False}) as arms:
+            self._keep(part, await arms.measure(workload, questions, rounds=self._args.rounds))
 
     async def _acceptance(self, part: str) -> None:
         """The length is fixed, so that what counts is what the drafter knows."""

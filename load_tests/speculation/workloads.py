@@ -2,17 +2,10 @@
 
 import random
 
-import msgspec
+from troupellm.load_tests.speculation.question import Question
 
 LIST_WORDS = 12
 RANDOM_PROMPT = 64
-MOST_TOKENS = 128
-
-
-class Question(msgspec.Struct, frozen=True):
-    prompt: str | list[int]
-    max_tokens: int = MOST_TOKENS
-    ignore_eos: bool = False
 
 
 def copying(count: int) -> list[Question]:
@@ -29,12 +22,6 @@ def copying(count: int) -> list[Question]:
         text = "".join(piece.text for piece in chat.pieces())
         questions.append(Question(text[: text.rindex(listed)]))
     return questions
-
-
-def agent_turns(count: int) -> list[Question]:
-    """Turns with tools and JSON, the same in every round: what an agent asks that goes the same way again and again."""
-    kinds = held_out(count)
-    return [each for pair in zip(kinds["tool calls"], kinds["JSON"], strict=True) for each in pair][:count]
 
 
 def held_out(count: int) -> dict[str, list[Question]]:

@@ -23,6 +23,7 @@ from troupellm.models.builtin.batches import Batch, Packer, token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END
 from troupellm.models.builtin.evaluate import WEIGHTS, score
 from troupellm.models.builtin.network import Network, Shape
+from troupellm.models.builtin.training import start
 
 ROWS, LENGTH = 8, 512
 # Every so many steps a batch of the same size in fewer, longer rows.
@@ -222,25 +223,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--first", type=float, default=0.65, help="share of the run in the first stage")
     parser.add_argument("--decay", type=float, default=0.4, help="share of the run that decays")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sample", type=int, default=24, help="cases per task while training")
     parser.add_argument("--score-every", type=float, default=400.0, help="seconds")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds")
-    parser.add_argument("--state", type=Path, default=Path("builtin-state.safetensors"))
-    parser.add_argument("--output", type=Path, default=WEIGHTS)
-    parser.add_argument("--resume", action="store_true", help="go on from the state file")
-    parser.add_argument("--export-only", action="store_true", help="export the state file and stop")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    trainer = Trainer(options)
-    if options.resume or options.export_only:
-        trainer.restore()
-    if options.export_only:
-        trainer.export(options.output)
-    else:
-        trainer.run()
+    start(parser, Trainer, state="builtin-state.safetensors", output=WEIGHTS, threads=2)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from troupellm.protocol.kv_transfer import FIELD, KVTransferConfig, read_transfe
 
 GROUP = "troupellm.connectors"
 BUILT_IN: Mapping[str, MakeConnector] = {SHARED_DIRECTORY: open_shared_directory, TCP_PEER: open_tcp_peer}
+_OWN = ("host", "disk")
+"""Tiers of the engine's own, which are known by their names."""
 _FROM_VLLM = {
     "OffloadingConnector": "use kv_offloading_size",
     "SimpleCPUOffloadConnector": "use kv_offloading_size",
@@ -26,7 +28,8 @@ _FROM_VLLM = {
 
 
 def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStore]:
-    """One store per connector, in the order of the configuration; what was opened is closed if one cannot be.
+    """One store per connector, in the order of the configuration, the second of a kind named so; what was opened is
+    closed if one cannot be.
 
     Raises:
         ConfigError: one is not there, has a wrong setting, or there is no secret to share.
@@ -42,9 +45,12 @@ def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStor
     secret = read_secret(Path(path).expanduser())
     opened: list[BlockStore] = []
     with ExitStack() as stack:
-        for each in wanted:
+        for number, each in enumerate(wanted):
             opened.append(_open(ConnectorContext(each, store, secret)))
             stack.callback(opened[-1].close)
+            before = [other.kv_connector for other in wanted[:number]].count(each.kv_connector)
+            if before:  # metrics tell tiers apart by their names
+                opened[-1].name += f"-{before + 1}"
         stack.pop_all()
     return opened
 
@@ -68,12 +74,16 @@ def _open(context: ConnectorContext) -> BlockStore:
 
 def _plug_in(config: KVTransferConfig) -> MakeConnector:
     name = config.kv_connector
+    if name in _OWN:
+        raise ConfigError(
+            f"{FIELD}.kv_connector: {name!r} is the name of a tier that is no connector", param=f"{FIELD}.kv_connector"
+        )
     for point in entry_points(group=GROUP, name=name):
         try:
             make: MakeConnector = point.load()
         except Exception as error:  # somebody else's code
             raise ConfigError(f"the connector {name} cannot be loaded: {error}", param=FIELD) from error
         return make
-    known = ", ".join(sorted({*BUILT_IN, *entry_points(group=GROUP).names}))
+    known = ", ".join(sorted({*BUILT_IN, *entry_points(group=GROUP).names} - {*_OWN}))
     hint = _FROM_VLLM.get(name, f"there are {known}, and plug-ins under the entry point group {GROUP}")
     raise ConfigError(f"{FIELD}.kv_connector: {name!r} is not there; {hint}", param=f"{FIELD}.kv_connector")

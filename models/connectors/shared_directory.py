@@ -4,6 +4,8 @@ Files appear whole: they are written beside their place and renamed. Nobody lock
 full removes the files that were used longest ago, and so may everybody else at the same time: a file that has gone is a
 miss to its reader and no news to another who wanted to remove it. A file that is damaged, half of one, or not ours is a
 miss too; it is removed, so that the block can be written again. What has no name of ours is left alone and not counted.
+A reset by any of the engines holds for all that serve the same model: it gives their folder another generation, which
+everybody reads before every use.
 """
 
 import contextlib
@@ -13,21 +15,23 @@ import secrets
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import NamedTuple
 
 import msgspec
 
 from troupellm.models.connectors.connector import ConnectorContext
 from troupellm.models.connectors.seal import HEADER_BYTES, Seal
+from troupellm.models.offload.generation import UNFINISHED, new_generation, read_generation
 from troupellm.models.offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 NAME = "shared-directory"
 DEFAULT_BYTES = 16 * 2**30
 SUFFIX = ".kv"
 _MODEL, _BYTE = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
-_BLOCK, _ABANDONED = re.compile("[0-9a-f]+" + re.escape(SUFFIX)), re.compile(r"\.troupellm-[0-9a-f]{16}")
+_BLOCK, _ABANDONED = re.compile("[0-9a-f]+" + re.escape(SUFFIX)), re.compile(UNFINISHED)
 """Names of what is ours: folders of models, folders of keys, blocks, and blocks that are being written."""
 ABANDONED_SECONDS = 3600.0
 """After so long a file that was not renamed belongs to somebody who died."""
@@ -35,6 +39,8 @@ USED_SECONDS = 60.0
 """How precisely the time of a file's last use is kept: not every read writes."""
 _LOOKS = 16
 """A writer looks at the folder's size again after a sixteenth of its limit."""
+_RESET_SHARE = 0.4
+"""Of the time that the tier gives an operation: so long a reset removes files."""
 _KEPT = 0.9
 """Of the limit, after others gave way."""
 
@@ -58,7 +64,7 @@ def open_shared_directory(context: ConnectorContext) -> "SharedDirectory":
     if not options.path:
         raise context.refuse("path", "must name a folder")
     limit = context.size("bytes", options.bytes)
-    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit)
+    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit, _RESET_SHARE * context.store.timeout)
 
 
 class _File(NamedTuple):
@@ -72,9 +78,9 @@ class SharedDirectory(BlockStore):
 
     name = NAME
 
-    def __init__(self, folder: Path, seal: Seal, limit: int) -> None:
-        """limit: bytes of the whole folder."""
-        self._root, self._seal, self._limit = folder, seal, limit
+    def __init__(self, folder: Path, seal: Seal, limit: int, reset_seconds: float = 2.0) -> None:
+        """limit: bytes of the whole folder; reset_seconds: that a reset may take for removing files."""
+        self._root, self._seal, self._limit, self._reset_seconds = folder, seal, limit, reset_seconds
         self._folder = folder / seal.fingerprint[:16].hex()
         self._lock = threading.Lock()
         self._looking = False
@@ -91,9 +97,10 @@ class SharedDirectory(BlockStore):
         path.unlink()
 
     def contains(self, keys: Sequence[bytes]) -> int:
+        generation = self._generation()
         for count, key in enumerate(keys):
             try:
-                found = self._path(key).stat()
+                found = self._path(key, generation).stat()
             except FileNotFoundError:
                 return count
             if found.st_size != self._seal.frame_bytes:
@@ -101,9 +108,10 @@ class SharedDirectory(BlockStore):
         return len(keys)
 
     def put(self, key: bytes, data: memoryview) -> None:
-        path = self._path(key)
-        if self.contains((key,)):
-            return
+        path = self._path(key, self._generation())  # before the bytes: a reset meanwhile holds for them too
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size == self._seal.frame_bytes:
+                return
         header, temporary = self._seal.header(key, data), path.parent / _temporary()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +126,7 @@ class SharedDirectory(BlockStore):
         self._wrote(self._seal.frame_bytes)
 
     def get(self, key: bytes, into: memoryview) -> None:
-        path = self._path(key)
+        path = self._path(key, self._generation())
         try:
             # A link or a pipe in a block's place is not followed, nor waited for.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -145,14 +153,40 @@ class SharedDirectory(BlockStore):
             with contextlib.suppress(OSError):  # somebody else's, or gone: it was read all the same
                 os.utime(path)
 
+    def reset(self) -> None:
+        """As `BlockStore`; files that are not removed in time are the first to give way."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = _open_folder(self._folder)
+        try:
+            now, deadline = time(), monotonic() + self._reset_seconds
+            new_generation(folder)
+        finally:
+            os.close(folder)
+        for file in self._files_of(self._folder, now):
+            if monotonic() > deadline:
+                return
+            if file.used <= now:  # others write blocks of the new generation already
+                with contextlib.suppress(OSError):  # it has gone, or is not for this user to remove
+                    os.unlink(file.path)
+
     def use(self) -> StoreUse:
         return self._use
 
     def close(self) -> None:
         """The files stay."""
 
-    def _path(self, key: bytes) -> Path:
-        name = key.hex()
+    def _generation(self) -> bytes:
+        try:
+            folder = _open_folder(self._folder)
+        except FileNotFoundError:
+            return b""
+        try:
+            return read_generation(folder)
+        finally:
+            os.close(folder)
+
+    def _path(self, key: bytes, generation: bytes) -> Path:
+        name = sha256(generation + key).hexdigest() if generation else key.hex()
         return self._folder / name[:2] / (name + SUFFIX)
 
     def _refused(self, path: Path, why: str) -> StoreCorrupt:
@@ -193,23 +227,31 @@ class SharedDirectory(BlockStore):
         for model in _names(self._root, _MODEL):
             for path in _names(model, _ABANDONED):  # of a probe
                 _remove_old(path, now)
-            for folder in _names(model, _BYTE):
-                for path in _names(folder, _ABANDONED):
-                    _remove_old(path, now)
-                for path in _names(folder, _BLOCK):
-                    with contextlib.suppress(FileNotFoundError):
-                        found = os.lstat(path)
-                        if stat.S_ISREG(found.st_mode):
-                            yield _File(found.st_mtime, found.st_size, path)
+            yield from self._files_of(model, now)
+
+    def _files_of(self, model: str | Path, now: float) -> Iterator[_File]:
+        for folder in _names(model, _BYTE):
+            for path in _names(folder, _ABANDONED):
+                _remove_old(path, now)
+            for path in _names(folder, _BLOCK):
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.lstat(path)
+                    if stat.S_ISREG(found.st_mode):
+                        yield _File(found.st_mtime, found.st_size, path)
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _names(folder: str | Path, wanted: re.Pattern[str]) -> Iterator[str]:
-    """Paths of what is so named in a folder, which may be none or have gone; links to folders are not followed."""
+    """Paths of what is so named in a folder, which may be none, have gone, or be another user's alone; links
+    to folders are not followed."""
     if os.path.islink(folder) and wanted is not _MODEL:
         return
     try:
         names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
     for name in names:
         if wanted.fullmatch(name):
@@ -217,7 +259,7 @@ def _names(folder: str | Path, wanted: re.Pattern[str]) -> Iterator[str]:
 
 
 def _remove_old(path: str, now: float) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # it has gone, is somebody else's, or no file: that is no fault of the folder's
         if now - os.lstat(path).st_mtime > ABANDONED_SECONDS:
             os.unlink(path)
 

@@ -1,13 +1,13 @@
 """The tensors of one step, made on the device from slots and positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
-from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
+from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree
 from troupellm.models.cache_layout import CacheLayout
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
@@ -34,6 +34,10 @@ class DeviceSpans:
     positions: Tensor
     decode_rows: int
     queries: int = 1
+    text: Tensor | None = None
+    """int64 [tokens], where tokens stand in the text, if that is not where they lie: of trees of drafts."""
+    trees: Mapping[int | None, DeviceTree] | None = None
+    """Of rows behind the first `decode_rows`, by how many keys a token sees."""
 
 
 GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
@@ -47,16 +51,34 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
         invariant: sums are taken in an order that depends on a row alone.
     """
 
+    latent = 0 if config.mla is None else config.mla.latent
+
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         shape = AttentionShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, block_size, window, kv_dtype
+            config.num_heads, config.num_kv_heads, config.head_dim, block_size, window, kv_dtype, latent
         )  # fmt: skip
+        if latent:
+            return _by_token(tables, spans, shape)
+        wide = shape.packed(spans.queries) > MOST_PACKED
         return DevicePlan(
             tables, spans.starts, spans.stops, spans.context_lens, shape=shape, num_tokens=spans.positions.shape[0],
-            decode_rows=0 if invariant else spans.decode_rows, queries=spans.queries,
+            decode_rows=0 if invariant or wide else spans.decode_rows, queries=spans.queries,
+            tree=None if spans.trees is None else spans.trees[window],
         )  # fmt: skip
 
     return plan
+
+
+def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape) -> DevicePlan:
+    """Every token is a row, as the kernel for latent vectors wants them."""
+    count = spans.positions.shape[0]
+    tokens = torch.arange(count, dtype=torch.int32, device=tables.device)
+    order = torch.argsort(spans.starts)
+    owner = order[torch.searchsorted(spans.starts[order], tokens, right=True) - 1]
+    context_lens = (spans.context_lens[owner] - spans.stops[owner] + tokens + 1).clamp_(min=0)
+    return DevicePlan(
+        tables[owner], tokens, tokens + 1, context_lens, shape=shape, num_tokens=count, decode_rows=count
+    )  # fmt: skip
 
 
 class BatchMaker:
@@ -94,24 +116,30 @@ class BatchMaker:
             for view in self._layout.views
         )
         return ForwardBatch(
-            token_ids=token_ids.to(torch.int64), positions=spans.positions, groups=groups, logit_tokens=logit_tokens,
-            inputs=inputs,
+            token_ids=token_ids.to(torch.int64), positions=spans.positions if spans.text is None else spans.text,
+            groups=groups, logit_tokens=logit_tokens, inputs=inputs,
         )  # fmt: skip
 
 
-def uniform_spans(slots: Tensor, ends: Tensor, queries: int) -> DeviceSpans:
+def uniform_spans(
+    slots: Tensor, ends: Tensor, queries: int, counts: Tensor | None = None, scratch: int = 0
+) -> DeviceSpans:
     """The last `queries` positions of each row; static in all but its tensors' content.
 
     Args:
         slots: int64 [rows].
         ends: int64 [rows], keys with this step; 0 is a row that pads.
+        counts: int64 [rows], how many of these positions the row is to compute, the last ones; None is all. What is
+            before them pads: it belongs to the scratch slot, whose blocks nobody reads.
     """
     rows, device = slots.shape[0], slots.device
     inside = torch.arange(queries, device=device)
     positions = (ends[:, None] - queries + inside).clamp_(min=0).view(-1)
-    token_slots = slots[:, None].expand(rows, queries).reshape(-1)
+    token_slots = slots[:, None].expand(rows, queries)
+    if counts is not None:
+        token_slots = torch.where(inside >= queries - counts[:, None], token_slots, scratch)
     starts = torch.arange(0, rows * queries, queries, dtype=torch.int32, device=device)
     return DeviceSpans(
         slots=slots, starts=starts, stops=starts + queries, context_lens=ends.to(torch.int32),
-        token_slots=token_slots, positions=positions, decode_rows=rows, queries=queries,
+        token_slots=token_slots.reshape(-1), positions=positions, decode_rows=rows, queries=queries,
     )  # fmt: skip

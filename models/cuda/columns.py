@@ -14,8 +14,8 @@ from troupellm.kernels.sampling.search import row_best
 from troupellm.kernels.sampling.truncate import Nucleus, thresholds
 from troupellm.models.row_options import RowOptions
 
-SLOT, END, STREAM, SCALES, TOP_K, TOP_P = range(6)
-WIDTH = 6
+SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
+WIDTH = 7
 
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
 """What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler."""
@@ -39,16 +39,20 @@ class SamplingColumns:
         top_p = np.array([options.state.top_p], np.float64)
         self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
 
-    def of(self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int) -> NDArray[np.int64]:
+    def of(
+        self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int,
+        counts: NDArray[np.int64] | int = 1,
+    ) -> NDArray[np.int64]:  # fmt: skip
         """Columns [WIDTH, size] of some rows and, behind them, of rows that pad.
 
         Args:
             ends: keys of each row with this step, which is where its next token goes.
             scratch: slot of the rows that pad.
+            counts: tokens of each row, the last ones of its keys.
         """
         found = padding(size, scratch)
         found[:, : slots.size] = self._values[:, slots]
-        found[SLOT, : slots.size], found[END, : slots.size] = slots, ends
+        found[SLOT, : slots.size], found[END, : slots.size], found[COUNT, : slots.size] = slots, ends, counts
         return found
 
 

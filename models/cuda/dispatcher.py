@@ -37,6 +37,17 @@ class GraphKey:
     draws: bool = False
     """Tokens may be drawn; else every row takes the likeliest."""
 
+    @property
+    def tokens(self) -> int:
+        """Of all rows."""
+        return self.requests * self.queries
+
+
+VERIFIED_TOKENS = 256
+"""Of a graph that verifies drafts, those of all rows: its logits are kept, and larger batches draft little."""
+FREE_TOKENS = 64
+"""So many are hardly dearer than one, since it is the weights that a small step waits for: rows may pad up to there."""
+
 
 def default_sizes(most: int) -> tuple[int, ...]:
     """Batch sizes worth a graph of their own, for up to `most` rows: small ones closely, large ones in steps of 16."""
@@ -47,17 +58,26 @@ def default_sizes(most: int) -> tuple[int, ...]:
 class Dispatcher:
     """Knows which graphs there may be, and which there are."""
 
-    def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,)) -> None:
+    def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True) -> None:
         """
         Args:
             sizes: batch sizes to capture; none is to stay eager.
             queries: tokens per row of uniform steps.
+            draws: whether graphs draw tokens; else whoever looks at their logits does.
         """
         self._sizes = tuple(sorted(set(sizes)))
-        shapes = [GraphKey(size, count) for count in sorted(set(queries)) for size in reversed(self._sizes)]
-        self._all = tuple(replace(shape, draws=draws) for draws in (False, True) for shape in shapes)
+        self._queries = tuple(sorted(set(queries)))
+        shapes = [
+            GraphKey(size, count)
+            for count in self._queries
+            for size in reversed(self._sizes)
+            if count == 1 or size * count <= VERIFIED_TOKENS
+        ]
+        shapes.sort(key=lambda shape: -shape.tokens)
+        drawing = [replace(shape, draws=True) for shape in shapes if draws and shape.queries == 1]
+        self._all = (*shapes, *drawing)
         self._waiting = list(self._all)
-        self._queries = frozenset(queries)
+        self._possible = frozenset(self._all)
         self._captured: set[GraphKey] = set()
         self._steps = 0
 
@@ -66,7 +86,31 @@ class Dispatcher:
         if not batch.uniform or batch.adapters or not batch.requests or batch.queries not in self._queries:
             return None
         size = next((size for size in self._sizes if size >= batch.requests), None)
-        return None if size is None else GraphKey(size, batch.queries, draws)
+        found = None if size is None else GraphKey(size, batch.queries, draws)
+        return found if found in self._possible else None
+
+    def verifying(self, batch: BatchDescriptor, longest: int, *, pads: bool) -> GraphKey | None:
+        """The graph for rows that have up to `longest` tokens each, drafts among them; None where it must be eager.
+
+        Args:
+            batch: `uniform` where every row has `longest`.
+            pads: shorter rows may be filled up.
+        """
+        if not (batch.uniform or pads) or not batch.requests:
+            return None
+        for queries in self._queries:
+            if queries < longest or (queries > longest and not pads):
+                continue
+            whole = replace(batch, tokens=batch.requests * queries, uniform=True)
+            if whole.tokens > max(FREE_TOKENS, 2 * batch.tokens):
+                return None
+            return self.key(whole, draws=False)
+        return None
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any graph."""
+        return max((key.tokens for key in self._all), default=0)
 
     def captured(self, key: GraphKey) -> bool:
         """Whether that graph can be replayed."""

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from troupellm.models.cuda.batch import BatchMaker, uniform_spans
-from troupellm.models.cuda.columns import DRAWN, END, GREEDY, SLOT, WIDTH, choose
+from troupellm.models.cuda.columns import COUNT, DRAWN, END, GREEDY, SLOT, WIDTH, choose
 from troupellm.models.cuda.device import Device, Graph
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.proposer import Taps
 
 
 class DecodeGraphs:
@@ -28,19 +30,25 @@ class DecodeGraphs:
 
     def __init__(
         self, device: Device, dispatcher: Dispatcher, largest: int, decoder: RunnableDecoder, cache: KVCache,
-        maker: BatchMaker, rows: DeviceRows, codes: Tensor,
+        maker: BatchMaker, rows: DeviceRows, codes: Tensor, *, taps: Taps | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             largest: rows of the largest graph.
             codes: `noise.token_codes`.
+            taps: graphs verify drafts: they end with logits of all tokens and with what a proposer is shown. None:
+                they end with tokens.
         """
         self.dispatcher = dispatcher
         self._device, self._decoder, self._cache, self._maker = device, decoder, cache, maker
         self._rows, self._codes, self._generation = rows, codes, rows.generation
         self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
         # In no graph's own memory, which would keep what each of them gives apart from all others'.
-        self._logits = torch.empty(largest, decoder.config.vocab_size, device=device.torch_device)
+        most = max(largest, dispatcher.most_tokens)
+        self._logits = torch.empty(most, decoder.config.vocab_size, device=device.torch_device)
+        self._taps = taps
+        width = 0 if taps is None else decoder.config.hidden_size * (len(taps.layers) + taps.last)
+        self._tapped = torch.empty(most, width, dtype=decoder.dtype, device=device.torch_device)
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
@@ -78,6 +86,17 @@ class DecodeGraphs:
         self._last = key
         return self._logits[: key.requests], given[0]
 
+    def verify(self, key: GraphKey) -> tuple[Tensor, Tensor]:
+        """Compute the step that `columns` tell of, of graphs that verify.
+
+        Returns:
+            logits float32 [rows * queries, vocab], and what is shown to the proposer [rows * queries, width]; both
+            last until the next step.
+        """
+        self._graphs[key][0].replay()
+        self._last = key
+        return self._logits[: key.tokens], self._tapped[: key.tokens]
+
     def repeat(self, times: int) -> float:
         """For benchmarks: seconds of the last step's graph alone, of `times` replays without anything between them.
         Each computes the same step again, and leaves what the step left.
@@ -105,16 +124,28 @@ class DecodeGraphs:
             of a row without any, which are appended to their rows where each row has one.
         """
         slots, ends = columns[SLOT], columns[END]
-        spans = uniform_spans(slots, ends, key.queries)
-        everything = torch.arange(spans.positions.shape[0], device=columns.device)
-        batch = self._maker.make(spans, self._rows.tokens, self._rows.block_tables, everything)
-        logits = self._decoder.logits(self._decoder.forward(batch, self._cache.layers))
+        logits = self._decoder.logits(self._decoder.forward(self._batch(key, columns), self._cache.layers))
         if key.queries > 1:
             columns = columns.repeat_interleave(key.queries, dim=1)
         tokens = choose(logits, columns, self._codes, DRAWN if key.draws else GREEDY)
         if key.queries == 1:
             write_tokens(self._rows.tokens, slots, ends, tokens)
         return logits, tokens
+
+    def _batch(self, key: GraphKey, columns: Tensor) -> ForwardBatch:
+        counts = columns[COUNT] if key.queries > 1 else None
+        spans = uniform_spans(columns[SLOT], columns[END], key.queries, counts, self._rows.scratch)
+        everything = torch.arange(spans.positions.shape[0], device=columns.device)
+        return self._maker.make(spans, self._rows.tokens, self._rows.block_tables, everything)
+
+    def _verified(self, key: GraphKey, columns: Tensor, taps: Taps) -> None:
+        batch, caches = self._batch(key, columns), self._cache.layers
+        if taps.shows:
+            hidden, tapped = self._decoder.forward_tapped(batch, caches, taps)
+            self._tapped[: key.tokens].copy_(tapped)
+        else:
+            hidden = self._decoder.forward(batch, caches)
+        self._logits[: key.tokens].copy_(self._decoder.logits(hidden))
 
     def _capture(self, key: GraphKey) -> None:
         static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
@@ -123,6 +154,9 @@ class DecodeGraphs:
         found: list[Tensor] = []
 
         def body() -> None:
+            if self._taps is not None:
+                self._verified(key, static, self._taps)
+                return
             logits, tokens = self.decode(key, static)
             if not key.draws and key.queries == 1:
                 self._logits[: key.requests].copy_(logits)
@@ -133,7 +167,7 @@ class DecodeGraphs:
         try:
             graph = self._device.capture(body)
         except RuntimeError as error:
-            said = f"no CUDA graph of {key.requests} rows: {error}; --enforce-eager does without"
+            said = f"no CUDA graph of {key.requests} rows of {key.queries}: {error}; --enforce-eager does without"
             raise RuntimeError(said) from error
         self._graphs[key] = (graph, found)
         self.capture_seconds += perf_counter() - begin

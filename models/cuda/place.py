@@ -10,6 +10,7 @@ from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planner
+from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.cuda.batch import DeviceSpans, GroupPlanner, triton_planner
@@ -19,7 +20,7 @@ from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.memory import MemoryBudget, whole_block_bytes
+from troupellm.models.memory import MemoryBudget, drawn_tokens, whole_block_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import EngineConfig
@@ -128,8 +129,9 @@ class GpuPlace:
         """
         model, config = decoder.config, self._config
         block = whole_block_bytes(model, drafter, config.cache.block_size, kv_dtype)
-        used = self._total - self.device.memory()[0]
-        activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak)
+        used = self._total - self.device.memory()[0] + drafter.weight_bytes  # which are read later
+        activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak) + drafter.activation_bytes
+        activations += config.scheduler.max_num_seqs * drafter.row_bytes(decoder.dtype.itemsize)
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
         room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
         windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
@@ -179,7 +181,7 @@ class GpuPlace:
             new_rows=new,
         )  # fmt: skip
         runner.run(plan)
-        sampled = 4 * config.scheduler.max_num_seqs * decoder.config.vocab_size * 4
+        sampled = 4 * drawn_tokens(config) * decoder.config.vocab_size * 4
         return max(0, peak() - before) + sampled
 
 
@@ -190,8 +192,12 @@ def host_planner(planner: Planner) -> GroupPlanner:
         parts = (spans.starts, spans.stops, spans.context_lens)
         starts, stops, lens = (part.cpu().numpy().astype(np.int64) for part in parts)
         order = np.argsort(starts)
-        counts = (stops - starts)[order]
-        found: Plan = planner(tables.cpu().numpy()[order], lens[order] - counts, counts, window)
+        counts, tree = (stops - starts)[order], None
+        if spans.trees is not None:
+            there = spans.trees[window]
+            bases, nodes, positions = (part.cpu().numpy() for part in (there.bases, there.nodes, there.positions))
+            tree = TreeMask(bases.astype(np.int64)[order], nodes.view(np.uint64), positions.astype(np.int64))
+        found: Plan = planner(tables.cpu().numpy()[order], lens[order] - counts, counts, window, tree)
         return found
 
     return plan

@@ -76,6 +76,11 @@ class DeviceRows(RowTable):
             self._write(slot, position, np.array([token], dtype=np.int32))
         self._flush()
 
+    def settle(self) -> None:
+        """As `RowTable.settle`."""
+        if self._tokens_known:
+            self._flush()
+
     def text(self, slot: int) -> Ints32:
         """As `RowTable.text`; waits for the device."""
         self._flush()

@@ -18,6 +18,7 @@ from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphK
 from troupellm.models.cuda.graphs import DecodeGraphs, write_tokens
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Results, Returned, Staging
+from troupellm.models.cuda.trees import device_trees, host_trees
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.guides.rows import FilledLater, GuidedRows
@@ -30,6 +31,7 @@ from troupellm.models.runner import ModelRunner
 from troupellm.models.sampler import Sampled
 from troupellm.models.spans import NO_SPANS, Spans
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
+from troupellm.models.speculation.transfer import to_device
 from troupellm.models.speculation.trials import Trial
 from troupellm.models.speculation.verification import Verification
 from troupellm.models.step_result import step_result
@@ -63,7 +65,7 @@ class CudaRunner(ModelRunner):
     A step whose rows all choose from their logits by temperature, min_p, top_k and top_p alone is launched without any
     wait for the device. One with a row that needs more (penalties, masks, guides, plug-ins, log-probabilities, input
     embeddings, pooling) is computed to its end when it is launched, and so is every step of a runner that speculates:
-    what is drafted next depends on what was kept.
+    what is drafted next depends on what was kept. Steps of a handful of tokens per row have graphs there, too.
     """
 
     def __init__(
@@ -108,9 +110,15 @@ class CudaRunner(ModelRunner):
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         self._under_way: deque[LaunchedPlan] = deque()
+        dispatcher, taps = Dispatcher(capture_sizes), None
+        if self.speculator is not None:
+            taps = self.speculator.taps
+            dispatcher = Dispatcher(capture_sizes, queries=(1, 1 + self.speculator.most), draws=False)
+        self._pads = set(cache.layout.windows) == {None}
+        """Rows with few tokens may be filled up: all that lies before these is there still."""
         self.graphs = DecodeGraphs(
-            device, Dispatcher(capture_sizes), max(capture_sizes, default=0), decoder, cache, self._maker, self.rows,
-            self._codes,
+            device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, self._codes,
+            taps=taps,
         )  # fmt: skip
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
@@ -217,12 +225,45 @@ class CudaRunner(ModelRunner):
         """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
         count = spans.slots.size
         columns = self._columns.of(spans.slots, spans.starts + 1, key.requests, self.rows.scratch)
-        sent = self._staging.send(columns, *self.rows.changes(), into=self.graphs.columns)
-        if sent[0].data_ptr() != self.graphs.columns.data_ptr():  # more has changed than there is room for
-            self.graphs.columns[: columns.size].copy_(sent[0].view(-1))
-        self.rows.apply(tuple(sent[1:]))
+        sent = self._tell(columns)
         logits, tokens = self.graphs.run(key)
         return sent[0][:, :count], logits[:count], tokens[:count]
+
+    def _tell(self, columns: NDArray[np.int64], *more: NDArray[np.int64]) -> list[Tensor]:
+        """Before a graph: send its columns to where it reads them, all changes of rows, and more, which is returned
+        behind the columns."""
+        sent = self._staging.send(columns, *more, *self.rows.changes(), into=self.graphs.columns)
+        if sent[0].data_ptr() != self.graphs.columns.data_ptr():  # more has changed than there is room for
+            self.graphs.columns[: columns.size].copy_(sent[0].view(-1))
+        self.rows.apply(tuple(sent[1 + len(more) :]))
+        return sent[: 1 + len(more)]
+
+    def _replay_drafts(self, key: GraphKey, spans: Spans, tapped: list[Tensor]) -> Tensor:
+        """A step with drafts that has a graph: logits of the virtual rows. tapped: as for `_forward`."""
+        counts, queries = spans.counts, key.queries
+        columns = self._columns.of(spans.slots, spans.starts + counts, key.requests, self.rows.scratch, counts)
+        owner = np.repeat(np.arange(counts.size), counts)
+        # A row's own tokens are the last ones of its part of the batch.
+        places = owner * queries + queries - np.repeat(np.cumsum(counts), counts) + np.arange(owner.size)
+        _, every, drawn = self._tell(columns, places, places[self._wanted(spans)[0]])
+        logits, shown = self.graphs.verify(key)
+        if shown.shape[1]:
+            tapped.append(shown.index_select(0, every))
+        return logits.index_select(0, drawn)
+
+    def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], trial: Trial) -> GraphKey | None:
+        """What a step with drafts can be replayed with, if it can. Captures what is missing."""
+        if trial.trees or not sampling.all() or self._described(spans):
+            return None
+        if self.rows.embeddings and self._inputs(spans) is not None:
+            return None
+        longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
+        batch = BatchDescriptor(tokens, spans.slots.size, uniform=bool((spans.counts == longest).all()))
+        key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
+        if key is None:
+            return None
+        self.graphs.prepare(key)
+        return key if self.graphs.ready(key) else None
 
     def _verified(self, plan: StepPlan, speculator: Speculator, trial: Trial, begin: float) -> LaunchedPlan:
         """A step of a runner that speculates, to its end."""
@@ -239,13 +280,21 @@ class CudaRunner(ModelRunner):
         )  # fmt: skip
         filled = check.begin_masks()
         prepared, tapped = perf_counter(), list[Tensor]()
-        _, hidden = self._eager(spans, (ends >= lengths) & ~pooled, tapped)
-        about_prompts = self._prompt_logprobs(plan, spans, hidden[len(check.drawn) :])
-        self._pool(spans, hidden)
-        logits = self.decoder.logits(hidden[: len(check.drawn)]) if check.drawn else None
+        sampling, about_prompts = (ends >= lengths) & ~pooled, list[RowLogprobs]()
+        logits: Tensor | None = None
+        graph = self._graph_of_drafts(spans, sampling, trial)
+        if graph is not None:
+            logits = self._replay_drafts(graph, spans, tapped)
+        else:
+            _, hidden = self._eager(spans, sampling, tapped, trial)
+            about_prompts = self._prompt_logprobs(plan, spans, hidden[len(check.drawn) :])
+            self._pool(spans, hidden)
+            logits = self.decoder.logits(hidden[: len(check.drawn)]) if check.drawn else None
         computed = perf_counter()
         masks = None if self.guides is None or filled is None else self._masks(self.guides, filled)
         check.sample(logits, masks)
+        if trial.trees:
+            self._gather_paths(check)
         speculator.learn(trial, check.judged, tapped, perf_counter() - begin)
         vectors, unsound = self._finish_pooled(plan, spans, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
@@ -253,9 +302,9 @@ class CudaRunner(ModelRunner):
         return LaunchedPlan(plan, none, (), (), None, timings, result)
 
     def _eager(
-        self, spans: Spans, sampling: NDArray[np.bool_], tapped: list[Tensor] | None = None
+        self, spans: Spans, sampling: NDArray[np.bool_], tapped: list[Tensor] | None = None, trial: Trial | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute any step, kernel by kernel. tapped: as for `_forward`.
+        """Compute any step, kernel by kernel. tapped: as for `_forward`; trial: where rows may have trees of drafts.
 
         Returns:
             columns int64 [WIDTH, sampling rows], and what `_batch` wants logits or vectors of, as hidden states.
@@ -273,15 +322,22 @@ class CudaRunner(ModelRunner):
         wanted, _ = self._wanted(spans)
         if not wanted.size:
             wanted = np.zeros(1, np.int64)  # no kernel is asked for nothing
-        sent = self._staging.send(columns, table, np.stack((slots[owner], positions)), wanted, *self.rows.changes())
-        self.rows.apply(tuple(sent[4:]))
+        grown = host_trees(trial, spans, positions, owner, order, self.cache.layout)
+        sent = self._staging.send(
+            columns, table, np.stack((slots[owner], positions)), wanted, *self.rows.changes(), *grown.values()
+        )
+        self.rows.apply(tuple(sent[4:8]))
+        text, trees = device_trees(list(grown), sent[8:])
         by_row, by_token = sent[1], sent[2]
         narrow = by_row[1:].to(torch.int32)
         inputs = self._inputs(spans) if self.rows.embeddings else None
         if inputs is not None:
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(
-            DeviceSpans(by_row[0], narrow[0], narrow[1], narrow[2], by_token[0], by_token[1], int(single.sum())),
+            DeviceSpans(
+                by_row[0], narrow[0], narrow[1], narrow[2], by_token[0], by_token[1], int(single.sum()), text=text,
+                trees=trees,
+            ),
             self.rows.tokens, self.rows.block_tables, sent[3], inputs,
         )  # fmt: skip
         return sent[0], self._forward(batch, [] if tapped is None else tapped)
@@ -329,7 +385,7 @@ class CudaRunner(ModelRunner):
     def _masks(self, guides: GuidedRows, filled: FilledLater) -> TokenMasks:
         masks = guides.filled(filled)
         device = self.device.torch_device
-        return replace(masks, index=masks.index.to(device), forbidden=masks.forbidden.to(device))
+        return replace(masks, index=to_device(masks.index, device), forbidden=None, bits=to_device(masks.bits, device))
 
     def _vectors(self, hidden: Tensor) -> Tensor:
         """Pooled on the host."""

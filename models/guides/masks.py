@@ -14,8 +14,10 @@ class TokenMasks:
 
     index: Tensor
     """int64 [guided], which of the step's sampled rows they are, rising."""
-    forbidden: Tensor
-    """bool [guided, vocab]."""
+    forbidden: Tensor | None
+    """bool [guided, vocab]; None where `bits` are to be read."""
+    bits: Tensor
+    """int32 [guided, words], the same packed: what may be drawn, as for `kernels.sampling.adjust.keep_bits`."""
     reasons: Mapping[int, RowError]
     """By index among the sampled rows: what to say if such a row finds no token."""
 

@@ -64,6 +64,7 @@ class FilledLater:
         return TokenMasks(
             index=torch.tensor(self._index, dtype=torch.int64),
             forbidden=torch.from_numpy(self._forbidden).view(torch.bool),
+            bits=torch.from_numpy(self._masks),
             reasons={
                 place: row.failure(number)
                 for place, number, row in zip(self._index, self._numbers, self._rows, strict=True)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from troupellm.kernels.decoder_layers import LayerParts
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
@@ -79,6 +80,22 @@ class DecoderLayer:
             return None, residual
         hidden = self._added(update, residual, self.before_feed_forward)
         return self._weighed(self.feed_forward(hidden, tokens), self.after_feed_forward), residual
+
+    def parts(self, rotation: int | None) -> LayerParts | None:
+        """What compiled code computes all layers of a step from; None where this one is otherwise made.
+
+        Args:
+            rotation: number of the layer's rotation; None is none.
+        """
+        attention, feed_forward = self._adding_attention, self._adding_feed_forward
+        if attention is None or feed_forward is None or attention.native is None:
+            return None
+        return LayerParts(
+            attention_norm=self.before_attention, qkv=attention.qkv, attention=attention.native, view=attention.view,
+            rotation=rotation or 0, out=attention.out, feed_forward_norm=self.before_feed_forward,
+            gate_up=feed_forward.gate_up, down=feed_forward.down, activation=feed_forward.activation, eps=self.eps,
+            multiplier=self.multiplier,
+        )  # fmt: skip
 
     def _added(self, update: Tensor | None, residual: Tensor, norm: Tensor | None) -> Tensor:
         """The residual with the update in it, which is written back, behind the norm where there is one."""

@@ -8,6 +8,9 @@ A file is written under a temporary name and renamed when it is whole. Nothing i
 halves or empties fails its checksum and is computed again, so waiting for the medium with each of them would buy
 nothing. What survives the process (kill -9 included) is what the system has been given, which is all that was renamed.
 
+A reset gives the folder another generation, so that no file of before is found again, and removes these files; what it
+does not get done in time gives way first.
+
 The folder belongs to one engine at a time: whoever holds the lock file. Another one finds the tier disabled and tries
 again later, so a new instance takes over when the old one has ended.
 """
@@ -20,21 +23,25 @@ import secrets
 import stat
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from time import sleep, time
+from time import monotonic, sleep, time
 
 from troupellm.models.offload.framing import HEADER_BYTES, Framing
+from troupellm.models.offload.generation import UNFINISHED, new_generation, read_generation
 from troupellm.models.offload.store import BlockStore, StoreContext, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 LOCK_NAME = "troupellm-kv.lock"
 LOCK_TRIES, LOCK_SECONDS = 20, 0.05
 _BLOCK = re.compile(r"[0-9a-f]{2,128}\.[0-9a-f]{16}\.kv")
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.kv-new")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.kv-new|" + UNFINISHED)
 _ALLOCATION = 4096
 """File systems hand out space in such pieces."""
 MOST_BLOCKS = 1_000_000
 """Names in memory, some 200 bytes each."""
+RESET_SHARE = 0.4
+"""Of the time that the tier gives an operation: so long a reset removes files."""
 USE_SECONDS = 60.0
 """A file whose time of use is older gets a new one when it is used: the order of eviction after a restart."""
 
@@ -48,7 +55,8 @@ class DiskStore(BlockStore):
         """Nothing is touched before the first `probe`."""
         self._path, self._capacity = folder, capacity_bytes
         self._framing = Framing(context.fingerprint, context.block_bytes)
-        self._suffix = f".{context.fingerprint[:8].hex()}.kv"
+        self._fingerprint, self._reset_seconds = context.fingerprint, RESET_SHARE * context.timeout
+        self._suffix = self._suffix_of(b"")
         self._frame_space = _space(self._framing.frame_bytes)
         self._most = max(1, min(MOST_BLOCKS, capacity_bytes // self._frame_space))
         self._lock = Lock()
@@ -158,6 +166,15 @@ class DiskStore(BlockStore):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._open_folder())
 
+    def reset(self) -> None:
+        """As `BlockStore`; blocks of other models are forgotten too."""
+        suffix = self._suffix_of(new_generation(self._open_folder()))
+        with self._lock:
+            self._suffix, left = suffix, len(self._index)
+        deadline = monotonic() + self._reset_seconds
+        while left and monotonic() < deadline and self._remove_oldest():
+            left -= 1
+
     def use(self) -> StoreUse:
         """As `BlockStore`."""
         return StoreUse(len(self._index), self._used, self._capacity, self._evicted)
@@ -193,6 +210,7 @@ class DiskStore(BlockStore):
         try:
             locked = os.open(LOCK_NAME, _WRITE, 0o600, dir_fd=folder)
             _take(locked)
+            suffix = self._suffix_of(read_generation(folder))
             found = self._scan(folder)
         except BaseException:
             for descriptor in (folder, locked):
@@ -202,7 +220,7 @@ class DiskStore(BlockStore):
         with self._lock:
             self._index = OrderedDict((name, space) for _, name, space in sorted(found))
             self._used = sum(self._index.values())
-            self._folder, self._locked = folder, locked
+            self._folder, self._locked, self._suffix = folder, locked, suffix
         self._make_room(0)
 
     def _scan(self, folder: int) -> list[tuple[int, str, int]]:
@@ -232,22 +250,34 @@ class DiskStore(BlockStore):
         while True:
             with self._lock:
                 is_full = self._used > self._capacity or len(self._index) + (space > 0) > self._most
-                if not is_full or not self._index:
-                    return
-                name, freed = self._index.popitem(last=False)
-                self._used -= freed
+            if not is_full or not self._remove_oldest():
+                return
+            with self._lock:
                 self._evicted += 1
-            try:
-                os.unlink(name, dir_fd=self._open_folder())
-            except FileNotFoundError:
-                pass
-            except OSError:  # it is still there, and still the first to go
-                with self._lock:
-                    self._index[name] = freed
-                    self._index.move_to_end(name, last=False)
-                    self._used += freed
-                    self._evicted -= 1
-                raise
+
+    def _remove_oldest(self) -> bool:
+        """The block that was not used for longest; False: there is none."""
+        with self._lock:
+            if not self._index:
+                return False
+            name, freed = self._index.popitem(last=False)
+            self._used -= freed
+        try:
+            os.unlink(name, dir_fd=self._open_folder())
+        except FileNotFoundError:
+            pass
+        except OSError:  # it is still there, and still the first to go
+            with self._lock:
+                self._index[name] = freed
+                self._index.move_to_end(name, last=False)
+                self._used += freed
+            raise
+        return True
+
+    def _suffix_of(self, generation: bytes) -> str:
+        """How names of this model's blocks end."""
+        named = sha256(self._fingerprint + generation).digest() if generation else self._fingerprint
+        return f".{named[:8].hex()}.kv"
 
     def _write(self, name: str, header: bytes, data: memoryview) -> None:
         new = _temporary_name()

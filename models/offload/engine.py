@@ -183,7 +183,7 @@ class TransferEngine:
             is_host = asked.kind in ("store", "load")
             if is_host != (asked.tier == HOST_TIER) or not 0 <= asked.tier <= len(self._tiers):
                 raise PlanError(f"transfer {asked.transfer}: there is no {asked.kind} with tier {asked.tier}")
-            if not 0 <= asked.place < self._arena.places:
+            if asked.kind != "reset" and not 0 <= asked.place < self._arena.places:
                 raise PlanError(f"transfer {asked.transfer}: place {asked.place} of {self._arena.places} was named")
             if is_host and not 0 <= asked.block < self._num_blocks:
                 raise PlanError(f"transfer {asked.transfer}: block {asked.block} of {self._num_blocks} was named")

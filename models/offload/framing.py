@@ -7,7 +7,8 @@ against people who mean harm stand file owners, modes and shared secrets.
 """
 
 import struct
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -17,9 +18,9 @@ MAGIC: Final = b"TROUPEKV"
 VERSION: Final = 1
 MOST_KEY_BYTES: Final = 64
 FINGERPRINT_BYTES: Final = 32
-_FIELDS = struct.Struct(f"<8sHHIQ{FINGERPRINT_BYTES}s{MOST_KEY_BYTES}s")
+FIELDS: Final = struct.Struct(f"<8sHHIQ{FINGERPRINT_BYTES}s{MOST_KEY_BYTES}s")
 _CHECKSUM = struct.Struct("<Q")
-HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+HEADER_BYTES: Final = FIELDS.size + _CHECKSUM.size
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,8 +30,12 @@ def checksum(data: Buffer, seed: int = 0) -> int:
     return xxh3_64_intdigest(data, seed)
 
 
-class Framing:
-    """Frames of blocks of one model and layout."""
+class Headed(ABC):
+    """Blocks of one model and layout with headers: fields that say what a block is, and a proof over both."""
+
+    magic: ClassVar[bytes]
+    version: ClassVar[int]
+    proof_bytes: ClassVar[int]
 
     def __init__(self, fingerprint: bytes, block_bytes: int) -> None:
         """
@@ -44,7 +49,7 @@ class Framing:
     @property
     def frame_bytes(self) -> int:
         """Header and block."""
-        return HEADER_BYTES + self.block_bytes
+        return FIELDS.size + self.proof_bytes + self.block_bytes
 
     def header(self, key: bytes, data: Buffer) -> bytes:
         """What goes in front of `data`.
@@ -55,29 +60,53 @@ class Framing:
         fields = self._fields(key)
         if len(data) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(data)}")
-        return fields + _CHECKSUM.pack(checksum(data, checksum(fields)))
+        return fields + self._proof(fields, data)
 
+    @abstractmethod
     def check(self, key: bytes, header: Buffer, data: Buffer) -> None:
         """Whether `header` and `data` are the block of this key, of this model, and whole.
 
         Raises:
             StoreCorrupt: they are not; its text says in what way.
         """
-        if len(header) != HEADER_BYTES or len(data) != self.block_bytes:
+
+    @abstractmethod
+    def _proof(self, fields: bytes, data: Buffer) -> bytes:
+        """What stands behind the fields."""
+
+    def _parts(self, header: Buffer, data: Buffer) -> tuple[bytes, bytes]:
+        """Fields and proof of a header.
+
+        Raises:
+            StoreCorrupt: it or the block is too short or too long.
+        """
+        if len(header) != FIELDS.size + self.proof_bytes or len(data) != self.block_bytes:
             raise StoreCorrupt("short")
-        fields = bytes(header[: _FIELDS.size])
-        if fields != self._fields(key):
-            raise StoreCorrupt(self._difference(fields))
-        if _CHECKSUM.unpack(header[_FIELDS.size :])[0] != checksum(data, checksum(fields)):
-            raise StoreCorrupt("wrong checksum")
+        return bytes(header[: FIELDS.size]), bytes(header[FIELDS.size :])
 
     def _fields(self, key: bytes) -> bytes:
         if not 0 < len(key) <= MOST_KEY_BYTES:
             raise ValueError(f"a key has 1 to {MOST_KEY_BYTES} bytes, not {len(key)}")
-        return _FIELDS.pack(MAGIC, VERSION, len(key), 0, self.block_bytes, self.fingerprint, key)
+        return FIELDS.pack(self.magic, self.version, len(key), 0, self.block_bytes, self.fingerprint, key)
+
+
+class Framing(Headed):
+    """Frames whose proof is a checksum."""
+
+    magic, version, proof_bytes = MAGIC, VERSION, _CHECKSUM.size
+
+    def check(self, key: bytes, header: Buffer, data: Buffer) -> None:
+        fields, proof = self._parts(header, data)
+        if fields != self._fields(key):
+            raise StoreCorrupt(self._difference(fields))
+        if proof != self._proof(fields, data):
+            raise StoreCorrupt("wrong checksum")
+
+    def _proof(self, fields: bytes, data: Buffer) -> bytes:
+        return _CHECKSUM.pack(checksum(data, checksum(fields)))
 
     def _difference(self, fields: bytes) -> str:
-        magic, version, _, _, length, fingerprint, _ = _FIELDS.unpack(fields)
+        magic, version, _, _, length, fingerprint, _ = FIELDS.unpack(fields)
         if magic != MAGIC:
             return "no block"
         if version != VERSION:

@@ -29,10 +29,11 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
         return None
     timeout = config.offload.kv_offload_timeout
     context = StoreContext(bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), timeout)
-    stores = open_stores(config, context)
     memory_left(config)  # on a GPU nobody has asked yet
     arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
-    return TransferEngine(make_mover(cache, arena), arena, stores, num_blocks=num_blocks, timeout=timeout)
+    mover = make_mover(cache, arena)
+    stores = open_stores(config, context)  # behind what may fail: they hold ports and threads
+    return TransferEngine(mover, arena, stores, num_blocks=num_blocks, timeout=timeout)
 
 
 def make_mover(cache: KVCache, arena: HostArena) -> BlockMover:

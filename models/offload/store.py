@@ -76,6 +76,15 @@ class BlockStore(ABC):
             StoreMiss: it is not there; `StoreCorrupt` where something else is.
         """
 
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget every block: none that was put before this returned is found again, by this engine or another one, in
+        this life or a later one. It is called while nothing else is, and may leave it to time that bytes are freed.
+
+        Raises:
+            StoreError, OSError: it could not; it is tried again before the store is asked anything.
+        """
+
     def probe(self) -> None:
         """Find out whether the store works (again). It is called while nothing else is.
 

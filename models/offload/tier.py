@@ -5,10 +5,13 @@ waits is answered at once, and nothing more is begun until a probe has gone well
 seconds. What hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A store never sees the
 arena's memory, so what it does late can neither harm a place that was given to another block nor write one's content
 under the key of another.
+
+A reset is in its turn when nothing else is: what waits or runs is given up, and what comes behind it waits for it.
 """
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from threading import Condition, Thread
 from time import monotonic
 
@@ -43,6 +46,7 @@ class OuterTier:
         self.number, self._store, self._arena, self._board, self._timeout = number, store, arena, board, timeout
         self._reads: deque[Operation] = deque()
         self._writes: deque[Operation] = deque()
+        self._resets: deque[Operation] = deque()
         self._probe: Operation | None = None
         self._running: list[Operation] = []
         self._work = Condition(board.lock)
@@ -80,6 +84,10 @@ class OuterTier:
         with self._board.lock:
             if self._disabled:
                 self._board.answer(operation, error="disabled")
+            elif _is_reset(operation):
+                self._give_up("cancelled", (self._reads, self._writes))
+                self._resets.append(operation)
+                self._work.notify()
             elif len(self._reads) + len(self._writes) >= MOST_WAITING:
                 self._refused += 1
                 self._board.answer(operation, error="busy")
@@ -90,7 +98,7 @@ class OuterTier:
 
     def watch(self) -> None:
         """Give up what is late; find out whether a disabled store works again. Costs nothing while all is well."""
-        if not self._disabled and not self._running and not self._reads:
+        if not self._disabled and not self._running and not self._reads and not self._resets:
             return
         now = monotonic()
         with self._board.lock:
@@ -101,7 +109,7 @@ class OuterTier:
             while self._reads and self._reads[0].stage is Stage.ANSWERED:  # cancelled
                 self._reads.popleft()
             open_ones = [each for each in self._running if each.stage is Stage.RUNNING and each.asked is not None]
-            if any(self._is_late(each, now) for each in (*open_ones, *list(self._reads)[:1])):
+            if any(self._is_late(each, now) for each in (*open_ones, *list(self._resets)[:1], *list(self._reads)[:1])):
                 self._disable(f"slower than {self._timeout:g} s")
 
     def has_changed(self) -> bool:
@@ -121,7 +129,7 @@ class OuterTier:
     def rest(self) -> None:
         """Give up everything; what moves bytes of the arena right now is waited for."""
         with self._board.lock:
-            self._give_up("cancelled")
+            self._give_up("cancelled", (self._resets, self._reads, self._writes))
             self._work.wait_for(lambda: all(each.stage is not Stage.LANDING for each in self._running))
 
     def close(self) -> None:
@@ -157,17 +165,19 @@ class OuterTier:
             self._backoff = FIRST_PROBE_SECONDS
         self._disabled, self._next_probe = why, now + self._backoff
         self._disablings += 1
-        self._give_up("disabled")
+        self._give_up("disabled", (self._resets, self._reads, self._writes))
         logger.warning("KV tier %s is left alone: %s; next try in %g s", self._store.name, why, self._next_probe - now)
         self._backoff = min(LAST_PROBE_SECONDS, 2 * self._backoff)
 
-    def _give_up(self, error: str) -> None:
-        """With the lock: answer all that can be answered."""
-        for waiting in (self._reads, self._writes):
+    def _give_up(self, error: str, queues: Sequence[deque[Operation]]) -> None:
+        """With the lock: answer what waits in these queues, and what runs, unless that ends at once."""
+        for waiting in queues:
             for operation in waiting:
                 self._board.answer(operation, error=error)
             waiting.clear()
         for operation in self._running:
+            if _is_reset(operation) and self._resets is not queues[0]:
+                continue
             if operation.stage is Stage.RUNNING and operation.asked is not None:
                 self._board.answer(operation, error=error)
 
@@ -185,7 +195,8 @@ class OuterTier:
                 self._work.notify_all()
 
     def _next(self) -> Operation | None:
-        """The probe, then reads, then writes, which never take the last thread."""
+        """The probe, then a reset alone, then reads, then writes, which never take the last thread but one that hangs
+        has taken the other: else they would wait for ever, and with them the engine that asked."""
         with self._board.lock:
             while not self._closing:
                 found = self._takeable()
@@ -200,8 +211,11 @@ class OuterTier:
     def _takeable(self) -> Operation | None:
         if self._probe is not None and self._probe.stage is Stage.WAITING:
             return self._probe
+        if self._resets or any(map(_is_reset, self._running)):
+            return self._resets.popleft() if self._resets and not self._running else None
+        busy = sum(each.stage is not Stage.ANSWERED for each in self._running)  # what hangs was given up
         for waiting in (self._reads, self._writes):
-            if waiting is self._writes and len(self._running) >= THREADS - 1:
+            if waiting is self._writes and busy >= THREADS - 1:
                 return None
             while waiting:
                 operation = waiting.popleft()
@@ -240,6 +254,8 @@ class OuterTier:
         try:
             if isinstance(asked, TierLookup):
                 count = min(len(asked.keys), max(0, self._store.contains(asked.keys)))
+            elif asked.kind == "reset":
+                self._store.reset()
             elif asked.kind == "spill":
                 if self._copied_out(operation, asked.place, buffer):
                     self._store.put(asked.key, buffer.data.toreadonly())
@@ -250,6 +266,7 @@ class OuterTier:
             miss, corrupt = "corrupt", True
         except StoreMiss:
             miss = "miss"
+            failure = "miss" if _is_reset(operation) else ""
         except Exception as error:  # see `_do_probe`
             failure = _text(error)
         with self._board.lock:
@@ -289,6 +306,10 @@ class OuterTier:
                 return False
             operation.stage = Stage.LANDING
             return True
+
+
+def _is_reset(operation: Operation) -> bool:
+    return isinstance(operation.asked, BlockTransfer) and operation.asked.kind == "reset"
 
 
 def _text(error: Exception) -> str:

@@ -25,11 +25,18 @@ def draw_coupled(logits: Tensor, draws: RowDraws, positions: Tensor, codes: Tens
         positions: int64 [rows] where the tokens would stand.
         codes: `kernels.sampling.noise.token_codes` of the vocabulary.
     """
-    tokens = row_argmax(logits)
+    tokens = torch.as_tensor(row_argmax(logits))
+    if draws.greedy:
+        return tokens
+    if logits.device.type != "cpu":  # which rows draw is not known here without a wait for the device
+        warm = draws.inverse_temperature[:, None]
+        scaled = (logits - logits.amax(-1, keepdim=True)).mul_(warm)
+        drawn = draw(scaled, position_keys(draws.streams, positions), codes)
+        return torch.where(draws.inverse_temperature > 0, drawn, tokens)
     random = draws.inverse_temperature.nonzero().squeeze(1)
     if random.numel():
         part = logits[random]
         # With its peak at 0 a row cannot overflow, however low the temperature.
         scaled = (part - part.amax(-1, keepdim=True)).mul_(draws.inverse_temperature[random, None])
         tokens[random] = draw(scaled, position_keys(draws.streams[random], positions[random]), codes)
-    return torch.as_tensor(tokens)
+    return tokens

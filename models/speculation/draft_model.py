@@ -1,5 +1,6 @@
 """A smaller model with the same tokenizer drafts for the larger one (Leviathan, Kalman and Matias, 2023)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -47,8 +48,7 @@ class DraftModel:
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""
         # Rows of logits that are no tokens need not be as many as the target's.
-        batch.token_ids.clamp_(max=self._last)
-        return self._decoder.forward(batch, caches)
+        return self._decoder.forward(replace(batch, token_ids=batch.token_ids.clamp(max=self._last)), caches)
 
     def scores(self, states: Tensor) -> Tensor:
         """As `Network.scores`."""

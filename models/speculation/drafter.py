@@ -2,7 +2,10 @@
 
 from itertools import accumulate
 from pathlib import Path
+from secrets import randbits
+from typing import Final
 
+import msgspec
 import torch
 
 from troupellm.models.decoder import RunnableDecoder
@@ -12,11 +15,15 @@ from troupellm.models.row_table import RowTable
 from troupellm.models.speculation.guarded import Guarded
 from troupellm.models.speculation.length import DraftLength
 from troupellm.models.speculation.planning import Drafting
-from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.proposer import Proposer, Reporting, Sleeper
 from troupellm.models.speculation.speculator import MakeSpeculator, Options, Speculator
 from troupellm.models.speculation.synthetic import SyntheticAcceptance
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.worker import StepResult
+
+_LIFE_BITS: Final = 62
 
 
 class Drafter:
@@ -33,6 +40,9 @@ class Drafter:
         self._config, self._engine, self._folder, self._dtype = drafting.config, config, folder, dtype
         self._max_model_len = max_model_len
         self._made: tuple[RunnableDecoder, KVCache, Proposer, DraftLength | None] | None = None
+        self._reporter: Reporting | None = None
+        self._told: ProposerReport | None = None
+        self._life = 0
         self.most = 0
         """Drafts of a row in a step, once a proposer was made; 0 where nothing is drafted."""
 
@@ -49,7 +59,10 @@ class Drafter:
         if self._made is None or self._made[0] is not decoder or self._made[1] is not cache:
             proposer = self._make(wanted, decoder, cache)
             self.most = min(wanted.most_drafts, getattr(proposer, "most", wanted.most_drafts))
-            self._made = decoder, cache, proposer, _length(wanted, self.most)
+            self._made = decoder, cache, proposer, _length(wanted, self.most, proposer)
+            self._reporter = proposer if isinstance(proposer, Reporting) else None
+            self._life = randbits(_LIFE_BITS)
+        self._told = None  # results of the runner before may have been lost
         proposer, length = self._made[2:]
         most = self.most
         synthetic = None
@@ -59,14 +72,24 @@ class Drafter:
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
                 proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
-                synthetic=synthetic, guides=guides, trees=cache.storage.device.type == "cpu",
+                synthetic=synthetic, guides=guides, trees=_sees_trees(decoder, cache),
             )  # fmt: skip
 
         return {"speculation": make}
 
     def forget(self) -> None:
         """Give back what the proposer holds."""
-        self._made = None
+        self._made = self._reporter = None
+
+    def reported(self, result: StepResult) -> StepResult:
+        """With how the proposer stands, where that is new."""
+        if self._reporter is None:
+            return result
+        report = self._reporter.report()
+        if report == self._told:
+            return result
+        self._told = report
+        return msgspec.structs.replace(result, proposer=msgspec.structs.replace(report, life=self._life))
 
     def _make(self, wanted: SpeculativeConfig, decoder: RunnableDecoder, cache: KVCache) -> Proposer:
         from troupellm.models.speculation.registry import ProposerContext, make_proposer
@@ -85,12 +108,18 @@ class Drafter:
         )
         if wanted.method != "custom":
             return proposer
-        trees = cache.storage.device.type == "cpu"
+        trees = _sees_trees(decoder, cache)
         return Guarded(str(wanted.custom_class), proposer, decoder.config.vocab_size, trees=trees)
 
 
-def _length(wanted: SpeculativeConfig, most: int) -> DraftLength | None:
+def _sees_trees(decoder: RunnableDecoder, cache: KVCache) -> bool:
+    """Whether the attention has masks for trees of drafts."""
+    return cache.storage.device.type == "cpu" or decoder.config.mla is None
+
+
+def _length(wanted: SpeculativeConfig, most: int, proposer: Proposer) -> DraftLength | None:
     """Who chooses how many drafts are worth their time; nobody where each row is to have them all."""
     if not wanted.adaptive:
         return None
-    return DraftLength(list(accumulate(wanted.tree_widths)) or range(1, most + 1))
+    levels = list(accumulate(wanted.tree_widths)) or range(1, most + 1)
+    return DraftLength(levels, sleeps=proposer.taps.wanted and isinstance(proposer, Sleeper))

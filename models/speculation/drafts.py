@@ -105,11 +105,13 @@ def read_drafts(drafts: Drafts, limits: Sequence[int], vocab: int) -> list[RowDr
         if not 0 <= count <= min(limit, MOST_DRAFTS):
             raise DraftError(f"{count} drafts for a row that takes 0..{min(limit, MOST_DRAFTS)}")
         tokens = drafts.token_ids[row, :count].tolist()
+        if tokens and type(tokens[0]) is not int:  # they are compared with tokens, and become tokens
+            raise DraftError("drafts are not whole numbers")
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             raise DraftError(f"a draft is outside the vocabulary, 0..{vocab - 1}")
         parents = None if drafts.parents is None else drafts.parents[row, :count].tolist()
         if parents is not None:
-            if any(not ROOT <= parent < index for index, parent in enumerate(parents)):
+            if any(type(each) is not int or not ROOT <= each < index for index, each in enumerate(parents)):
                 raise DraftError("a draft's parent is not one of the drafts before it")
             if len(set(zip(parents, tokens, strict=True))) < count:
                 raise DraftError("two drafts behind the same one are equal")

@@ -105,7 +105,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     stored = open_head(folder, reader, config, target, lambda _: None)
     _ignore(stored)
     prefix = "model." if stored.has(f"model.{FUSION}.weight") else ""
-    source = source_of(stored, config, {"model.": prefix, FUSION: prefix + FUSION})
+    source = source_of(stored, config, {"model.": prefix, FUSION: prefix + FUSION}, decoder.embedding.device)
     bias = source.has(f"{FUSION}.bias")
     with batch_invariant(decoder.batch_invariant):
         head = Eagle(layers, decoder, source, bias=bias, longest=longest)

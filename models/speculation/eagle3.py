@@ -113,7 +113,8 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     folder, reader, layers, taps = _described(config, target)
     longest = min(target.max_model_len, config.max_model_len or target.max_model_len)
     stored = open_head(folder, reader, config, target, lambda _: None)
-    source = source_of(stored, config, {LAYER: "layers.0"} if stored.has("layers.0.hidden_norm.weight") else {})
+    names = {LAYER: "layers.0"} if stored.has("layers.0.hidden_norm.weight") else {}
+    source = source_of(stored, config, names, decoder.embedding.device)
     if layers.hidden_size != target.config.hidden_size and not stored.has(OWN_EMBEDDING):
         raise refuse(f"{folder.name}: tensor {OWN_EMBEDDING} is missing, and the target's embedding has another width")
     vocabulary = _vocabulary(stored, reader, layers.vocab_size).to(context.cache.storage.device)

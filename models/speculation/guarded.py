@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from troupellm.models.speculation.drafts import DraftError, read_drafts
 from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch, Proposer
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
 
 T = TypeVar("T")
@@ -49,11 +50,16 @@ class Guarded:
         size = batch.slots.size
         return found or Drafts(np.zeros((size, 1), dtype=np.int32), np.zeros(size, dtype=np.int64))
 
+    def report(self) -> ProposerReport:
+        return ProposerReport(failures=int(self.failed))
+
     def _checked(self, batch: ProposalBatch) -> Drafts:
         drafts = self._proposer.propose(batch)
         rows = read_drafts(drafts, batch.limits.tolist(), self._vocab)
         if not self._trees and any(row.parents is not None for row in rows):
-            raise DraftError("trees of drafts are verified on the device cpu only: propose chains")
+            raise DraftError(
+                "trees of drafts over latent attention are verified on the device cpu only: propose chains"
+            )
         return drafts
 
     def _call(self, call: Callable[[], T]) -> T | None:

@@ -45,7 +45,7 @@ class Guesser:
         scores = scores[:, : self._vocab]
         shares = scores.log_softmax(-1)
         ranked = scores
-        if self._coupled and bool(draws.inverse_temperature.any()):
+        if self._coupled and not draws.greedy:
             warm = draws.inverse_temperature[:, None]
             noise = log_exponential(self._codes[: scores.shape[1]], position_keys(draws.streams, positions))
             ranked = torch.where(warm > 0, shares * warm - noise, scores)

@@ -18,6 +18,8 @@ import numpy as np
 
 from troupellm.models.speculation.acceptance_rates import AcceptanceRates, Floats, Ints
 from troupellm.models.speculation.cost_curve import AskingCosts, StepCosts, rounded
+from troupellm.models.speculation.sleep import Idleness
+from troupellm.models.speculation.wall import WallPrice
 
 _REVIEW_STEPS: Final = 8
 """Steps with drafts between two looks at all numbers; a look costs more than a step's bookkeeping."""
@@ -33,8 +35,9 @@ _SMALL_BATCH: Final = 4
 _YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
 """Observations of a row after which it has had its first steps."""
-_LEAST_GAIN: Final = 1.05
-"""Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too."""
+_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.25
+"""Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too. Of many
+rows the likeliest are chosen, which are those that luck has favoured: more is promised of them than they keep."""
 _PROBE_SHARE: Final = 0.008
 """Of the time, for probes."""
 _MOST_SAVED: Final = 1.0
@@ -42,9 +45,13 @@ _MOST_SAVED: Final = 1.0
 _BOOKKEEPING: Final = 2e-4
 """Seconds that a probe takes beside what it computes: where steps are as short as that, probes are rare."""
 _ALMOST: Final = 0.9
-_PLAIN_WANTED: Final = 2
-_STALE_STEPS: Final = 400
+_PLAIN_WANTED: Final = 3
+_STALE_STEPS: Final = 96
 """After so many steps, what one without drafts takes is measured again."""
+_LOOKS: Final = 3
+"""Steps with drafts, once nobody has had any for long."""
+_LONGEST_REST: Final = 30
+"""Steps without drafts in which nothing is looked at."""
 
 
 class _Step(NamedTuple):
@@ -62,11 +69,12 @@ class _Step(NamedTuple):
 class DraftLength:
     """Chooses how deep each row drafts. Calls come from the worker's thread: `limits`, then `learn`, once per step."""
 
-    def __init__(self, levels: Sequence[int], *, adaptive: bool = True) -> None:
+    def __init__(self, levels: Sequence[int], *, adaptive: bool = True, sleeps: bool = False) -> None:
         """
         Args:
             levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far.
             adaptive: off gives each row as many as it may have, always.
+            sleeps: steps cost more as long as anybody may draft, and less while the proposer is asleep.
         """
         self._adaptive = adaptive
         self._nodes = np.array([0, *levels], np.int64)
@@ -80,7 +88,7 @@ class DraftLength:
         """Slots and depths of the step under way, if any row was asked for drafts."""
         self._size = 0
         """Rows of the step that was decided for, roughly."""
-        self._reviews = 0
+        self._reviews, self._due = 0, False
         self._probing = False
         self._asked = False
         """Once: the first time takes longest, and is no measurement."""
@@ -91,7 +99,21 @@ class DraftLength:
         self._price = 0.0
         self._turn = 0
         self._since_plain = 0
-        self._plain_in_a_row = 0
+        self._plain_due = 0
+        """Steps that are to have no drafts, for comparison."""
+        self._rest = 0
+        """Steps to come that need no decision."""
+        self._slept = 0
+        """Rows of the last step, rounded, if it was such a one."""
+        self._looks = 0
+        """Steps to come in which everybody drafts, to see what comes of it."""
+        self._sleeps = sleeps
+        self._idle: dict[int, Idleness] = {}
+        self._walls: dict[int, WallPrice] = {}
+        """By rows, rounded."""
+        self._last: tuple[int, bool] | None = None
+        """Of the last step, if it had no prompts: rows, rounded, and whether it had drafts."""
+        self._ended = 0.0
 
     def add_row(self, slot: int) -> None:
         """A row has come into a slot; what is known of the one before it does not count."""
@@ -101,6 +123,26 @@ class DraftLength:
             grown[: self._depths.size] = self._depths
             self._depths = grown
         self._depths[slot] = self._new_depth
+        if self._new_depth:
+            self._rest = 0
+        if self._slept and self._idleness(self._slept).rested:
+            self._wake(self._slept)
+
+    def rests(self, batch_size: int) -> bool:
+        """Whether the next step has no drafts and tells nothing: then there is no call of `limits` and `learn`."""
+        size = rounded(batch_size)
+        if self._adaptive and (self.asleep(batch_size) or (self._rest and size == self._size)):
+            self._rest, self._last = max(0, self._rest - 1), None
+            self._slept = size
+            if self._idleness(size).step():
+                self._wake(size)
+            return True
+        self._slept = 0
+        return False
+
+    def asleep(self, batch_size: int) -> bool:
+        """Whether nobody will draft for long, so that the proposer need not follow what rows say."""
+        return self._sleeps and self._idleness(rounded(batch_size)).asleep
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Drafts for each of the rows [rows].
@@ -113,13 +155,21 @@ class DraftLength:
         if not self._adaptive:
             return most
         size = rounded(batch_size)
-        if size != self._size or (self._waiting and len(self._waiting) >= self._patience(slots)):
+        if self._due or size != self._size or (self._waiting and len(self._waiting) >= self._patience(slots)):
             self._review(slots, batch_size)
         depths = self._depths[slots]
-        if self._costs.of(size).plain_seen < _PLAIN_WANTED:
+        if self._since_plain > _STALE_STEPS:
+            self._since_plain, self._plain_due = 0, _PLAIN_WANTED
+        if self._costs.of(size).plain_seen < _PLAIN_WANTED or self._plain_due:
+            self._plain_due = max(0, self._plain_due - 1)
             depths = np.zeros_like(depths)  # what drafts cost is more than this
-        elif self._saved > self._price:
-            depths = self._probed(depths)
+        else:
+            if self._idleness(size).step(drafts=bool(depths.any()) and not self._looks):
+                self._wake(size)
+            if self._saved > self._price:
+                depths = self._probed(depths)
+            if not depths.any() and self._last == (size, False):
+                self._have_rest(size)
         if not depths.any():
             self._given = None
             return depths
@@ -129,8 +179,9 @@ class DraftLength:
         return chosen
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0
-    ) -> None:
+        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
+        *, following: float = 0.0, moment: float | None = None,
+    ) -> None:  # fmt: skip
         """What became of a step.
 
         Args:
@@ -139,28 +190,64 @@ class DraftLength:
             tokens: positions that the step computed, of all rows.
             seconds: that the whole step took.
             proposing: that the proposer took of them.
+            following: that the proposer took to follow what the rows say, which it need not do for ever.
+            moment: when it ended, by the wall.
         """
         if not self._adaptive:
             return
         given, self._given = self._given, None
-        self._saved = min(self._saved + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
-        if given is None:
-            self._plain_in_a_row += 1
-            if self._plain_in_a_row > _PLAIN_WANTED and self._plain_in_a_row % _REVIEW_STEPS:
-                return  # the next one will say the same
-            drafts = 0
-        else:
-            self._plain_in_a_row = 0
+        rows, size = slots.size, rounded(slots.size)
+        drafts = 0
+        if given is not None:
             drafts = int(drafted.sum())
+            if drafts and self._looks:
+                self._looks, self._due = self._looks - 1, True
             if self._asked:
                 self._asking.learn(given[0].size, int(given[1].max()), proposing)
             self._asked = True
             self._waiting.append(_Step(*given, slots, drafted, accepted))
+        elif self._sleeps:
+            seconds -= following
+        self._saved = min(self._saved + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
         # What drafts cost would be lost in the cost of prompts.
-        rows = slots.size
-        if rows and tokens - drafts == rows:
-            self._since_plain = self._since_plain + 1 if drafts else 1
-            self._costs.of(rows).learn(drafts, seconds - proposing)
+        last, self._last = self._last, None
+        if not rows or tokens - drafts != rows:
+            return
+        self._since_plain = self._since_plain + 1 if drafts else 0
+        self._costs.of(rows).learn(drafts, seconds - proposing)
+        self._last = size, drafts > 0
+        if moment is None:
+            return
+        # A step without drafts behind one that had some may have waited for what came of them.
+        if last in ((size, False), (size, drafts > 0)):
+            period = moment - self._ended - (following if self._sleeps and not drafts else 0.0)
+            self._wall(size).learn(period, seconds, drafts=drafts > 0)
+        self._ended = moment
+
+    def _wall(self, size: int) -> WallPrice:
+        return self._walls.setdefault(size, WallPrice())
+
+    def _idleness(self, size: int) -> Idleness:
+        found = self._idle.get(size)
+        if found is None:
+            # What does not pay with fewer rows does not with more.
+            fewer = max((other for other in self._idle if other < size), default=None)
+            found = self._idle[size] = Idleness(None if fewer is None else self._idle[fewer])
+        return found
+
+    def _wake(self, size: int) -> None:
+        """Nobody has drafted for long: perhaps it pays by now."""
+        self._wall(size).relax()
+        self._idleness(size).look()
+        self._looks = _LOOKS if self._sleeps else 0
+        self._due, self._rest, self._plain_due = True, 0, _PLAIN_WANTED
+
+    def _have_rest(self, size: int) -> None:
+        """Look away until there is enough for a probe."""
+        share = _PROBE_SHARE * self._costs.of(size).level
+        steps = min(_LONGEST_REST, int((self._price - self._saved) / max(share, 1e-12)))
+        self._rest = max(0, steps)
+        self._saved += share * self._rest
 
     def _patience(self, slots: Ints) -> int:
         """Steps with drafts after which all is looked at."""
@@ -171,7 +258,7 @@ class DraftLength:
 
     def _review(self, slots: Ints, batch_size: int) -> None:
         """Learn from what was seen, and decide anew."""
-        self._size, self._probing = rounded(batch_size), False
+        self._size, self._probing, self._due = rounded(batch_size), False, False
         if self._waiting:
             seen, self._waiting = [self._outcome(step) for step in self._waiting], []
             known, asked, offered, kept = (np.concatenate(each) for each in zip(*seen, strict=True))
@@ -186,7 +273,7 @@ class DraftLength:
             # First steps of a kind take long: what is mostly kept is tried until its cost is known.
             kept = (probability >= _MOSTLY).sum(axis=1)
             self._depths[slots] = np.maximum(self._depths[slots], np.minimum(kept, _FIRST_DEPTH))
-        if learning:  # one bad guess says little, and costs a few steps at most
+        if learning or self._looks:  # one bad guess says little, and costs a few steps at most
             self._depths[slots] = np.maximum(self._depths[slots], 1)
         of_new, any_draft = self._rates.of_new()
         # By what is known of all rows, whatever became of those that are here.
@@ -215,10 +302,12 @@ class DraftLength:
         depths = np.maximum.accumulate(order % probability.shape[1]) + 1
         curve = self._costs.of(batch_size)
         seconds = curve.seconds(drafts) + self._asking.seconds(probability.shape[0], depths)
+        seconds *= self._wall(rounded(batch_size)).factor
         rates = (batch_size + np.cumsum(gains)) / np.maximum(seconds, 1e-12)
         rates[drafts > curve.reach] = 0.0
         best = int(rates.argmax())
-        pays = rates[best] > _LEAST_GAIN * batch_size / max(curve.level, 1e-12)
+        least = _LEAST_GAIN if batch_size <= _SMALL_BATCH else _LEAST_GAIN_OF_MANY
+        pays = rates[best] > least * batch_size / max(curve.level, 1e-12)
         chosen: Ints = order[: best + 1 if pays else 0]
         return chosen
 
@@ -233,11 +322,9 @@ class DraftLength:
             probed[silent[self._turn % silent.size]] = 1
             price = (curve.expected(float(self._nodes[1])) - curve.level) * self._present
             price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
+            price += (self._wall(self._size).factor - 1) * curve.level
             # What was dear once may have been an accident: it stays within what saving can reach.
             self._price = min(price + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
-        elif self._since_plain > _STALE_STEPS:
-            # Its drafts are lost, which is as much as saving can reach.
-            probed, self._price = np.zeros_like(depths), _ALMOST * _MOST_SAVED * curve.level
         else:
             probed = np.minimum(depths + 1, self._nodes.size - 1)
             if (probed == depths).all():  # there is nothing beyond

@@ -70,6 +70,11 @@ class MatchIndex:
         self.begin = self.end = self.floor = 0
         self._salt = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Reserved, however little is in it."""
+        return self._ring.nbytes + sum(array.nbytes for array in (*self._heads, *self._links))
+
     def restart(self, salt: int = 0) -> None:
         """What follows is another text; no n-gram reaches across. Earlier texts stay until `forget_before`.
 

@@ -27,6 +27,7 @@ from troupellm.models.speculation.needs import DrafterNeeds, Target
 from troupellm.models.speculation.paging import Ints
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
 from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.trees import Trees
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow
@@ -116,9 +117,13 @@ class Medusa:
     @torch.inference_mode()
     def observe(self, seen: Observation) -> None:
         """As `Proposer.observe`: the last state of each row is kept."""
-        last = torch.from_numpy(np.cumsum(seen.counts) - 1)
-        self._states[torch.from_numpy(seen.slots)] = seen.hidden[last]
+        device = self._states.device
+        last = to_device(np.cumsum(seen.counts) - 1, device)
+        self._states[to_device(seen.slots, device)] = seen.hidden[last]
         self._ready[seen.slots] = seen.starts + seen.counts + 1
+
+    def miss(self, slots: Ints, starts: Ints) -> None:
+        """As `Sleeper.miss`: the next state that is seen is as good as any."""
 
     @torch.inference_mode()
     def propose(self, batch: ProposalBatch) -> Drafts:
@@ -127,26 +132,24 @@ class Medusa:
         limits = np.where(self._ready[batch.slots] == batch.lengths, np.maximum(limits, 0), 0)
         if not limits.any():
             return Drafts(np.zeros((limits.size, 0), dtype=np.int32), np.zeros_like(limits))
-        states = self._target.normed(self._states[torch.from_numpy(batch.slots)])
-        draws = RowDraws(
-            batch.draws.streams.to(states.device), batch.draws.inverse_temperature.to(states.device)
-        )  # fmt: skip
+        states = self._target.normed(self._states[to_device(batch.slots, self._states.device)])
+        draws = batch.draws.to(states.device)
         if self._widths:
             return self._trees(states, draws, batch.lengths, limits)
         width, rows = int(limits.max()), limits.size
-        positions = torch.from_numpy((batch.lengths + np.arange(width)[:, None]).reshape(-1)).to(states.device)
-        every = RowDraws(draws.streams.repeat(width), draws.inverse_temperature.repeat(width))
+        positions = to_device((batch.lengths + np.arange(width)[:, None]).reshape(-1), states.device)
+        every = RowDraws(draws.streams.repeat(width), draws.inverse_temperature.repeat(width), draws.greedy)
         tokens = self._guesser.one(self._heads.scores(states, 0, width), every, positions)
-        return Drafts(tokens.view(width, rows).T.cpu().numpy().astype(np.int32), limits)
+        return Drafts(to_host(tokens.view(width, rows).T).astype(np.int32), limits)
 
     def _trees(self, states: Tensor, draws: RowDraws, lengths: Ints, limits: Ints) -> Drafts:
         """The jointly likeliest nodes of each level, whatever their parents: no head knows what another one told."""
         trees, parents = Trees(limits.size), 1
         for head, width in enumerate(self._widths):
-            positions = torch.from_numpy(lengths + head).to(states.device)
+            positions = to_device(lengths + head, states.device)
             scores = self._heads.scores(states, head)
             count = min(width, MOST_CANDIDATES, scores.shape[1])
-            chosen, shares = (part.cpu().numpy() for part in self._guesser.several(scores, draws, positions, count))
+            chosen, shares = (to_host(part) for part in self._guesser.several(scores, draws, positions, count))
             shape = (limits.size, parents, count)
             level, _ = trees.grow(
                 np.broadcast_to(chosen[:, None], shape),
@@ -198,8 +201,9 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     decoder, target = own_decoder(config, context), target_of(context)
     folder, reader, heads, blocks = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
+    source = source_of(stored, config, {}, decoder.embedding.device)
     with batch_invariant(decoder.batch_invariant):
-        made = Heads(decoder, source_of(stored, config, {}), _Names(stored), heads, blocks)
+        made = Heads(decoder, source, _Names(stored), heads, blocks)
     stored.finish()
     if len(config.tree_widths) > heads:
         raise refuse(f"tree_widths has {len(config.tree_widths)} levels, the checkpoint {heads} heads")

@@ -100,7 +100,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     reader, layers, prefix = _described(target)
     longest = min(target.max_model_len, config.max_model_len or target.max_model_len)
     stored = open_head(target.folder, reader, config, target, lambda _: None)
-    source = source_of(stored, config, {"model.layers.0.": prefix})
+    source = source_of(stored, config, {"model.layers.0.": prefix}, decoder.embedding.device)
     with batch_invariant(decoder.batch_invariant):
         layer = NextTokenLayer(layers, decoder, source, prefix, longest=longest)
     return paged(layer, layers, config, context, longest)

@@ -28,6 +28,7 @@ from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
 from troupellm.models.speculation.pending import Pending
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch
+from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.work import Work, grow_trees
 from troupellm.protocol.worker import NewRow
 
@@ -67,6 +68,8 @@ class PagedProposer:
         """Tokens of each row's prompt, which forks may share up to the last one."""
         self._pending = Pending(network.width, dtype, paging.device)
         """For a network that reads states."""
+        self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Slots of rows some of whose states were not seen."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -76,12 +79,13 @@ class PagedProposer:
             self._ready = np.concatenate((self._ready, np.zeros(more, dtype=np.int64)))
             self._covered = np.concatenate((self._covered, np.zeros(more, dtype=np.int64)))
             self._prompts = np.concatenate((self._prompts, np.zeros(more, dtype=np.int64)))
+            self._lost = np.concatenate((self._lost, np.zeros(more, dtype=np.bool_)))
             if self._network.reads_states:
                 self._pending.grow(self._ready.size)
             self._drafted = np.pad(self._drafted, ((0, more), (0, 0)), constant_values=UNKNOWN)
             self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
         self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
-        self._prompts[slot] = new.num_prompt_tokens
+        self._prompts[slot], self._lost[slot] = new.num_prompt_tokens, False
         if self._network.reads_states:
             self._pending.restart(np.array([slot]), np.array([UNKNOWN]))
 
@@ -98,7 +102,8 @@ class PagedProposer:
     def observe(self, seen: Observation) -> None:
         """As `Proposer.observe`: what completes a block gets its entries, since it may be shared from now on, and so do
         prompts; the rest waits for the next drafts, and many tokens cost little more than one."""
-        kept = np.flatnonzero(seen.starts + seen.counts < self._longest)
+        wanted = (seen.starts + seen.counts < self._longest) & ~self._lost[seen.slots]
+        kept = np.flatnonzero(wanted)
         slots, starts, counts = seen.slots[kept], seen.starts[kept], seen.counts[kept]
         if not slots.size:
             return
@@ -107,7 +112,7 @@ class PagedProposer:
             return
         hidden = seen.hidden
         if kept.size < seen.slots.size:
-            hidden = hidden[np.repeat(seen.starts + seen.counts < self._longest, seen.counts)]
+            hidden = hidden[self._index(np.flatnonzero(np.repeat(wanted, seen.counts)))]
         self._renew_borders(slots, starts, seen)
         states = self._network.states(hidden)
         self._keep_borders(slots, starts, counts, seen.blocks, states)
@@ -119,16 +124,23 @@ class PagedProposer:
             self._catch_up(slots[at_once], seen.tokens, seen.blocks)
             self._compute_all(
                 slots[at_once], starts[at_once], counts[at_once], seen.tokens, seen.blocks,
-                states if at_once.all() else states[torch.from_numpy(np.repeat(at_once, counts))],
+                states if at_once.all() else states[self._index(np.flatnonzero(np.repeat(at_once, counts)))],
             )  # fmt: skip
             pending.restart(slots[at_once], starts[at_once] + counts[at_once])
         if not at_once.all():
             later = ~at_once
-            part = states if later.all() else states[torch.from_numpy(np.repeat(later, counts))]
+            part = states if later.all() else states[self._index(np.flatnonzero(np.repeat(later, counts)))]
             pending.append(slots[later], counts[later], part)
             self._catch_up(
                 slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
             )
+
+    def miss(self, slots: Ints, starts: Ints) -> None:
+        """As `Sleeper.miss`. Tokens are read later. States are lost: a row that lacks entries is not drafted for."""
+        new = self._covered[slots] == UNKNOWN
+        self._covered[slots[new]] = starts[new]
+        if self._network.reads_states:
+            self._lost[slots] = True
 
     def _completes(self, slots: Ints, ends: Ints, done: Ints) -> NDArray[np.bool_]:
         """Whether rows have a block before `ends` [rows] that is not done up to its last position."""
@@ -173,7 +185,7 @@ class PagedProposer:
         self, draft: Callable[[Work, Ints], Drafts], batch: ProposalBatch, limits: Ints, rows: Ints
     ) -> Drafts:
         """Drafts of some of a batch's rows, among those of all."""
-        work = Work(batch, rows, self._states[batch.slots[rows]], self._paging.device)
+        work = Work(batch, rows, self._states[self._index(batch.slots[rows])], self._paging.device)
         found = draft(work, limits[rows])
         return found if rows.size == limits.size else _spread(found, rows, limits.size)
 
@@ -182,15 +194,17 @@ class PagedProposer:
 
     def _chains(self, work: Work, limits: Ints) -> Drafts:
         rows, width = limits.size, int(limits.max())
-        tokens = np.full((rows, width), UNKNOWN, dtype=np.int64)
+        device = self._paging.device
+        found = torch.full((width, rows), UNKNOWN, dtype=torch.int64, device=device)
         for depth in range(width):
             kept = np.flatnonzero(limits[work.rows] > depth)
             if kept.size < work.rows.size:
                 work.keep(kept)
             chosen = self._guesser.one(self._network.scores(work.states), *work.draws(depth))
-            tokens[work.rows, depth] = chosen.cpu().numpy()
+            found[depth].index_copy_(0, self._index(work.rows), chosen)
             if depth + 1 < width:
                 self._deeper(work, depth, chosen)
+        tokens = to_host(found).T  # all drafts of all rows: the only wait for the device
         if not self._network.reads_states:
             self._drafted = _fitting(self._drafted, width)
             self._drafted[work.all_slots] = UNKNOWN
@@ -213,11 +227,11 @@ class PagedProposer:
         if self._borders is None or not new.any():
             return
         slots, places = slots[new], starts[new] - 1
-        states = self._borders[torch.from_numpy(self._paging.blocks_at(seen.blocks, slots, places))]
-        there = np.flatnonzero(states.any(dim=1).cpu().numpy())
+        states = self._borders[self._index(self._paging.blocks_at(seen.blocks, slots, places))]
+        there = np.flatnonzero(to_host(states.any(dim=1)))
         if there.size:
             spans = Spans(there, slots[there], places[there], np.ones_like(there))
-            self._compute(spans, seen.tokens, seen.blocks, states[there].to(self._states.dtype))
+            self._compute(spans, seen.tokens, seen.blocks, states[self._index(there)].to(self._states.dtype))
 
     def _keep_borders(self, slots: Ints, starts: Ints, counts: Ints, blocks: NDArray[np.int32], states: Tensor) -> None:
         """The states of positions at the end of their block."""
@@ -227,8 +241,8 @@ class PagedProposer:
         ends = np.flatnonzero((positions + 1) % self._paging.block_size == 0)
         if ends.size:
             owners = np.repeat(slots, counts)[ends]
-            index = torch.from_numpy(self._paging.blocks_at(blocks, owners, positions[ends]))
-            self._borders[index] = states[torch.from_numpy(ends)].float()
+            index = self._index(self._paging.blocks_at(blocks, owners, positions[ends]))
+            self._borders[index] = states[self._index(ends)].float()
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
         """For a network that reads tokens: `observe`."""
@@ -245,8 +259,8 @@ class PagedProposer:
         if width:
             places = self._covered[slots][:, None] + np.arange(width)
             inside = places < lengths[:, None]
-            index = torch.from_numpy(slots)[:, None], torch.from_numpy(np.where(inside, places, 0))
-            right = inside & (tokens[index].cpu().numpy() == self._drafted[slots])
+            index = self._index(slots)[:, None], self._index(np.where(inside, places, 0))
+            right = inside & (to_host(tokens[index]) == self._drafted[slots])
             self._covered[slots] += np.cumprod(right, axis=1).sum(axis=1)
         self._drafted[slots] = UNKNOWN
 
@@ -270,10 +284,13 @@ class PagedProposer:
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         positions = positions_of(starts, counts)
         owner = slots if positions.size == slots.size else np.repeat(slots, counts)
-        token_ids = tokens[torch.from_numpy(owner), torch.from_numpy(positions + self._behind)].long()
+        token_ids = tokens[self._index(owner), self._index(positions + self._behind)].long()
         batch = self._paging.batch(blocks, slots, starts, counts, token_ids, positions)
-        self._states[torch.from_numpy(slots)] = self._network.forward(batch, states, self._caches)
+        self._states[self._index(slots)] = self._network.forward(batch, states, self._caches)
         self._ready[slots] = starts + counts + self._behind
+
+    def _index(self, numbers: Ints) -> Tensor:
+        return to_device(numbers, self._paging.device)
 
 
 def _spans(slots: Ints, starts: Ints, counts: Ints) -> list[Spans]:

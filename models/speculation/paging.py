@@ -12,6 +12,7 @@ from troupellm.models.cache_layout import CacheLayout, cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.transfer import to_device
 
 Ints = NDArray[np.int64]
 
@@ -51,7 +52,7 @@ class Paging:
         Args:
             blocks: int32 [groups, slots, width], the model's tables.
             slots, starts, counts: [rows].
-            token_ids: int64 [sum of counts].
+            token_ids: int64 [sum of counts], on the device.
             places: int64 [sum of counts] within the row's blocks: their positions, but for those of a tree.
             tree: what its nodes see.
         """
@@ -59,26 +60,23 @@ class Paging:
         columns = places // self.block_size
         table = blocks[self._group, slots, : int(columns.max()) + 1]
         owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)
-        rows = host_kv_rows(
-            table[owner, columns].astype(np.int64), places - columns * self.block_size, self._heads, self.block_size
+        blocks_of = table[owner, columns].astype(np.int64)
+        rows = to_device(
+            host_kv_rows(blocks_of, places - columns * self.block_size, self._heads, self.block_size), self.device
         )
-        rows = self._there(rows)
         return ForwardBatch(
-            token_ids=self._there(token_ids),
-            positions=self._there(torch.from_numpy(places if tree is None else tree.positions)),
+            token_ids=token_ids.to(self.device),
+            positions=to_device(places if tree is None else tree.positions, self.device),
             groups=tuple(
                 GroupBatch(rows, self._plan(table, starts, counts, view.window, tree)) for view in self._views
             ),
-            logit_tokens=self._there(torch.from_numpy(ends - 1) if tree is None else torch.arange(places.size)),
+            logit_tokens=to_device(ends - 1 if tree is None else np.arange(places.size), self.device),
         )
 
     def blocks_at(self, blocks: NDArray[np.int32], slots: Ints, places: Ints) -> Ints:
         """The blocks [n] that hold some places [n] of rows [n]."""
         found: Ints = blocks[self._group, slots, places // self.block_size].astype(np.int64)
         return found
-
-    def _there(self, tensor: Tensor) -> Tensor:
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
 
 def positions_of(starts: Ints, counts: Ints) -> Ints:

@@ -34,6 +34,8 @@ class PastOutputs:
         """
         self._sizes, self._most_texts, self._most_tokens = sizes, most_texts, most_tokens
         self._next_owner = 1
+        self.num_evicted = 0
+        """Texts that gave way to later ones."""
         self._clear()
 
     def __len__(self) -> int:
@@ -46,6 +48,16 @@ class PastOutputs:
         return self._index.end - self._kept[0].begin if self._kept else 0
 
     @property
+    def capacity(self) -> int:
+        """Tokens that are kept at most; 0: no text is kept at all."""
+        return self._most_tokens if self._most_texts else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Reserved, however little is kept."""
+        return self._index.nbytes + self._ring.nbytes
+
+    @property
     def num_tenants(self) -> int:
         return len(self._owners)
 
@@ -55,6 +67,7 @@ class PastOutputs:
             return
         text = text[-(self._most_tokens // 2) :]
         if self._index.end >= LAST_POSITION:
+            self.num_evicted += len(self._kept)
             self._clear()
         owner = self._owners.get(tenant)
         if owner is None:
@@ -92,6 +105,7 @@ class PastOutputs:
 
     def _evict(self) -> None:
         owner = self._kept.popleft().owner
+        self.num_evicted += 1
         self._texts_of[owner] -= 1
         if not self._texts_of[owner]:
             del self._texts_of[owner]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.models.speculation.paging import Ints
+from troupellm.models.speculation.transfer import to_device
 
 CAPACITY: Final = 24
 """Of a row: a usual block and the drafts of a step."""
@@ -46,16 +47,20 @@ class Pending:
     def append(self, slots: Ints, counts: Ints, states: Tensor) -> None:
         """states: [sum of counts, width], row after row."""
         owner, place = _flat(slots, counts)
-        self._states[owner, place + torch.from_numpy(np.repeat(self.counts[slots], counts))] = states
+        self._states[self._index(owner, place + np.repeat(self.counts[slots], counts))] = states
         self.counts[slots] += counts
 
     def of(self, slots: Ints) -> Tensor:
         """All that is kept of some rows [sum of their counts, width]."""
-        return self._states[_flat(slots, self.counts[slots])]
+        return self._states[self._index(*_flat(slots, self.counts[slots]))]
+
+    def _index(self, slots: Ints, places: Ints) -> tuple[Tensor, Tensor]:
+        device = self._states.device
+        return to_device(slots, device), to_device(places, device)
 
 
-def _flat(slots: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
+def _flat(slots: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Of each of a row's states its slot, and 0, 1, 2, ..."""
     ends = np.cumsum(counts)
     place = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    return torch.from_numpy(np.repeat(slots, counts)), torch.from_numpy(place)
+    return np.repeat(slots, counts), place

@@ -75,14 +75,14 @@ def plan_drafting(
     if model.head != "lm" or config.model.runner == "pooling":
         raise ConfigError("speculative_config is for models that write", param="speculative_config")
     from troupellm.models.speculation.folder import drafter_folder
-    from troupellm.models.speculation.requirements import MODELS, drafter_needs, settle
+    from troupellm.models.speculation.requirements import drafter_needs, settle
 
     settled = settle(wanted, config.model, progress)
-    if device.type != "cpu" and (settled.method in MODELS or settled.tree_widths):
+    if device.type != "cpu" and settled.tree_widths and model.mla is not None:
         raise ConfigError(
-            f"speculative_config: method {settled.method} is for the device cpu as yet; on {device.type} there are "
-            "ngram, suffix and custom, without tree_widths",
-            param="speculative_config.method",
+            "speculative_config: tree_widths for a model with latent attention are for the device cpu; on "
+            f"{device.type} leave them out: every method drafts chains",
+            param="speculative_config.tree_widths",
         )
     target = Target(folder=folder, model=config.model, config=model, dtype=dtype, max_model_len=longest)
     needs = drafter_needs(settled, target)

@@ -12,12 +12,14 @@ A plug-in that raises, or gives what no drafts are, is not called again (`guarde
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
 
 ROOT: Final = -1
@@ -77,6 +79,22 @@ class RowDraws:
     """int64 [rows]: with a position, the key of its noise; see `kernels.sampling.noise`."""
     inverse_temperature: Tensor
     """float32 [rows]; 0 is greedy."""
+    greedy: bool = False
+    """Whether all of them are known to be: nobody has to look into the tensor for it."""
+
+    def to(self, device: torch.device) -> "RowDraws":
+        """The same on a device."""
+        return RowDraws(self.streams.to(device), self.inverse_temperature.to(device), self.greedy)
+
+    def of(self, index: Tensor) -> "RowDraws":
+        """Some of the rows, int64 [n]."""
+        return RowDraws(self.streams[index], self.inverse_temperature[index], self.greedy)
+
+    def repeated(self, times: int) -> "RowDraws":
+        """Every row so many times, one after the other."""
+        return RowDraws(
+            self.streams.repeat_interleave(times), self.inverse_temperature.repeat_interleave(times), self.greedy
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +163,20 @@ class Proposer(Protocol):
 
     def reset(self) -> None:
         """Forget every row: the cache's content is void. What was learned from rows that have gone may stay."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A proposer with more to tell than drafts."""
+
+    def report(self) -> ProposerReport:
+        """How it stands; asked after every step. Its `life` is filled in by whoever made it."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A proposer that need not see everything: where drafts do not pay it is neither asked nor shown anything."""
+
+    def miss(self, slots: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        """Rows [rows] are computed from some positions [rows] on, and it is not shown what comes of that; told again
+        when other rows are, or after it was shown something."""

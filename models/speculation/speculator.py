@@ -19,14 +19,24 @@ from troupellm.models.row_options import RowOptions
 from troupellm.models.row_table import RowTable
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import ROOT, Observation, ProposalBatch, Proposer, RowDraws, Taps
+from troupellm.models.speculation.proposer import (
+    NO_TAPS,
+    ROOT,
+    Observation,
+    ProposalBatch,
+    Proposer,
+    RowDraws,
+    Sleeper,
+    Taps,
+)
 from troupellm.models.speculation.synthetic import PURPOSE_ACCEPTANCE, SyntheticAcceptance
+from troupellm.models.speculation.transfer import to_device
 from troupellm.models.speculation.trials import Acceptance, Judged, Trial
 from troupellm.protocol.speculative import MOST_DRAFTS
 from troupellm.protocol.worker import NewRow, StepPlan
 
 Ints = NDArray[np.int64]
-
+NONE = np.zeros(0, dtype=np.bool_)
 
 Options = Callable[[int], RowOptions]
 """Of a row, by its number."""
@@ -43,11 +53,18 @@ class Length(Protocol):
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Of each row at most so many [rows], none more than `most` [rows]."""
 
+    def rests(self, batch_size: int) -> bool:
+        """Whether a step of so many rows goes without drafts, and without `limits` and `learn`."""
+
+    def asleep(self, batch_size: int) -> bool:
+        """Whether the proposer need not follow what such a step computes."""
+
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0
-    ) -> None:
-        """A step took so long, and its proposer so much of that. slots, drafted, accepted: of the rows that might
-        draft; tokens: of the whole step."""
+        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
+        *, following: float = 0.0, moment: float | None = None,
+    ) -> None:  # fmt: skip
+        """A step took so long, and its proposer so much of that, for its drafts and to follow the rows. slots, drafted,
+        accepted: of the rows that might draft; tokens: of the whole step; moment: when it ended, by the wall."""
 
 
 class Speculator:
@@ -90,16 +107,27 @@ class Speculator:
         """Seconds of the step under way that were the proposer's."""
         self._unseen = 0.0
         """Of these, what the clock has not seen."""
+        self._sleeper = proposer if isinstance(proposer, Sleeper) else None
+        self._missed = b""
+        """Slots that it was told of."""
+        self._rests = self._sleeps = False
+        """Nobody drafts in the step under way; nor does the proposer see it."""
         proposer.reset()
 
     @property
+    def most(self) -> int:
+        """Drafts of a row in a step."""
+        return self._most
+
+    @property
     def taps(self) -> Taps:
-        """What the proposer is shown."""
-        return self.proposer.taps
+        """What the proposer is shown of the step under way."""
+        return NO_TAPS if self._sleeps else self.proposer.taps
 
     def add_row(self, new: NewRow) -> None:
         """It is in the table, and has options."""
         slot = self._rows.slot(new.row)
+        self._missed = b""
         self.proposer.add_row(slot, new)
         if self._length is not None:
             self._length.add_row(slot)
@@ -116,9 +144,17 @@ class Speculator:
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
+        self.num_drafts = 0
+        self._rests = self._length is not None and self._length.rests(slots.size)
+        self._sleeps = self._rests and self._length is not None and self._length.asleep(slots.size)
+        if not self._sleeps:
+            self._missed = b""
+        lengths = self._rows.lengths[slots]
+        if self._rests and self._as_planned(slots, starts, starts + counts, lengths):
+            return Trial(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
         self._began, self._proposing, self._unseen = self._clock(), 0.0, 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
-        elastic, lengths = limits >= 0, self._rows.lengths[slots]
+        elastic = limits >= 0
         starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
         room = np.minimum(self._rows.capacity(slots), self._rows.longest - 1)
         most = np.where(elastic, np.minimum(1 + limits, room - starts), counts)
@@ -126,7 +162,7 @@ class Speculator:
         # Behind the last draft a token is drawn, too.
         wanted = np.minimum(np.minimum(most - counts, self._rows.longest - 1 - lengths), self._most)
         wanted = np.where(elastic & (starts + counts == lengths), wanted, 0)
-        found = self._propose(plan, slots, lengths, wanted) if (wanted > 0).any() else {}
+        found = self._propose(plan, slots, lengths, wanted) if not self._rests and (wanted > 0).any() else {}
         for index, drafts in found.items():
             counts[index] += len(drafts)
         self.num_drafts = sum(map(len, found.values()))
@@ -138,6 +174,13 @@ class Speculator:
             lengths[kept],
             {place[index]: drafts for index, drafts in found.items()},
         )
+
+    def _as_planned(self, slots: Ints, starts: Ints, ends: Ints, lengths: Ints) -> bool:
+        """Whether every row computes what the host expects, up to its last token."""
+        if ends.tobytes() != lengths.tobytes():  # of a few numbers: sooner than by comparing them
+            return False
+        computed = self._rows.computed[slots]
+        return computed.tobytes() == starts.tobytes() or bool((computed <= starts).all())
 
     def acceptance(self, plan: StepPlan, trial: Trial) -> Acceptance:
         """How a step's drafts are judged."""
@@ -187,9 +230,14 @@ class Speculator:
             tapped: the states of the step's tokens, piece by piece; empty if none are shown.
             seconds: that the step took where its thread does not compute it; None goes by the clock.
         """
-        if self.proposer.taps.wanted:
+        following = 0.0
+        if self._sleeps:
+            self._miss(trial)
+        elif self.proposer.taps.wanted:
+            begin = self._wall()
             self._observe(trial, judged, tapped)
-        if self._length is not None:
+            following = self._wall() - begin
+        if self._length is not None and not self._rests:
             elastic, spans = np.flatnonzero(trial.elastic), trial.spans
             accepted = np.zeros(spans.slots.size, dtype=np.int64)
             for row, kept in judged.items():
@@ -197,7 +245,15 @@ class Speculator:
             self._length.learn(
                 spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
                 self._clock() - self._began + self._unseen if seconds is None else seconds, self._proposing,
+                following=following, moment=self._wall(),
             )  # fmt: skip
+
+    def _miss(self, trial: Trial) -> None:
+        """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
+        slots = trial.spans.slots
+        if self._sleeper is not None and (told := slots.tobytes()) != self._missed:
+            self._missed = told
+            self._sleeper.miss(slots, trial.spans.starts)
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
         spans = trial.spans
@@ -216,7 +272,10 @@ class Speculator:
         if not rows:
             return
         index = np.concatenate(places)
-        hidden = torch.cat(tuple(tapped))[torch.from_numpy(index)] if tapped else torch.empty(index.size, 0)
+        hidden = torch.empty(index.size, 0)
+        if tapped:
+            hidden = torch.cat(tuple(tapped))[to_device(index, tapped[0].device)]
+        self._rows.settle()
         self.proposer.observe(
             Observation(
                 slots=spans.slots[rows],
@@ -239,6 +298,7 @@ class Speculator:
         if not asked.size:
             return {}
         begin, began = self._clock(), self._wall()
+        self._rows.settle()
         rows = [plan.rows[index] for index in asked.tolist()]
         drafts = self.proposer.propose(
             ProposalBatch(
@@ -254,7 +314,9 @@ class Speculator:
         given = read_drafts(drafts, limits[asked].tolist(), self._vocab)
         for index, row, drafted in zip(asked.tolist(), rows, given, strict=True):
             if drafted.parents is not None and not self._trees:
-                raise DraftError("trees of drafts are verified on the device cpu only: propose chains")
+                raise DraftError(
+                    "trees of drafts over latent attention are verified on the device cpu only: propose chains"
+                )
             if self._synthetic is not None:
                 _fill(drafted, int(limits[index]))
             if self._guides is not None:
@@ -270,8 +332,9 @@ class Speculator:
         options = [self._options(row) for row in rows]
         device = self._rows.tokens.device
         return RowDraws(
-            torch.tensor([each.stream for each in options], dtype=torch.int64, device=device),
-            torch.tensor([each.inverse_temperature for each in options], dtype=torch.float32, device=device),
+            to_device(torch.tensor([each.stream for each in options], dtype=torch.int64), device),
+            to_device(torch.tensor([each.inverse_temperature for each in options], dtype=torch.float32), device),
+            all(each.inverse_temperature == 0 for each in options),
         )
 
     def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:

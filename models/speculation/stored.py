@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from troupellm.models.checkpoint import SINGLE, Checkpoint, WeightSource
+from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
@@ -51,14 +52,18 @@ def open_head(
     return Checkpoint(folder, target.dtype, taken, files)
 
 
-def source_of(stored: Checkpoint, config: SpeculativeConfig, names: dict[str, str]) -> WeightSource:
-    """What layers take their weights from.
+def source_of(
+    stored: Checkpoint, config: SpeculativeConfig, names: dict[str, str], device: torch.device
+) -> WeightSource:
+    """What layers take their weights from, on the device.
 
     Args:
         names: beginnings of names that layers ask for, and what the checkpoint has instead.
     """
-    renamed = RenamedWeights(stored, names)
-    return renamed if config.quantization is None else QuantizeOnLoad(renamed, config.quantization)
+    source: WeightSource = RenamedWeights(stored, names)
+    if config.quantization is not None:
+        source = QuantizeOnLoad(source, config.quantization)
+    return source if device.type == "cpu" else OnDevice(source, device)
 
 
 def held_bytes(stored: Checkpoint, dtype: torch.dtype, prefix: str = "") -> int:

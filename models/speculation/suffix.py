@@ -18,6 +18,7 @@ from troupellm.models.speculation.ngram import follow, host_tokens, last_tokens,
 from troupellm.models.speculation.past_outputs import PastOutputs
 from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
 from troupellm.models.speculation.registry import ProposerContext
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow
 
@@ -78,12 +79,14 @@ class SuffixProposer:
         sizes = tuple(size for size in SIZES if size <= self._reach) or (self._reach,)
         self._sizes, self._capacity = sizes, ring_capacity(max_model_len)
         self._rows: dict[int, _Row] = {}
+        self._row_bytes = 0
         self.past = PastOutputs(sizes, most_texts=max_cached_requests)
 
     def add_row(self, slot: int, new: NewRow) -> None:
         row = self._rows.get(slot)
         if row is None:
             row = self._rows[slot] = _Row(MatchIndex(self._sizes, self._capacity))
+            self._row_bytes = row.index.nbytes
         row.index.restart()
         row.index.forget_before(row.index.end)
         row.tenant = new.tenant
@@ -99,6 +102,16 @@ class SuffixProposer:
 
     def reset(self) -> None:
         self._rows.clear()
+
+    def report(self) -> ProposerReport:
+        past = self.past
+        return ProposerReport(
+            past_outputs=len(past),
+            past_tokens=past.num_tokens,
+            past_tokens_capacity=past.capacity,
+            past_evictions=past.num_evicted,
+            memory_bytes=past.nbytes + len(self._rows) * self._row_bytes,
+        )
 
     def observe(self, seen: Observation) -> None:
         """Never called: there are no taps."""

@@ -10,6 +10,7 @@ from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging
 from troupellm.models.speculation.proposer import ProposalBatch, RowDraws
+from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.trees import Trees
 
 
@@ -21,19 +22,18 @@ class Work:
         self.rows: Ints = np.arange(able.size)
         self.all_slots = self.slots = batch.slots[able]
         self.lengths = batch.lengths[able]
-        index = torch.from_numpy(able)
-        self._draws = RowDraws(batch.draws.streams[index].to(device), batch.draws.inverse_temperature[index].to(device))
+        self._draws = batch.draws.to(device).of(to_device(able, device))
 
     def draws(self, depth: int) -> tuple[RowDraws, Tensor]:
         """How the drafts of that depth are drawn, and their positions."""
-        return self._draws, torch.from_numpy(self.lengths + depth).to(self.states.device)
+        return self._draws, to_device(self.lengths + depth, self.states.device)
 
     def keep(self, kept: Ints) -> None:
         """Go on with some of the rows."""
-        index = torch.from_numpy(kept)
+        index = to_device(kept, self.states.device)
         self.rows, self.slots, self.lengths = self.rows[kept], self.slots[kept], self.lengths[kept]
         self.states = self.states[index]
-        self._draws = RowDraws(self._draws.streams[index], self._draws.inverse_temperature[index])
+        self._draws = self._draws.of(index)
 
 
 def grow_trees(
@@ -51,26 +51,27 @@ def grow_trees(
         before = seen.shape[1]
         scores = network.scores(work.states)
         draws, positions = work.draws(depth)
-        spread = RowDraws(*(part.repeat_interleave(before) for part in (draws.streams, draws.inverse_temperature)))
+        spread = draws.repeated(before)
         chosen, shares = guesser.several(
             scores, spread, positions.repeat_interleave(before), min(width, scores.shape[1])
         )
         tokens, parents = trees.grow(
-            chosen.view(rows, before, -1).cpu().numpy(), shares.float().view(rows, before, -1).cpu().numpy(), width
+            to_host(chosen.view(rows, before, -1)), to_host(shares.float().view(rows, before, -1)), width
         )
         if depth + 1 == len(widths):
             break
         numbers = np.arange(first, first + tokens.shape[1])
         seen = np.take_along_axis(seen, parents, 1) | (np.uint64(1) << numbers.astype(np.uint64))
-        came = torch.from_numpy((np.arange(rows)[:, None] * before + parents).reshape(-1)).to(work.states.device)
+        came = to_device((np.arange(rows)[:, None] * before + parents).reshape(-1), work.states.device)
         starts = work.lengths - 1 + first
         counts = np.full_like(starts, tokens.shape[1])
         places = np.repeat(starts - first, counts) + np.tile(numbers, rows)
         there = np.repeat(work.lengths - 1 + depth, counts)
         mask = TreeMask(work.lengths - 1, seen.reshape(-1), there)
         batch = paging.batch(
-            work.blocks, work.slots, starts, counts, torch.from_numpy(tokens.reshape(-1).copy()), places, tree=mask
-        )
+            work.blocks, work.slots, starts, counts, to_device(tokens.reshape(-1).copy(), paging.device), places,
+            tree=mask,
+        )  # fmt: skip
         work.states = network.forward(batch, work.states[came], caches)
         first += tokens.shape[1]
     return trees

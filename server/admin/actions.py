@@ -118,7 +118,9 @@ async def is_sleeping(office: Office, _: admin.NoArguments) -> admin.SleepingAns
 
 
 async def kv_events(office: Office, query: admin.KVEventsQuery) -> KVEventsRead:
-    return await office.engine.read_kv_events(query.after, seconds=query.seconds)
+    return await office.engine.read_kv_events(
+        query.after, seconds=query.seconds, snapshot=query.snapshot, begun=query.snapshot_begun
+    )
 
 
 async def start_profile(office: Office, query: admin.ProfileQuery) -> admin.DoneAnswer:

@@ -7,7 +7,7 @@ import anyio
 import msgspec
 
 from troupellm.protocol import admin
-from troupellm.protocol.kv_events import KVEventsRead
+from troupellm.protocol.kv_events import EventsLost, KVEventsRead
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.sse import open_events
@@ -29,7 +29,7 @@ async def send_kv_events(host: EngineHost, exchange: Exchange, body: msgspec.Str
     async with anyio.create_task_group() as group:
         group.start_soon(exchange.watch, group.cancel_scope)
         try:
-            await _send(host, exchange, first)
+            await _send(host, exchange, first, resumes=query.snapshot)
         except Exception as error:  # raised below, where it stands alone
             errors.append(error)
         group.cancel_scope.cancel()
@@ -37,11 +37,18 @@ async def send_kv_events(host: EngineHost, exchange: Exchange, body: msgspec.Str
         raise errors[0]
 
 
-async def _send(host: EngineHost, exchange: Exchange, read: KVEventsRead) -> None:
+async def _send(host: EngineHost, exchange: Exchange, read: KVEventsRead, *, resumes: bool) -> None:
+    """resumes: a snapshot follows where events were missed."""
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         await events.send(_framed(read.events) or b": kv events\n\n")  # the client hears that it is let in
         while not read.ended and not host.draining:
-            read = await _read(host, admin.KVEventsQuery(after=read.last, seconds=WAIT_SECONDS))
+            if resumes and read.events and isinstance(read.events[0], EventsLost):
+                query = admin.KVEventsQuery(snapshot=True)
+            elif read.snapshot is not None:
+                query = admin.KVEventsQuery(after=read.last, snapshot_begun=read.snapshot)
+            else:
+                query = admin.KVEventsQuery(after=read.last, seconds=WAIT_SECONDS)
+            read = await _read(host, query)
             if read.events:
                 await events.send(_framed(read.events))
         await events.finish(b"", b"")

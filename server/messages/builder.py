@@ -30,11 +30,12 @@ from troupellm.protocol.anthropic import (
     TextDelta,
     ThinkingBlock,
     ThinkingDelta,
-    ThinkingDetails,
     ToolUseBlock,
 )
 from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
 from troupellm.protocol.outputs import Usage
+from troupellm.protocol.usage_details import MessageTokensDetails
+from troupellm.server.predictions import predictions
 
 
 class MessageBuilder:
@@ -98,7 +99,7 @@ class MessageBuilder:
                 input_tokens=usage.prompt_tokens - usage.cached_tokens,
                 cache_read_input_tokens=usage.cached_tokens,
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=ThinkingDetails(usage.reasoning_tokens) if usage.reasoning_tokens else None,
+                output_tokens_details=_details(usage),
             ),
         )
         delta = StopDelta(stop_reason=reason, stop_sequence=sequence)
@@ -146,6 +147,11 @@ class MessageBuilder:
                 self._blocks.append(msgspec.structs.replace(block, input=_input(text)))
         told.append(ContentBlockStop(index=index))
         self._open, self._texts = None, []
+
+
+def _details(usage: Usage) -> MessageTokensDetails | None:
+    told = predictions([usage])
+    return MessageTokensDetails(usage.reasoning_tokens, **told) if told or usage.reasoning_tokens else None
 
 
 def _input(arguments: str) -> dict[str, Any]:

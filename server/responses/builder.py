@@ -39,7 +39,6 @@ from troupellm.protocol.response_objects import (
     OutputItem,
     OutputMessage,
     OutputText,
-    OutputTokensDetails,
     ReasoningItem,
     ReasoningText,
     ResponseError,
@@ -47,7 +46,9 @@ from troupellm.protocol.response_objects import (
     ResponseUsage,
     TopLogprobEntry,
 )
+from troupellm.protocol.usage_details import OutputTokensDetails
 from troupellm.server.errors import ErrorAnswer
+from troupellm.server.predictions import predictions
 
 _PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
 
@@ -220,7 +221,7 @@ def usage_of(usage: Usage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens),
+        output_tokens_details=OutputTokensDetails(usage.reasoning_tokens, **predictions([usage])),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,7 +10,13 @@ from troupellm.actors.exposition import ALIASES, Exposition
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import Histogram, MetricsSink, MetricsStore, length_bounds
 from troupellm.protocol.metrics import DraftStats, RequestCancelled, RequestRejected, RequestStats, StepStats
-from troupellm.protocol.snapshot import ActorSnapshot, EngineSnapshot, MailboxSnapshot, SchedulerSnapshot
+from troupellm.protocol.snapshot import (
+    ActorSnapshot,
+    EngineSnapshot,
+    MailboxSnapshot,
+    ProposerSnapshot,
+    SchedulerSnapshot,
+)
 from troupellm.protocol.worker import StepTimings
 
 LABELS = {"model_name": "m", "engine": "0"}
@@ -118,6 +125,27 @@ def test_drafts_are_counted_by_position_under_both_names(snapshot: EngineSnapsho
         assert samples[f"troupellm_spec_decode_{name.removeprefix('num_')}_total"][()] == count
     assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == by_position
     assert samples["troupellm_spec_decode_accepted_tokens_per_pos_total"] == by_position
+
+
+def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> None:
+    def shown(proposer: ProposerSnapshot | None) -> dict[str, float]:
+        scheduler = msgspec.structs.replace(snapshot.scheduler, proposer=proposer)
+        samples = exposed(MetricsStore(64), msgspec.structs.replace(snapshot, scheduler=scheduler))
+        return {
+            name.removeprefix("troupellm_spec_decode_"): values[()]
+            for name, values in samples.items()
+            if name.startswith(("troupellm_spec_decode_past", "troupellm_spec_decode_proposer"))
+        }
+
+    assert shown(None) == {}
+    assert shown(ProposerSnapshot(failures=2)) == {"proposer_failures_total": 2}
+    kept = ProposerSnapshot(
+        past_outputs=3, past_tokens=70, past_tokens_capacity=128, past_evictions=5, memory_bytes=9000
+    )
+    assert shown(kept) == {
+        "proposer_failures_total": 0, "past_evictions_total": 5, "past_outputs": 3, "past_tokens": 70,
+        "past_tokens_capacity": 128, "past_bytes": 9000,
+    }  # fmt: skip
 
 
 def test_bounds() -> None:

@@ -117,6 +117,12 @@ def test_cached_tokens_are_counted_until_the_cache_is_reset(make_llm: Any) -> No
         llm.reset_prefix_cache()
 
 
+def test_usage_says_what_came_of_drafts(make_llm: Any) -> None:
+    with make_llm() as llm:
+        told = llm.generate([[5, 6]], SamplingParams(max_tokens=3), use_tqdm=False)[0].usage
+        assert (told.prompt_tokens, told.completion_tokens, told.draft_tokens) == (2, 3, 0)
+
+
 @pytest.mark.anyio
 async def test_it_works_where_a_loop_already_runs(make_llm: Any) -> None:
     with make_llm() as llm:

@@ -153,7 +153,7 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
 
         seats.worker.on_launch = die_now_and_then
         with anyio.fail_after(30):
-            close(await engine.embed(prompts * 3), vectors * 3)
+            close(await engine.embed(prompts * 6), vectors * 6)
         assert engine.snapshot().scheduler.worker_losses == 2
 
 

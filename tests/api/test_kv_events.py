@@ -1,6 +1,7 @@
 """`GET /kv_events`: behind the admin key, as events or as one answer, and off unless asked for."""
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,25 @@ async def test_events_come_as_they_happen_and_slow_readers_hear_of_gaps(tiny_eng
         assert len(answer["events"]) == 4
         assert answer["last"] == answer["events"][-1]["seq"]
         assert (await client.get("/kv_events?after=-1", headers=ADMIN)).status_code == 400
+        refused = await client.get("/kv_events?after=1&snapshot=true", headers=ADMIN)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "snapshot")
+        found = (await client.get("/kv_events?snapshot=true&stream=false", headers=ADMIN)).json()
+        assert [event["event"] for event in found["events"]] == ["snapshot"] + ["stored"] * found["events"][0]["blocks"]
+        assert found["events"][0]["blocks"] > 3, "more than the buffer keeps"
+        assert found["last"] == found["events"][0]["seq"]
+        async with client.stream("GET", "/kv_events?snapshot=true", headers=ADMIN) as stream:
+            with anyio.fail_after(30):
+                told = [json.loads(line[6:]) async for line in _data(stream.aiter_lines(), len(found["events"]))]
+        assert told == found["events"]
+
+
+async def _data(lines: AsyncIterator[str], count: int) -> AsyncIterator[str]:
+    async for line in lines:
+        if line.startswith("data: "):
+            yield line
+            count -= 1
+        if not count:
+            return
 
 
 async def test_without_the_setting_there_are_none(tiny_engine: Any) -> None:

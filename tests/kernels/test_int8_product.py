@@ -7,7 +7,7 @@ from torch.nn import functional
 from troupellm.kernels.linear import best_rows, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import Int8Channel, int8_cpu
 
-SHAPES = ((17, 33), (48, 100), (80, 64), (864, 288))
+SHAPES = ((17, 33), (48, 100), (80, 64), (864, 288), (16, 2100))
 
 
 def make(outs: int, depth: int, dtype: torch.dtype = torch.float32) -> Int8Channel:
@@ -20,13 +20,24 @@ def inputs(rows: int, depth: int) -> torch.Tensor:
     return torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows))
 
 
-@pytest.fixture(params=["all", "without compiled code", "without oneDNN", "torch alone"])
+def saturating(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As processors with AVX2 and without VNNI do it: pairs of products are cut off at 16 bits."""
+    x, weight = functional.pad(x, (0, x.shape[1] % 2)), functional.pad(weight, (0, 0, 0, weight.shape[0] % 2))
+    products = (x.int() + 128)[:, :, None] * weight.int()
+    pairs = (products[:, ::2] + products[:, 1::2]).clamp(-32768, 32767)
+    return pairs.sum(1, dtype=torch.int32) - 128 * weight.sum(0, dtype=torch.int32)
+
+
+@pytest.fixture(params=["all", "without compiled code", "without oneDNN", "torch alone", "AVX2 alone"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param in ("without compiled code", "torch alone"):
+    if request.param in ("without compiled code", "torch alone", "AVX2 alone"):
         monkeypatch.setattr(int8_cpu, "compiled", lambda: None)
         monkeypatch.setattr(int8_cpu, "row_quantizer", lambda: None)
-    if request.param in ("without oneDNN", "torch alone"):
+    if request.param in ("without oneDNN", "torch alone", "AVX2 alone"):
         monkeypatch.setattr(int8_cpu, "onednn_works", lambda: False)
+    if request.param == "AVX2 alone":
+        monkeypatch.setattr(torch, "_int_mm", saturating)
+        monkeypatch.setattr(int8_cpu, "int_mm_is_exact", int8_cpu.int_mm_is_exact.__wrapped__)
     return str(request.param)
 
 

@@ -19,7 +19,7 @@ from troupellm.kernels.linear import (
 )
 
 SHAPES = ((96, 64), (288, 768), (224, 33), (17, 40), (1024, 96))
-ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 40, 64, 65, 90)
+ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 40, 64, 65, 90, 513)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 
 
@@ -79,17 +79,28 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype, path: str) -> None
 @needs_compiler
 def test_the_number_of_threads_does_not_matter() -> None:
     packed = pack(torch.randn(1000, 200))
-    x = torch.randn(14, 200)
+    assert packed.native is not None
     before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(linear(x, packed))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    for rows in (14, 70):  # shares of any size, and of whole panels
+        x = torch.randn(rows, 200)
+        try:
+            found = []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(packed.native.linear(x, None, 0.0, None, 1.0))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+
+@needs_compiler
+def test_more_rows_are_taken_where_panels_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = native.Layout(64, 2048), native.Layout(64, 4096)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert (native.most_rows(small), native.most_rows(large)) == (native.MANY_ROWS, native.FEW_ROWS)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert native.most_rows(small) == native.FEW_ROWS
 
 
 @needs_compiler

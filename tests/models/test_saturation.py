@@ -26,16 +26,24 @@ class Device:
         return measure(self.run, most, clock=self.clock)
 
 
-@pytest.mark.parametrize(("knee", "expected"), [(32, 128), (100, 128), (200, 256), (512, 512)])
-def test_the_knee_of_the_roofline_is_found(knee: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("per_token", "knee", "expected"), [(25e-5, 32, 128), (25e-5, 100, 128), (25e-5, 200, 256), (15e-5, 512, 512)]
+)
+def test_the_knee_of_the_roofline_is_found(per_token: float, knee: int, expected: int) -> None:
     """Up to the knee a step takes as long whatever its size."""
-    tokens, seconds = Device(lambda size: 8e-5 * max(size, knee)).measure()
+    tokens, seconds = Device(lambda size: per_token * max(size, knee)).measure()
     assert tokens == expected
-    assert seconds == pytest.approx(8e-5 * max(expected, knee))
+    assert seconds == pytest.approx(per_token * max(expected, knee))
+
+
+@pytest.mark.parametrize(("fixed", "expected"), [(0.0005, 128), (0.003, 256)])
+def test_a_few_per_cent_decide(fixed: float, expected: int) -> None:
+    """Every step walks through the weights once, which what it computes hides in part."""
+    assert Device(lambda size: fixed + 36e-5 * size).measure()[0] == expected
 
 
 def test_it_does_not_go_below_what_is_worth_a_step_nor_on_when_nothing_is_gained() -> None:
-    device = Device(lambda size: 8e-5 * size)
+    device = Device(lambda size: 25e-5 * size)
     assert device.measure()[0] == LEAST_TOKENS
     assert max(device.sizes) == 256
 
@@ -53,7 +61,7 @@ def test_a_slow_model_holds_up_the_start_by_one_step() -> None:
 
 def test_a_hiccup_in_a_short_step_does_not_count() -> None:
     hiccups = iter([0.003])
-    device = Device(lambda size: 6e-5 * max(size, 256) + (next(hiccups, 0.0) if size == 256 else 0.0))
+    device = Device(lambda size: 1e-4 * size + (next(hiccups, 0.0) if size == 256 else 0.0))
     assert device.measure()[0] == 256
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,6 +50,54 @@ def test_what_does_not_go_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name) as raised:
         EngineConfig.from_flat({name: value})
     assert raised.value.param == name
+
+
+NEEDY: dict[str, Any] = {
+    "kv_offload_disk_path": "/somewhere",
+    "kv_offload_timeout": 2.0,
+    "kv_offload_policy": "arc",
+    "kv_offload_store_threshold": 2,
+    "preemption_mode": "offload",
+    "kv_transfer_config": {"kv_connector": "tcp-peer"},
+}
+
+
+@pytest.mark.parametrize("size", [None, 0])
+@pytest.mark.parametrize("name", NEEDY)
+def test_what_is_of_no_use_without_host_memory_says_what_is_missing(
+    name: str, size: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, text = NEEDY[name], f"{name}.* needs kv_offloading_size"
+    given = {name: value, "kv_offloading_size": size}
+    with pytest.raises(ConfigError, match=text) as raised:
+        EngineConfig.from_flat(given)
+    assert raised.value.param == name
+    with pytest.raises(ConfigError, match=text):
+        OffloadConfig(**given)
+    written = msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
+    flags = () if size is None else ("--kv-offloading-size", str(size))
+    with pytest.raises(ConfigError, match=text):
+        parse(*flags, f"--{name.replace('_', '-')}", written)
+    file = tmp_path / "troupe.toml"
+    line = f'{name} = {{ kv_connector = "tcp-peer" }}' if isinstance(value, dict) else f"{name} = {value!r}"
+    file.write_text(f"[offload]\n{line}\n")
+    with pytest.raises(ConfigError, match=text):
+        parse("--config", str(file))
+    EngineConfig.from_flat(given | {"kv_offloading_size": 1})
+
+
+def test_a_limit_of_no_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_offload_disk_bytes needs kv_offload_disk_path") as raised:
+        EngineConfig.from_flat({"kv_offloading_size": 1, "kv_offload_disk_bytes": 1 << 30})
+    assert raised.value.param == "kv_offload_disk_bytes"
+    with pytest.raises(ConfigError, match="kv_offload_disk_path needs kv_offloading_size"):
+        EngineConfig.from_flat({"kv_offload_disk_path": "/somewhere", "kv_offload_disk_bytes": 1 << 30})
+
+
+def test_a_producer_has_no_policy_for_loads() -> None:
+    wanted = {"kv_connector": "tcp-peer", "kv_role": "kv_producer", "kv_load_failure_policy": "fail"}
+    with pytest.raises(ConfigError, match="kv_load_failure_policy fail is of no use to a kv_producer"):
+        EngineConfig.from_flat({"kv_offloading_size": 1, "kv_transfer_config": wanted})
 
 
 def test_without_a_prefix_cache_nothing_would_be_found_again() -> None:

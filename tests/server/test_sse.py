@@ -71,6 +71,25 @@ async def test_stream_has_the_headers_and_ends_with_done(make_wire, make_exchang
     assert wire.sent[-1]["more_body"] is False
 
 
+@pytest.mark.parametrize("text", ["a\u2028b", "\u2029", "\x85é\u0085", "\v\f\x1c\x1d\x1e\r\n", "…\u2027\u202a"])
+async def test_whoever_splits_text_into_lines_gets_whole_events(make_wire, make_exchange, text):
+    wire = make_wire()
+    async with open_events(make_exchange(wire), 0) as events:
+        await events.send(encoder().text(0, text))
+        await events.finish(event({"text": text}))
+    first, second, done, _ = wire.body.decode().split("\n\n")
+    assert wire.body.decode().splitlines() == [first, "", second, "", done, ""]
+    assert json.loads(first[6:])["choices"][0]["delta"]["content"] == text
+    assert json.loads(second[6:]) == {"text": text}
+
+
+async def test_whole_answers_keep_their_bytes_and_length(make_wire, make_exchange):
+    wire = make_wire()
+    body = '{"text":"\u2028"}'.encode()
+    await make_exchange(wire).respond(200, body)
+    assert (wire.body, wire.headers()[b"content-length"]) == (body, str(len(body)).encode())
+
+
 async def test_silence_is_filled_with_comments_of_one_line(make_wire, make_exchange):
     wire = make_wire()
     async with open_events(make_exchange(wire), 0.001) as events:

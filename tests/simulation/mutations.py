@@ -133,6 +133,11 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "sequence.num_computed = len(known) + count - 1 + ahead",
         "sequence.num_computed = len(known) + ahead",
     ),
+    "a forced token counts as computed at once": Mutation(
+        "actors.scheduler.acceptance",
+        "sequence.forced = max(0, len(sequence.tokens) - 1 - confirmed)",
+        "sequence.forced = 0",
+    ),
     "only one of two plans in flight has blocks for its drafts": Mutation(
         "actors.scheduler.elastic",
         "if start + sequence.slack + width <= sequence.fence:",

@@ -22,6 +22,8 @@ from troupellm.actors.scheduler.block_pool import BlockPool
 
 SIZE = 3
 """Tokens of a block in the pool's walk."""
+BLOCKS = 500
+"""In the prefix cache's walk; looking at all of them is most of its time."""
 
 
 def packed(tokens: tuple[int, ...]) -> bytes:
@@ -164,18 +166,19 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """The model: every sequence that was computed since the last reset, by namespace. Nothing is evicted here.
+    """The model: every sequence that was computed since the last reset, by namespace. Nothing is evicted here: there is
+    a reset before the pool could be full.
 
     A request must find the longest beginning that it shares with any of them, but for its last token.
     """
 
     @initialize(block_size=st.sampled_from([1, 2, 4]), groups=st.sampled_from([1, 2]), plans=st.sampled_from([1, 2]))
     def start(self, block_size: int, groups: int, plans: int) -> None:
-        made = ready(2000, block_size, max_model_len=64, groups=groups)
-        self.block_size = block_size
-        self.harness = Harness(make_core(made, max_plans_in_flight=plans), made)
+        made = ready(BLOCKS, block_size, max_model_len=64, groups=groups)
+        self.block_size, self.groups = block_size, groups
+        self.harness = Harness(make_core(made, max_plans_in_flight=plans), made, checks_every_call=False)
         self.computed: dict[bytes, list[list[int]]] = {}
-        self.requests = 0
+        self.requests = self.most_blocks = 0
 
     @rule(
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=14),
@@ -183,6 +186,10 @@ class PrefixMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 9),
     )
     def ask(self, prompt: list[int], salt: bytes, max_tokens: int) -> None:
+        blocks = self.groups * (-(-(len(prompt) + max_tokens) // self.block_size) + 1)
+        if self.most_blocks + blocks > BLOCKS:
+            self.reset()
+        self.most_blocks += blocks
         self.requests += 1
         request = self.requests
         self.harness.submit(submission(request, prompt, max_tokens=max_tokens, cache_salt=salt))
@@ -205,6 +212,12 @@ class PrefixMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.harness.core.reset_prefix_cache()
         self.computed.clear()
+        self.most_blocks = 0
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.core.assert_invariants()
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):

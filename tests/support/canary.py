@@ -136,7 +136,7 @@ async def under_attack(
         await eventually(lambda: _idle(engine), 2)
         await eventually(lambda: len(anyio.get_running_tasks()) <= tasks + SLACK, 2)
         await eventually(lambda: _descriptors() <= descriptors + SLACK, 2)
-        assert not served.host.in_flight
+        await eventually(lambda: not served.host.in_flight, 2)
         assert engine.state == "ready"
 
 

@@ -89,13 +89,10 @@ class ScriptedProposer:
         return found
 
 
-class Guessing:
-    """Drafts that repeat what the row, or chance, says: as chains, or as trees with branches."""
+class Forgetful:
+    """Keeps nothing of rows."""
 
-    def __init__(self, config: Any, context: Any) -> None:
-        self.taps, self._vocab = NO_TAPS, context.decoder.config.vocab_size
-        self._random = random.Random(3)
-        self._branches = 1
+    taps = NO_TAPS
 
     def add_row(self, slot: int, new: Any) -> None:
         pass
@@ -108,6 +105,15 @@ class Guessing:
 
     def reset(self) -> None:
         pass
+
+
+class Guessing(Forgetful):
+    """Drafts that repeat what the row, or chance, says: as chains, or as trees with branches."""
+
+    def __init__(self, config: Any, context: Any) -> None:
+        self._vocab = context.decoder.config.vocab_size
+        self._random = random.Random(3)
+        self._branches = 1
 
     def propose(self, batch: ProposalBatch) -> Drafts:
         width = int(batch.limits.max())
@@ -155,6 +161,13 @@ class TooMany(Failing):
     def _fail(self, batch: ProposalBatch) -> Drafts:
         width = int(batch.limits.max()) + 1
         return Drafts(np.zeros((batch.slots.size, width), np.int32), np.full(batch.slots.size, width))
+
+
+class Fractions(Failing):
+    """The same: drafts what looks like tokens."""
+
+    def _fail(self, batch: ProposalBatch) -> Drafts:
+        return Drafts(np.full((batch.slots.size, 1), 32.0), np.ones(batch.slots.size, np.int64))
 
 
 class Blind(Guessing):

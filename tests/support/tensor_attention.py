@@ -42,6 +42,11 @@ class TensorAttention:
         )  # fmt: skip
         place = torch.arange(keys.shape[2], device=query.device)
         seen = (place <= position[:, None]) & inside.any(1)[:, None]
+        if spans.trees is not None:
+            tree = spans.trees[plan.window]
+            position, behind = tree.positions, place - tree.bases[row][:, None]
+            bits = (tree.nodes[:, None] >> behind.clamp(0, 63)) & 1
+            seen &= (behind < 0) | (bits == 1)
         if plan.window is not None:
             seen &= place > position[:, None] - plan.window
         scores = torch.einsum("thd,thkd->thk", query.float(), keys) * scale

@@ -101,9 +101,7 @@ class TierHarness(Harness):
     ) -> None:
         made = SchedulerConfig(**({"max_plans_in_flight": 1} | (config or {})))
         offload = offload or OffloadConfig(kv_offloading_size=1.0)
-        core = SchedulerCore(
-            made, settings, enable_prefix_caching=True, hash_key=SECRET, offload=offload, life=b"a life of the tests"
-        )
+        core = SchedulerCore(made, settings, enable_prefix_caching=True, hash_key=SECRET, offload=offload)
         super().__init__(core, settings)
         windows = tuple(group.sliding_window for group in settings.groups)
         self.oracle: TierOracle = TierOracle(settings.block_size, settings.num_blocks, windows, burst=burst, **tiers)

@@ -54,6 +54,8 @@ class ToyTiers:
         """By tier, from number 1 on."""
         self.under_way: list[UnderWay] = []
         self.asked: list[TierLookup] = []
+        self.given_up: set[int] = set()
+        """Of those under way, what a reset came upon."""
         self.cancelled: set[int] = set()
         """Of those under way."""
         self.counts: dict[str, int] = {}
@@ -96,6 +98,7 @@ class ToyTiers:
         self.under_way.clear()
         self.asked.clear()
         self.cancelled.clear()
+        self.given_up.clear()
 
     # What subclasses decide.
 
@@ -118,6 +121,12 @@ class ToyTiers:
 
     def _begin(self, order: BlockTransfer) -> None:
         self.counts[order.kind] = self.counts.get(order.kind, 0) + 1
+        if order.kind == "reset":
+            self.outer[order.tier - 1].clear()
+            same_tier = [other.order for other in self.under_way if other.order.tier == order.tier]
+            self.given_up.update(other.transfer for other in same_tier if other.kind != "reset")
+            self.under_way.append(UnderWay(order))
+            return
         same_place = [other.order for other in self.under_way if other.order.place == order.place]
         kinds = {order.kind, *(other.kind for other in same_place)}
         assert not same_place or kinds <= {"load", "spill"}, "a place is written while something else is under way"
@@ -136,7 +145,11 @@ class ToyTiers:
             self.host.pop(order.place, None)
         cancelled = order.transfer in self.cancelled
         self.cancelled.discard(order.transfer)
-        error = self.error(order, cancelled=cancelled) or self._move(order, under_way.content)
+        error = self.error(order, cancelled=cancelled)
+        if order.transfer in self.given_up:
+            self.given_up.remove(order.transfer)
+            error = "cancelled"
+        error = error or self._move(order, under_way.content)
         if not error:
             return TransferDone(order.transfer, True, seconds=0.001)
         if order.kind == "load":  # it was half written
@@ -151,7 +164,7 @@ class ToyTiers:
                 self.host[order.place] = order.key, stored
             case "load":
                 key, content = self._held(order)
-                assert key in (b"", order.key), "a load names another block than lies in its place"
+                assert key == order.key, "a load names another block than lies in its place"
                 self._cache.write_block(order.block, content)
             case "spill":
                 self.outer[order.tier - 1][order.key] = Framed.of(self._held(order)[1])
@@ -162,7 +175,7 @@ class ToyTiers:
                 if not framed.whole:
                     del self.outer[order.tier - 1][order.key]
                     return "corrupt"
-                self.host[order.place] = b"", framed.content  # outer tiers may know it by another name
+                self.host[order.place] = order.key, framed.content
         return ""
 
     def _held(self, order: BlockTransfer) -> tuple[bytes, Content]:

@@ -57,5 +57,5 @@ class Cost:
 
     def not_done(self, *kinds: str) -> None:
         """What is not done is not measured: in time it is tried again. Once per occasion, however often was asked."""
-        for kind in kinds:
-            self._moved[kind] = self._moved.get(kind, 0.0) * _FORGETS
+        for kind in self._moved.keys() & kinds:
+            self._moved[kind] *= _FORGETS

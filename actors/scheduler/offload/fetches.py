@@ -10,13 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from troupellm.actors.scheduler.block_pool import in_group
-from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.offload.cost import Cost, fetch_from
-from troupellm.actors.scheduler.offload.counts import Counts
-from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.cost import fetch_from
 from troupellm.actors.scheduler.offload.loads import UNHARMED
+from troupellm.actors.scheduler.offload.means import Means
 from troupellm.actors.scheduler.offload.tier import TierBlock
-from troupellm.actors.scheduler.offload.traffic import LOOKUPS, Traffic
+from troupellm.actors.scheduler.offload.traffic import LOOKUPS
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.transfers import TransferDone
 from troupellm.protocol.worker import NULL_BLOCK
@@ -63,11 +61,7 @@ class Ask:
 class Fetches:
     def __init__(
         self,
-        host: HostTier,
-        traffic: Traffic,
-        tables: BlockTables,
-        cost: Cost,
-        counts: Counts,
+        means: Means,
         timeout: float,
         ended: Callable[[Sequence], None],
         missed: Callable[[Sequence, int], None],
@@ -79,12 +73,8 @@ class Fetches:
             ended: hears that a sequence has nothing more to wait for.
             missed: hears before that if a tier did not give a sequence what it said it has.
         """
+        self._host, self._traffic, self._tables, self._cost, self._counts = means
         self._missed = missed
-        self._host = host
-        self._traffic = traffic
-        self._tables = tables
-        self._cost = cost
-        self._counts = counts
         self._timeout = timeout
         self._ended = ended
         self._asking: dict[int, Sequence] = {}
@@ -176,14 +166,16 @@ class Fetches:
         """Which block to fetch from where: the nearest tier that has it, for every group that will look at it."""
         windows, size, pool = self._tables.windows, self._tables.block_size, self._tables.pool
         most = max(1, int(_HOST_SHARE * self._host.num_places) // len(windows))
-        found = max(ask.counts.values(), default=0)
+        counts = {tier: ask.counts.get(tier, 0) for tier in self.inward}  # one that answered may be left alone by now
+        found = max(counts.values(), default=0)
         count = min(found, most)
         ask.latest = self._counts.now + self._timeout + self._cost.computing(count)
+        self._progressed(ask)
         sequence.asks_again = 0 < count < found
         end = (ask.first + count) * size
         seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
         for index in range(count):
-            tier = next(tier for tier in self.inward if ask.counts.get(tier, 0) > index)
+            tier = next(tier for tier, has in counts.items() if has > index)
             for group, first in enumerate(seen):
                 key = in_group(ask.keys[index], group)
                 if ask.first + index < first or pool.find(ask.keys[index], group) is not None:

@@ -4,13 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.host_hit import HostHit
-from troupellm.actors.scheduler.offload.cost import Cost
-from troupellm.actors.scheduler.offload.counts import Counts
-from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.means import Means
 from troupellm.actors.scheduler.offload.tier import TierBlock
-from troupellm.actors.scheduler.offload.traffic import Traffic
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.transfers import TransferDone
 
@@ -40,26 +36,13 @@ class Loading:
 
 
 class Loads:
-    def __init__(
-        self,
-        host: HostTier,
-        traffic: Traffic,
-        tables: BlockTables,
-        cost: Cost,
-        counts: Counts,
-        timeout: float,
-        ended: Callable[[Sequence, Loading], None],
-    ) -> None:
+    def __init__(self, means: Means, timeout: float, ended: Callable[[Sequence, Loading], None]) -> None:
         """
         Args:
             timeout: seconds without progress after which a sequence goes on without the rest.
             ended: hears that nothing is under way any more into the blocks of a sequence that still waits.
         """
-        self._host = host
-        self._traffic = traffic
-        self._tables = tables
-        self._cost = cost
-        self._counts = counts
+        self._host, self._traffic, self._tables, self._cost, self._counts = means
         self._timeout = timeout
         self._ended = ended
         self._waiting: dict[int, Sequence] = {}

@@ -12,7 +12,6 @@ moved together.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 
 from troupellm.actors.kv_events import BlockEvents, KVEventLog
 from troupellm.actors.scheduler.block_tables import BlockTables
@@ -21,10 +20,13 @@ from troupellm.actors.scheduler.offload.counts import Counts
 from troupellm.actors.scheduler.offload.fetches import Ask, Fetches
 from troupellm.actors.scheduler.offload.host import HostTier
 from troupellm.actors.scheduler.offload.loads import Loading, Loads
+from troupellm.actors.scheduler.offload.means import Means
 from troupellm.actors.scheduler.offload.policy import make_policy
+from troupellm.actors.scheduler.offload.resets import Resets
 from troupellm.actors.scheduler.offload.stores import Stores
 from troupellm.actors.scheduler.offload.traffic import Traffic
 from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.prefix_search import first_seen
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Event, Request, Sequence
 from troupellm.protocol.errors import KVLoadFailed
@@ -37,6 +39,8 @@ from troupellm.protocol.worker import StepResult, WorkerReady
 DISK = "disk"
 """Name of the tier that is this engine's own; the others are shared with other engines."""
 
+RESET_SECONDS = 1.0
+"""How often a tier is asked to reset that could not, though it works."""
 MOST_ROUNDS = 8
 """A sequence whose prefix is longer than host memory asks again so often, and computes the rest."""
 
@@ -52,14 +56,12 @@ class Offload:
         residents: Residents,
         room: WaitingRoom,
         per_token: Callable[[], float],
-        life: bytes,
         events: BlockEvents | None = None,
     ) -> None:
         """
         Args:
             ready: says how many places host memory has, at least one.
             per_token: seconds that a token of a prompt takes to compute; 0 is unknown.
-            life: random bytes that no other life of an engine has.
             events: hears what can be found in host memory.
         """
         self._events = events
@@ -72,21 +74,21 @@ class Offload:
         self._traffic = Traffic()
         self._counts = Counts(tuple(group.block_bytes for group in ready.groups), ready.tiers)
         self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
-        self._life = life
+        self._resets = Resets(self._traffic, self._choose_tiers)
+        self._reset_again = 0.0
         self._evicted_before = 0
         self._furnish(ready)
 
     def _furnish(self, ready: WorkerReady) -> None:
         """Empty tiers, for a worker that has just loaded."""
-        config, traffic, tables = self._config, self._traffic, self._tables
+        config = self._config
         self._ready = ready
         self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_places), self._events)
         threshold, timeout = config.kv_offload_store_threshold, config.kv_offload_timeout
-        self._stores = Stores(self._host, traffic, tables, self.cost, self._counts, threshold)
-        self._loads = Loads(self._host, traffic, tables, self.cost, self._counts, timeout, self._load_ended)
-        self._fetches = Fetches(
-            self._host, traffic, tables, self.cost, self._counts, timeout, self._fetch_ended, self._missed
-        )
+        means = Means(self._host, self._traffic, self._tables, self.cost, self._counts)
+        self._stores = Stores(means, threshold)
+        self._loads = Loads(means, timeout, self._load_ended)
+        self._fetches = Fetches(means, timeout, self._fetch_ended, self._missed)
         self._choose_tiers()
 
     # What the planner asks.
@@ -95,6 +97,11 @@ class Offload:
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
         return self._traffic.busy or self._stores.waits or bool(self._residents.loading)
+
+    @property
+    def pending(self) -> bool:
+        """Something is under way, or waits to go outward."""
+        return self._traffic.busy or self._stores.waits or self._stores.num_waiting > 0
 
     def pump(self, now: float) -> None:
         """Before a plan: begin what waits for credits, and give up what takes too long."""
@@ -114,10 +121,10 @@ class Offload:
             return False
         if not self._beyond(sequence)[0]:
             return False
-        paying = self._fetches.paying()
-        sequence.asked = not paying  # what computing is quicker than is not asked this time
-        self.cost.not_done(*[fetch_from(tier) for tier in self._fetches.inward if tier not in paying])
-        return bool(paying)
+        sequence.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
+        if sequence.asked:
+            self._fetches_not_done()
+        return not sequence.asked
 
     @property
     def may_ask(self) -> bool:
@@ -127,6 +134,7 @@ class Offload:
     def ask(self, sequence: Sequence) -> None:
         """From the waiting room to those who wait for outer tiers, without blocks."""
         keys, first = self._beyond(sequence)
+        self._fetches_not_done()
         self._room.remove(sequence)
         sequence.handle(Event.LOAD)
         sequence.asked = True
@@ -146,6 +154,9 @@ class Offload:
         for hit in sequence.host_hits:
             block = self._host.find(hit.key)
             origins[hit.nth] = max(origins.get(hit.nth, 0), 0 if block is None else block.origin)
+        first = first_seen(sequence.tables) if origins else 0
+        if first in origins:  # blocks that no group looks at are where the window behind them is
+            origins.update(dict.fromkeys(range(first), origins[first]))
         self._stores.use(sequence.keys[1 : len(sequence.tokens) // size + 1])
         self._host.touch([hit.key for hit in reversed(sequence.host_hits)])
         found = {"host": 0, "disk": 0, "external": 0}
@@ -182,7 +193,7 @@ class Offload:
     def preempted(self, sequence: Sequence) -> None:
         if self.cost.offload_pays():
             self._stores.offer(sequence, last=True, all_of_it=True)
-        else:
+        elif self.cost.mode == "auto":
             self.cost.not_done("store", "load")
 
     def ended(self, sequence: Sequence) -> None:
@@ -205,6 +216,9 @@ class Offload:
             self._choose_tiers()
         if result.transfers or result.found:
             self._traffic.take_in(result.transfers, result.found)
+        if self._resets.owed and (result.tiers or now >= self._reset_again):
+            self._reset_again = now + RESET_SECONDS
+            self._resets.retry(lambda tier: not self._counts.disabled(tier))
 
     def fail_unloaded(self, end: Callable[[Request, KVLoadFailed], None]) -> None:
         """End the requests whose blocks did not come, where the connector's policy says so. After `update`."""
@@ -213,19 +227,21 @@ class Offload:
             if not sequence.ended:
                 end(sequence.request, error)
 
-    def reset(self, *, external: bool = False) -> None:
-        """Nothing that is in a tier now is found by a request that comes later: host memory forgets, and outer tiers
-        are asked for other names from now on.
+    def reset(self, done: Callable[[bool], None], *, external: bool = False) -> None:
+        """Nothing that is in a tier now is found by a request that comes later, nor by another life of the engine.
 
         Args:
-            external: also of tiers that other engines put blocks into.
+            done: hears whether outer tiers have forgotten theirs; one that could not is not used before it has.
+            external: also tiers that other engines put blocks into.
         """
         self._host.reset()
         self._stores.forget()
-        self._life = sha256(self._life).digest()
-        for number, tier in enumerate(self._ready.tiers, 1):
-            if external or tier.name == DISK:
-                self._traffic.rename(number, self._life)
+        tiers = [number for number, tier in enumerate(self._ready.tiers, 1) if external or tier.name == DISK]
+        self._resets.begin(tiers, done)
+
+    def answer_resets(self, ok: bool) -> None:
+        """Nobody is to wait for tiers: the worker is not told of anything for now. What is out of order is not ok."""
+        self._resets.answer(ok and not any(self._counts.disabled(tier) for tier in self._resets.tiers))
 
     def forget(self, *, keep_host: bool = False) -> None:
         """The worker's memory is gone, and whatever was under way.
@@ -234,6 +250,7 @@ class Offload:
             keep_host: all but the host memory, of which what was not being written is still there.
         """
         self._traffic.forget()
+        self._resets.forget()
         self._loads.forget()
         self._fetches.forget()
         self._stores.forget()
@@ -249,6 +266,7 @@ class Offload:
         if ready.host_places != self._host.num_places:
             self._furnish(ready)
         self._ready = ready
+        self._resets.retry(lambda tier: True)
         self._choose_tiers()
 
     def snapshot(self) -> OffloadSnapshot:
@@ -271,11 +289,15 @@ class Offload:
         waiting = [sequence.loading for sequence in self._residents.loading.values()]
         not_begun = sum(len(loading.waiting) for loading in waiting if isinstance(loading, Loading))
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
-        self._host.assert_invariants(self._traffic.num_transfers + not_begun)
+        self._host.assert_invariants(self._traffic.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
         assert len(asking) == len(self._fetches), "who asks and who waits for it disagree"
 
     # Inside.
+
+    def _fetches_not_done(self) -> None:
+        paying = self._fetches.paying()
+        self.cost.not_done(*[fetch_from(tier) for tier in self._fetches.inward if tier not in paying])
 
     def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
         """Nothing is under way into its blocks any more, or nobody waits for it."""
@@ -313,7 +335,9 @@ class Offload:
     def _choose_tiers(self) -> None:
         """Those that work."""
         working = [
-            (number, tier) for number, tier in enumerate(self._ready.tiers, 1) if not self._counts.disabled(number)
+            (number, tier)
+            for number, tier in enumerate(self._ready.tiers, 1)
+            if not self._counts.disabled(number) and number not in self._resets.owed
         ]
         self._fetches.inward = tuple(number for number, tier in working if tier.loads)
         self._stores.outward = tuple(number for number, tier in working if tier.stores)
@@ -334,11 +358,10 @@ def make_offload(
     residents: Residents,
     room: WaitingRoom,
     per_token: Callable[[], float],
-    life: bytes,
     kv_events: KVEventLog | None = None,
 ) -> Offload | None:
     """None where the worker has no host memory for blocks, or blocks have no names."""
     if not ready.host_places or not tables.caching:
         return None
     events = None if kv_events is None else kv_events.of("host")
-    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, life, events)
+    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, events)

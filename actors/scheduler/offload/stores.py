@@ -3,12 +3,9 @@
 from collections import OrderedDict, deque
 
 from troupellm.actors.scheduler.block_pool import in_group
-from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.offload.cost import Cost
-from troupellm.actors.scheduler.offload.counts import Counts
-from troupellm.actors.scheduler.offload.host import HostTier
+from troupellm.actors.scheduler.offload.means import Means
 from troupellm.actors.scheduler.offload.tier import TierBlock
-from troupellm.actors.scheduler.offload.traffic import OUTER, Traffic
+from troupellm.actors.scheduler.offload.traffic import OUTER
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.protocol.transfers import TransferDone
 from troupellm.protocol.worker import NULL_BLOCK
@@ -22,15 +19,9 @@ _USES_PER_PLACE = 4
 class Stores:
     """A store reads its block before the next plan writes anything, so nothing holds the block for it."""
 
-    def __init__(
-        self, host: HostTier, traffic: Traffic, tables: BlockTables, cost: Cost, counts: Counts, threshold: int
-    ) -> None:
+    def __init__(self, means: Means, threshold: int) -> None:
         """threshold: uses of a block before it is stored; 0 stores all."""
-        self._host = host
-        self._traffic = traffic
-        self._tables = tables
-        self._cost = cost
-        self._counts = counts
+        self._host, self._traffic, self._tables, self._cost, self._counts = means
         self._threshold = threshold
         self._uses: OrderedDict[bytes, int] = OrderedDict()
         self._later: deque[tuple[int, bytes]] = deque()

@@ -6,10 +6,8 @@ of which there is exactly one per transfer, whatever became of it.
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Final
 
-from troupellm.actors.prefix_keys import KEY_BYTES
 from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TransferDone, TransferKind
 
 STORES: Final = 128
@@ -37,8 +35,6 @@ class Traffic:
         """Of those, the ones that were not cancelled."""
         self._lookups: dict[int, Found] = {}
         self._load: dict[Edge, int] = {}
-        self._renamed: dict[int, bytes] = {}
-        """By outer tier, what its keys are mixed with since the tiers were reset."""
         self._new_transfers: list[BlockTransfer] = []
         self._new_lookups: list[TierLookup] = []
         self._new_cancelled: list[int] = []
@@ -71,7 +67,7 @@ class Traffic:
         self._under_way[self._ids] = (edge, done)
         self._wanted.add(self._ids)
         self._load[edge] = self._load.get(edge, 0) + 1
-        self._new_transfers.append(BlockTransfer(self._ids, kind, tier, group, block, place, self._name(tier, key)))
+        self._new_transfers.append(BlockTransfer(self._ids, kind, tier, group, block, place, key))
         return self._ids
 
     def cancel(self, transfer: int) -> None:
@@ -84,7 +80,7 @@ class Traffic:
         """Ask an outer tier how many of these keys it has; `found` hears it, unless `forget_lookup` came before."""
         self._ids += 1
         self._lookups[self._ids] = found
-        self._new_lookups.append(TierLookup(self._ids, tier, tuple([self._name(tier, key) for key in keys])))
+        self._new_lookups.append(TierLookup(self._ids, tier, keys))
         return self._ids
 
     def forget_lookup(self, lookup: int) -> None:
@@ -117,14 +113,6 @@ class Traffic:
         for lookup in found:
             tell = self._lookups.pop(lookup.lookup, self._too_late)
             tell(lookup.count)
-
-    def rename(self, tier: int, secret: bytes) -> None:
-        """From now on nothing is found in an outer tier that was put there before, or would be without the secret."""
-        self._renamed[tier] = secret
-
-    def _name(self, tier: int, key: bytes) -> bytes:
-        secret = self._renamed.get(tier)
-        return key if secret is None else sha256(secret + key[:KEY_BYTES]).digest() + key[KEY_BYTES:]
 
     def forget(self) -> None:
         """The worker is gone, and with it whatever was under way: nothing of it is answered."""

@@ -21,6 +21,7 @@ from troupellm.models.builtin.drafters.heads import Eagle, Medusa
 from troupellm.models.builtin.drafters.lessons import Lesson, Lessons, draft_loss, eagle_loss, medusa_loss, pupils
 from troupellm.models.builtin.evaluate import WEIGHTS, load
 from troupellm.models.builtin.network import Network
+from troupellm.models.builtin.training import start
 
 DRAFTERS = Path(__file__).parent
 
@@ -169,23 +170,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="rows of 512 tokens in a step")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--decay", type=float, default=0.5, help="share of the steps in which the rate falls")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=("eagle", "medusa", "draft_model"), help="train these alone")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=50, help="steps")
-    parser.add_argument("--state", type=Path, default=Path("drafters-state.safetensors"))
-    parser.add_argument("--output", type=Path, default=DRAFTERS)
-    parser.add_argument("--resume", action="store_true", help="go on from the state file")
-    parser.add_argument("--export-only", action="store_true", help="export the state file and stop")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    trainer = Trainer(options)
-    if options.resume or options.export_only:
-        trainer.restore()
-    if options.export_only:
-        trainer.export(options.output)
-    else:
-        trainer.run()
+    start(parser, Trainer, state="drafters-state.safetensors", output=DRAFTERS, threads=1)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,24 @@ class PeerClient:
             self._distrust(run)
             raise
 
+    def reset(self) -> None:
+        """The peer forgets its blocks, and so does this side what it has read ahead.
+
+        Raises:
+            StoreError: it cannot be asked.
+        """
+        with self._lock:
+            runs = list(self._runs)
+            self._following.clear()
+        for run in runs:
+            self._abandon(run)
+
+        def ask(connected: Wire) -> None:
+            connected.send(wire.reset_question())
+            connected.receive(wire.COUNT.size)
+
+        self._call(ask)
+
     def probe(self) -> None:
         """Connect.
 

@@ -92,8 +92,12 @@ class PeerServer:
             if self._closed.is_set() or len(self._wires) >= self._most:
                 self.num_refused += 1
                 return False
-            thread.start()
-            self._wires[connected] = thread
+            self._wires[connected] = thread  # it may answer before `start` comes back
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._wires[connected]
+                raise
         return True
 
     def _run(self, connected: Wire) -> None:
@@ -131,6 +135,10 @@ class PeerServer:
         head = connected.receive(wire.QUESTION.size)
         connected.within(self._seconds)
         what, count, size = wire.read_question(head)
+        if what == wire.RESET:
+            self._shelf.clear()
+            connected.send(wire.COUNT.pack(0))
+            return
         keys = wire.read_keys(connected.receive(size), count)
         if what == wire.CONTAINS:
             connected.send(wire.COUNT.pack(self._shelf.count(keys)))

@@ -17,7 +17,7 @@ class Shelf:
         self._most = limit // seal.frame_bytes
         self._blocks: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
         self._lock = threading.Lock()
-        self._evicted = 0
+        self._evicted = self._clearings = 0
 
     def put(self, key: bytes, data: memoryview) -> None:
         """Copy a block, unless it is there."""
@@ -25,8 +25,11 @@ class Shelf:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
                 return
+            clearings = self._clearings
         header, content = self._seal.header(key, data), bytes(data)
         with self._lock:
+            if clearings != self._clearings:  # meanwhile, and what was there before is to be forgotten
+                return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:
                 self._blocks.popitem(last=False)
@@ -54,5 +57,7 @@ class Shelf:
         return StoreUse(blocks, blocks * size, self._most * size, self._evicted)
 
     def clear(self) -> None:
+        """Forget all blocks, and those that are being put."""
         with self._lock:
             self._blocks.clear()
+            self._clearings += 1

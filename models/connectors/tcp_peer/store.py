@@ -82,6 +82,8 @@ class TcpPeer(BlockStore):
         self._owner: OrderedDict[bytes, PeerClient] = OrderedDict()
         self._resting: dict[PeerClient, float] = {}
         """Peers that could not be asked, and until when they are left alone if there are others."""
+        self._owed: set[PeerClient] = set()
+        """Peers that could not be told to reset: they are told before they are asked anything."""
         self._lock = Lock()
 
     def probe(self) -> None:
@@ -90,6 +92,7 @@ class TcpPeer(BlockStore):
         for client in self._clients:
             try:
                 client.probe()
+                self._settle(client)
             except StoreError as error:
                 problem = self._rest(client, error)
             else:
@@ -102,6 +105,7 @@ class TcpPeer(BlockStore):
         best, answered, problem = 0, False, ""
         for client in self._awake():
             try:
+                self._settle(client)
                 count = client.contains(keys)
             except StoreError as error:
                 problem = self._rest(client, error)
@@ -128,6 +132,7 @@ class TcpPeer(BlockStore):
         answered = False
         for client in others if owner is None else [owner, *others]:
             try:
+                self._settle(client)
                 client.get(key, into)
             except StoreMiss as found:
                 answered = True
@@ -139,6 +144,19 @@ class TcpPeer(BlockStore):
         if problem and not answered:
             raise StoreError(problem)
         raise miss
+
+    def reset(self) -> None:
+        """As `BlockStore`. A peer that cannot be reached now is told before it is asked anything again."""
+        if self._shelf is not None:
+            self._shelf.clear()
+        with self._lock:
+            self._owner.clear()
+            self._owed.update(self._clients)
+        for client in self._clients:
+            try:
+                self._settle(client)
+            except StoreError as error:
+                self._rest(client, error)
 
     def use(self) -> StoreUse:
         return StoreUse() if self._shelf is None else self._shelf.use()
@@ -157,6 +175,11 @@ class TcpPeer(BlockStore):
             return self._clients
         now = monotonic()
         return [client for client in self._clients if self._resting.get(client, 0.0) <= now] or self._clients
+
+    def _settle(self, client: PeerClient) -> None:
+        if client in self._owed:
+            client.reset()
+            self._owed.discard(client)
 
     def _rest(self, client: PeerClient, error: StoreError) -> str:
         self._resting[client] = monotonic() + REST_SECONDS

@@ -7,6 +7,7 @@ often as it likes and without waiting for answers in between, and the server ans
 
     contains (keys)  -> how many of them there are, from the first on
     get (keys)       -> for each key nothing, or its header and block
+    reset ()         -> 0, when it has forgotten all blocks
 
 A length is checked against what it may be before anything is read; nothing is ever unpickled, and a block is believed
 for its own tag only (see `seal`), whoever sent it. Content is not encrypted.
@@ -20,7 +21,7 @@ from time import monotonic
 from typing import Final
 
 MAGIC: Final = b"TROUPEKP"
-VERSION: Final = 1
+VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 MOST_KEYS: Final = 4096
@@ -28,7 +29,7 @@ MOST_KEYS: Final = 4096
 MOST_KEY_BYTES: Final = 64
 MOST_QUESTION_BYTES: Final = MOST_KEYS * (1 + MOST_KEY_BYTES)
 
-CONTAINS, GET = 1, 2
+CONTAINS, GET, RESET = 1, 2, 3
 ACCEPTED, OTHER_BLOCKS = 0, 1
 
 GREETING = struct.Struct(f"<8sHxx{CHALLENGE_BYTES}s")
@@ -123,6 +124,10 @@ def question(what: int, keys: Sequence[bytes]) -> bytes:
     return QUESTION.pack(what, len(keys), len(body)) + body
 
 
+def reset_question() -> bytes:
+    return QUESTION.pack(RESET, 0, 0)
+
+
 def read_question(head: bytes) -> tuple[int, int, int]:
     """What is asked, the number of keys and the bytes that they take.
 
@@ -130,6 +135,8 @@ def read_question(head: bytes) -> tuple[int, int, int]:
         WireError: it is none of the questions.
     """
     what, count, size = QUESTION.unpack(head)
+    if (what, count, size) == (RESET, 0, 0):
+        return RESET, 0, 0
     if what not in (CONTAINS, GET) or not 0 < count <= MOST_KEYS or not 0 < size <= MOST_QUESTION_BYTES:
         raise WireError("the peer asked something unknown")
     return what, count, size

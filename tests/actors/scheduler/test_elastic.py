@@ -137,6 +137,47 @@ def test_forced_tokens_are_computed_together(plans: int) -> None:
     assert len(harness.plans) < 30
 
 
+def forcing(monkeypatch: pytest.MonkeyPatch, forced: int, drafts: int = 1, **config: object) -> Harness:
+    """A guided row behind its first token, which forced so many more; blocks of one token, nothing in flight."""
+    settings = ready(num_blocks=40, block_size=1, most_drafts=drafts)
+    harness = drafting_harness(settings, hit_rate=0.0, **config)
+    oracle, left = harness.oracle, [forced]
+    monkeypatch.setattr(oracle, "_force", lambda row: oracle._draw(oracle.rows[row], left.pop() if left else 0))
+    harness.submit(submission(1, PROMPT, max_tokens=20, sampling=GUIDED))
+    while not harness.core.snapshot().tokens_generated:
+        planned(harness)
+        harness.finish()
+    assert len(harness.reader.streams[100]) == 1 + forced
+    return harness
+
+
+def test_nobody_finds_a_forced_token_that_a_plan_in_flight_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = forcing(monkeypatch, 1, max_plans_in_flight=2)
+    assert planned(harness).draft_limits == (1,)
+    harness.core.stop_string_met(100)
+    harness.submit(submission(2, [*PROMPT, *harness.reader.streams[100], 1], max_tokens=1))
+    assert planned(harness).starts == (len(PROMPT),)
+    harness.run()
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("drafts", "counts"),
+    [(1, [(5, 9), (7, 9), (9, 10)]), (0, [(5, 9), (8, 9), (9, 10), (10, 11)])],
+    ids=["elastic", "plain"],
+)
+def test_forced_tokens_are_confirmed_as_far_as_plans_have_come_back(
+    monkeypatch: pytest.MonkeyPatch, drafts: int, counts: list[tuple[int, int]]
+) -> None:
+    harness = forcing(monkeypatch, 3, drafts, max_num_batched_tokens=3)
+    sequence = harness.core._residents.running[100]
+    for confirmed, known in counts:
+        assert (sequence.num_confirmed, len(sequence.tokens)) == (confirmed, known)
+        planned(harness)
+        assert sequence.num_confirmed == confirmed, "the plan is in flight"
+        harness.finish()
+
+
 def test_what_is_said_of_several_tokens_is_cut_with_them() -> None:
     harness = drafting_harness(hit_rate=1.0, seed=1, max_plans_in_flight=2)
     sampling = SamplingState(temperature=0.0, logprobs=1)

@@ -84,6 +84,17 @@ def test_prompts_that_come_together_get_their_first_tokens_one_after_another() -
     assert [plan.counts for plan in harness.plans[:4]] == [(12,), (1, 12), (1, 1, 12), (1, 1, 1, 12)]
 
 
+def test_a_prompt_that_ends_in_a_plan_in_flight_takes_nothing_from_the_next_one() -> None:
+    """Its next token would push the end of another prompt, and with it a first token, into the step after."""
+    made = ready(num_blocks=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=12, max_plans_in_flight=2), made)
+    for request in range(1, 5):
+        harness.submit(submission(request, [request] * 12, max_tokens=9))
+    for _ in range(4):
+        harness.step()
+    assert [plan.counts for plan in harness.plans[:4]] == [(12,), (1, 12), (1, 1, 12), (1, 1, 1, 12)]
+
+
 def test_the_budget_bounds_a_step_of_many_and_leaves_decoding_alone() -> None:
     made = ready(num_blocks=400)
     harness = Harness(make_core(made, max_num_prefill_tokens=5, max_num_seqs=16), made)

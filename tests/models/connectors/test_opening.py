@@ -34,6 +34,9 @@ class PluggedIn(BlockStore):
     def get(self, key: bytes, into: memoryview) -> None:
         raise StoreMiss
 
+    def reset(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -67,11 +70,23 @@ def plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "entry_points", entry_points)
 
 
-_PLUG_INS = {"mine": "PluggedIn", "broken": "broken", "nothing": "nothing", "missing": "not_there"}
+_PLUG_INS = {"mine": "PluggedIn", "broken": "broken", "nothing": "nothing", "missing": "not_there", "disk": "PluggedIn"}
 
 
 def test_without_connectors_nothing_is_read(tmp_path: Path) -> None:
     assert open_connectors(EngineConfig(), CONTEXT) == []
+
+
+def test_nobody_takes_the_name_of_a_tier(tmp_path: Path, plug_ins: None) -> None:
+    with pytest.raises(ConfigError, match="'disk' is the name of a tier"):
+        open_connectors(config(tmp_path, {"kv_connector": "disk"}), CONTEXT)
+
+
+def test_two_of_a_kind_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [{"path": str(tmp_path / name)} for name in ("near", "far")]
+    given = [{"kv_connector": "shared-directory", "kv_connector_extra_config": options} for options in folders]
+    stores = open_connectors(config(tmp_path, *given), CONTEXT)
+    assert [store.name for store in stores] == ["shared-directory", "shared-directory-2"]
 
 
 def test_several_at_once_keep_their_order_roles_and_policies(tmp_path: Path, plug_ins: None) -> None:

@@ -10,7 +10,8 @@ from tests.models.connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.connectors import shared_directory
 from troupellm.models.connectors.seal import HEADER_BYTES
 from troupellm.models.connectors.shared_directory import ABANDONED_SECONDS, NAME
-from troupellm.models.offload.store import StoreCorrupt, StoreMiss
+from troupellm.models.offload import generation
+from troupellm.models.offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
 
 FRAME = HEADER_BYTES + BLOCK
@@ -191,6 +192,34 @@ def test_strangers_are_left_alone_and_not_counted(connect: Open, tmp_path: Path)
     assert store.use().used_bytes > 8 * FRAME
 
 
+def test_what_another_user_s_engines_keep_to_themselves_disables_nothing(
+    connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, listdir = tmp_path / ("ab" * 16), os.listdir
+    theirs.mkdir(mode=0o700)
+
+    def refusing(folder: str | Path) -> list[str]:
+        if Path(folder) == theirs:
+            raise PermissionError(13, "Permission denied")
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    store = connect(NAME, {"path": str(tmp_path)})  # looks at the folder with its first block
+    store.put(key(0), memoryview(content(0)))
+    assert store.use().blocks == 1
+
+
+def test_a_folder_that_looks_abandoned_disables_nothing(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.put(key(0), memoryview(content(0)))
+    strange = files(tmp_path)[0].parent / f".troupellm-{'0' * 16}"
+    strange.mkdir()
+    os.utime(strange, (1, 1))
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.put(key(1), memoryview(content(1)))
+    assert store.use().blocks == 2
+
+
 def test_a_full_disk_leaves_nothing_behind(connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, calls = connect(NAME, {"path": str(tmp_path)}), list[int]()
 
@@ -218,3 +247,58 @@ def test_a_full_disk_leaves_nothing_behind(connect: Open, tmp_path: Path, monkey
 def test_wrong_options_are_refused_by_name(connect: Open, options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         connect(NAME, options)
+
+
+def test_a_reset_by_one_engine_holds_for_all(connect: Open, tmp_path: Path) -> None:
+    options = {"path": str(tmp_path)}
+    one, other = connect(NAME, options), connect(NAME, options)
+    stranger = connect(NAME, options, fingerprint=b"n" * 32)
+    for store in (one, stranger):
+        store.probe()
+        store.put(key(0), memoryview(content(0)))
+    assert other.contains([key(0)]) == 1
+    other.reset()
+    assert [store.contains([key(0)]) for store in (one, other, connect(NAME, options))] == [0, 0, 0]
+    assert stranger.contains([key(0)]) == 1, "that of another model is not theirs"
+    with pytest.raises(StoreMiss):
+        read(one, 0)
+    assert len([path for path in files(tmp_path) if path.suffix == ".kv"]) == 1
+    one.put(key(0), memoryview(content(0)))
+    assert read(other, 0) == content(0)
+
+
+def test_what_a_reset_has_no_time_to_remove_is_not_found(
+    connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_directory, "_RESET_SHARE", -1.0)
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.probe()
+    for number in range(3):
+        store.put(key(number), memoryview(content(number)))
+    store.reset()
+    assert len([path for path in files(tmp_path) if path.suffix == ".kv"]) == 3
+    assert store.contains([key(0)]) == 0
+
+
+def test_what_is_put_while_another_engine_resets_is_forgotten(
+    connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = connect(NAME, {"path": str(tmp_path)}), connect(NAME, {"path": str(tmp_path)})
+    one.probe()
+    header = one._seal.header
+
+    def late(*what: object) -> bytes:
+        other.reset()
+        return header(*what)
+
+    monkeypatch.setattr(one._seal, "header", late)
+    one.put(key(0), memoryview(content(0)))
+    assert one.contains([key(0)]) == other.contains([key(0)]) == 0
+
+
+def test_a_generation_that_is_no_file_is_an_error_and_is_not_waited_for(connect: Open, tmp_path: Path) -> None:
+    store = connect(NAME, {"path": str(tmp_path)})
+    store.probe()
+    os.mkfifo(store._folder / generation.NAME)
+    with pytest.raises(StoreError):
+        store.contains([key(0)])

@@ -14,13 +14,13 @@ from tests.support.plan_script import Script, plain
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from tests.support.tensor_attention import plan_tensors
 from troupellm.models.cuda.device import CpuDevice
-from troupellm.models.cuda.rows import DeviceRows
+from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.drafts import DraftError
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Taps
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan, StepResult
 
@@ -273,8 +273,8 @@ def test_no_row_has_the_null_page(llama: Pair) -> None:
         device_runner(llama).launch(plan)
 
 
-@pytest.mark.parametrize("right", [0.0, 0.8])
-def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float) -> None:
+@pytest.mark.parametrize(("right", "sizes"), [(0.0, (1, 2, 4)), (0.8, (1, 2, 4)), (0.8, ())])
+def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, sizes: tuple[int, ...]) -> None:
     options: list[dict[str, Any]] = [
         {}, {"temperature": 1.0, "seed": 3, "top_p": 0.9}, {"repetition_penalty": 1.3, "logprobs": 2},
         {"temperature": 0.8, "seed": 4, "presence_penalty": 1.0},
@@ -297,7 +297,10 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float) -
         for row in range(4)
     }
     proposer = ScriptedProposer(truth, vocab, right=right, taps=Taps(last=True))
-    runner = device_runner(llama, speculation=speculation(proposer, vocab))
+    runner = device_runner(llama, sizes, speculation=speculation(proposer, vocab, most=5))
+    replayed = []
+    verify = runner.graphs.verify
+    runner.graphs.verify = lambda key: replayed.append(key) or verify(key)  # type: ignore[method-assign]
     drafted = host(runner, 5)
     for row, prompt in enumerate(prompts):
         end = len(prompt) + 20
@@ -305,11 +308,65 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float) -
         assert sum(count for _, count in proposer.observed[runner.rows.slot(row)]) == len(drafted.tokens[row]) - 1
     assert drafted.drafted > 50
     assert (drafted.accepted > 0) == (right > 0)
+    assert (replayed.count(GraphKey(4, 6)) > 3) == bool(sizes)
+    written = runner.cache.storage.isnan().flatten(3).logical_not().any(-1).any(0).any(0).nonzero()
+    pads = {NUM_BLOCKS} if sizes else set()
+    assert set(written.flatten().tolist()) - runner.rows.held_blocks() == pads
+    growing = ScriptedProposer(truth, vocab, right=right, branches=2, taps=Taps(last=True))
+    grown = host(device_runner(llama, sizes, speculation=speculation(growing, vocab)), 5)
+    for row, prompt in enumerate(prompts):
+        assert grown.tokens[row][: len(prompt) + 20] == alone.tokens[row][: len(prompt) + 20]
+    assert (grown.accepted > 0) == (right > 0)
     with pytest.raises(DraftError, match="chains"):
-        host(device_runner(llama, speculation=speculation(ScriptedProposer(truth, vocab, branches=2), vocab)), 5)
+        host(device_runner(llama, speculation=speculation(growing, vocab, trees=False)), 5)
 
 
-def speculation(proposer: ScriptedProposer, vocab: int) -> MakeSpeculator:
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("deepseek_v2", marks=pytest.mark.slow)])
+def test_rows_of_a_window_with_as_many_drafts_each(tmp_path: Path, family: str) -> None:
+    pair, prompts = Pair(tmp_path, FAMILIES[family]()), [make_prompt(5 + 9 * row, row) for row in range(3)]
+    vocab, texts = pair.config.vocab_size, []
+    runner: ModelRunner
+    for on_device in (False, True):
+        given = speculation(Steady({}, vocab, taps=Taps(layers=(0,))), vocab, most=3)
+        if on_device:
+            runner = device_runner(pair, (4,), speculation=given)
+        else:
+            runner = pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=given)
+        told = ElasticHost(runner, 3)
+        for row, prompt in enumerate(prompts):
+            told.add(row, prompt)
+        told.run(16)
+        texts.append({row: told.tokens[row][: len(prompts[row]) + 16] for row in told.tokens})
+    assert texts[0] == texts[1]
+    assert isinstance(runner, CudaRunner)
+    assert runner.graphs.dispatcher.captured(GraphKey(4, 4))
+
+
+def test_trees_through_a_window(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, FAMILIES["gemma2"]())
+    vocab, texts = pair.config.vocab_size, []
+    for runner in (
+        pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)),
+        device_runner(pair, speculation=speculation(ScriptedProposer({}, vocab, branches=2), vocab)),
+    ):
+        told = ElasticHost(runner, 5 * (len(texts) > 0))
+        for row in range(3):
+            told.add(row, make_prompt(5 + 9 * row, row))
+        told.run(20)
+        texts.append([told.tokens[row][: 25 + 9 * row] for row in range(3)])
+    assert told.drafted > 30
+    assert texts[0] == texts[1]
+
+
+class Steady(ScriptedProposer):
+    """Always as many as are wanted, of nothing that it knows."""
+
+    def propose(self, batch: ProposalBatch) -> Drafts:
+        shape = (batch.slots.size, int(batch.limits.max()))
+        return Drafts(np.random.default_rng(3).integers(0, self._vocab, shape).astype(np.int32), batch.limits)
+
+
+def speculation(proposer: ScriptedProposer, vocab: int, most: int = 5, *, trees: bool = True) -> MakeSpeculator:
     return lambda rows, options, guides: Speculator(
-        proposer, rows, options, vocab, guides=guides, trees=not isinstance(rows, DeviceRows)
+        proposer, rows, options, vocab, most=most, guides=guides, trees=trees
     )

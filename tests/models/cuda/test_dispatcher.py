@@ -53,6 +53,37 @@ def test_drafts_are_verified_by_graphs_of_their_own() -> None:
     assert dispatcher.key(BatchDescriptor(6, 2, uniform=True), draws=False) is None
 
 
+def test_drafts_of_different_numbers_share_a_graph_where_padding_costs_little() -> None:
+    dispatcher = Dispatcher((1, 4, 16, 64), queries=(1, 6), draws=False)
+
+    def key(counts: list[int], *, pads: bool = True) -> GraphKey | None:
+        batch = BatchDescriptor(sum(counts), len(counts), uniform=len(set(counts)) == 1)
+        return dispatcher.verifying(batch, max(counts), pads=pads)
+
+    assert key([6, 6, 6]) == key([6, 2, 1]) == key([3, 3]) == GraphKey(4, 6)
+    assert key([1, 1]) == GraphKey(4)
+    assert key([6, 6, 6], pads=False) == GraphKey(4, 6)
+    assert key([6, 2, 1], pads=False) is None
+    assert key([3, 3], pads=False) is None
+    assert key([7, 7]) is None  # longer than any
+    assert key([4] * 12) == GraphKey(16, 6)
+    assert key([2] * 12) is None  # three times as many tokens
+    assert key([6] * 64) is None  # more than logits are kept of
+    assert dispatcher.most_tokens == 96
+    assert not any(found.draws for found in captured_in_turn(dispatcher))
+
+
+def captured_in_turn(dispatcher: Dispatcher) -> list[GraphKey]:
+    order = []
+    for _ in range(200):
+        if (found := dispatcher.next_capture(None)) is not None:
+            dispatcher.add(found)
+            order.append(found)
+    assert dispatcher.missing == 0
+    assert order[0] == GraphKey(16, 6)
+    return order
+
+
 def test_the_largest_is_captured_first_then_what_is_waited_for_then_the_others() -> None:
     dispatcher, order = Dispatcher((1, 2, 4, 8)), []
     for _ in range(200):

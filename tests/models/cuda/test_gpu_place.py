@@ -58,6 +58,21 @@ def test_what_does_not_fit_is_said_before_anything_is_served(tmp_path: Path, gpu
     assert caught.value.param == "gpu_memory_utilization"
 
 
+def test_tokens_drawn_behind_drafts_take_memory(tmp_path: Path, gpu: None) -> None:
+    write_tiny_model(tmp_path)
+
+    def taken(**more: Any) -> int:
+        worker, ready = load(tmp_path, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, **more)
+        worker.close()
+        return ready.activation_bytes
+
+    plain = taken()
+    assert plain > 0
+    for drafts, drawn in ((3, 16), (15, 32)):  # of each row, or all that a step computes
+        wanted = {"method": "ngram", "num_speculative_tokens": drafts}
+        assert taken(speculative_config=wanted) * 4 == plain * drawn
+
+
 def test_cuda_is_refused_where_there_is_none() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one here")

@@ -74,6 +74,10 @@ class DictStore(BlockStore):
         self.trouble()
         into[:] = content
 
+    def reset(self) -> None:
+        self.trouble()
+        self.kept.clear()
+
     def probe(self) -> None:
         self.probes += 1
         self.trouble()
@@ -93,6 +97,17 @@ class Bench:
     def hurry(self, timeout: float = 0.0) -> None:
         """From here on, and in what is under way, every operation of the store is late; or none is."""
         self.engine._tiers[0]._timeout = timeout
+
+    def hang(self) -> tuple[threading.Event, threading.Event]:
+        """Every operation of the store waits for the first of these; the second says that one does."""
+        gate, inside = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            inside.set()
+            gate.wait()
+
+        self.store.trouble = wait
+        return gate, inside
 
     def keep(self, key: bytes, value: int) -> None:
         """A block of this value goes out to the store."""
@@ -192,14 +207,8 @@ def test_a_place_that_was_damaged_is_not_spread(bench: Bench) -> None:
 
 
 def test_a_late_fetch_writes_to_nobodys_place(bench: Bench) -> None:
-    gate, inside = threading.Event(), threading.Event()
     bench.keep(b"k", 7)
-
-    def hang() -> None:
-        inside.set()
-        gate.wait()
-
-    bench.store.trouble = hang
+    gate, inside = bench.hang()
     late = move("fetch", place=1, key=b"k", tier=1)
     bench.driver.step(late)
     inside.wait()
@@ -220,14 +229,8 @@ def test_a_late_fetch_writes_to_nobodys_place(bench: Bench) -> None:
 
 
 def test_a_late_spill_keeps_what_it_was_given(bench: Bench) -> None:
-    gate, inside = threading.Event(), threading.Event()
     bench.keep(b"k", 7)
-
-    def hang() -> None:
-        inside.set()
-        gate.wait()
-
-    bench.store.trouble = hang
+    gate, inside = bench.hang()
     asked = move("spill", place=0, key=b"late", tier=1)
     bench.driver.step(asked)
     inside.wait()
@@ -259,7 +262,7 @@ def test_all_threads_hang_and_the_step_goes_on(bench: Bench) -> None:
     bench.driver.ok(move("fetch", place=2, key=b"k", tier=1))
 
 
-def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
+def test_writes_go_on_beside_a_thread_that_hangs(bench: Bench) -> None:
     gate, inside = threading.Event(), threading.Event()
     bench.keep(b"k", 7)
 
@@ -268,6 +271,22 @@ def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
         gate.wait()
 
     bench.store.trouble = hang
+    asked = move("fetch", place=1, key=b"k", tier=1)
+    bench.driver.step(asked)
+    inside.wait()
+    bench.store.trouble = lambda: None
+    bench.hurry()
+    assert [answer.error for answer in bench.driver.wait(asked)] == ["disabled"]
+    bench.hurry(60.0)
+    bench.driver.wait_for_report(1, disabled=False)
+    bench.keep(b"other", 9)
+    assert set(bench.store.kept[b"other"]) == {9}
+    gate.set()
+
+
+def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
+    bench.keep(b"k", 7)
+    gate, inside = bench.hang()
     asked = [move("fetch", place=place, key=b"k", tier=1) for place in range(1, 9)]
     spill = move("spill", place=0, key=b"l", tier=1)
     bench.driver.step(*asked, spill)
@@ -286,14 +305,8 @@ def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
 
 def test_what_the_queue_has_no_room_for_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "MOST_WAITING", 3)
-    gate, inside = threading.Event(), threading.Event()
     bench.keep(b"k", 7)
-
-    def hang() -> None:
-        inside.set()
-        gate.wait()
-
-    bench.store.trouble = hang
+    gate, inside = bench.hang()
     asked = [move("fetch", place=place, key=b"k", tier=1) for place in range(1, 9)]
     bench.driver.step(asked[0])
     inside.wait()
@@ -323,14 +336,8 @@ def test_a_store_that_does_not_begin_well_is_tried_again() -> None:
 
 
 def test_resting_answers_everything(bench: Bench) -> None:
-    gate, inside = threading.Event(), threading.Event()
     bench.keep(b"k", 7)
-
-    def hang() -> None:
-        inside.set()
-        gate.wait()
-
-    bench.store.trouble = hang
+    gate, inside = bench.hang()
     asked = [move("fetch", place=place, key=b"k", tier=1) for place in range(1, 9)]
     bench.driver.step(*asked)
     inside.wait()

@@ -1,5 +1,6 @@
 """Blocks leave the device and come back to other blocks: everything that they held, whatever the cache is made of."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +219,14 @@ def test_sizes_that_cannot_be(folder: Path, settings: dict[str, object], param: 
     with pytest.raises(ConfigError, match=why) as raised:
         load(folder, **settings)
     assert raised.value.param == param
+
+
+def test_a_machine_without_memory_opens_no_port(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: EngineConfig) -> None:
+        raise ConfigError("kv_offloading_size: 1 bytes do not fit", param="kv_offloading_size")
+
+    monkeypatch.setattr("troupellm.models.offload.opening.memory_left", refuse)
+    shared = {"kv_connector": "tcp-peer", "kv_role": "kv_producer", "kv_connector_extra_config": {"listen": 0}}
+    with pytest.raises(ConfigError, match="do not fit"):
+        load(folder, kv_transfer_config=shared, prefix_hash_secret_file=str(tmp_path / "secret"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("troupellm-kv")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scripted_drafts import ElasticHost
+from scripted_drafts import ElasticHost, Forgetful
 from tiny_model import write_tiny_model
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.coupling import draw_coupled
 from troupellm.models.speculation.ngram import NgramProposer
-from troupellm.models.speculation.proposer import NO_TAPS, Drafts, ProposalBatch, Proposer
+from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Proposer
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.suffix import SuffixProposer
 from troupellm.protocol.config import ModelConfig
@@ -62,26 +62,12 @@ class ToyDecoder:
         return TABLE[hidden.argmax(-1)]
 
 
-class TableProposer:
+class TableProposer(Forgetful):
     """Drafts from a table that is nearly the model's: its likeliest token, a draw, or a tree of the two likeliest."""
-
-    taps = NO_TAPS
 
     def __init__(self, kind: str) -> None:
         self._kind, self._codes = kind, token_codes(VOCAB, torch.device("cpu"))
         self._table = TABLE + 0.3 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(21))
-
-    def add_row(self, slot: int, new: Any) -> None:
-        pass
-
-    def drop_row(self, slot: int, token_ids: Any) -> None:
-        pass
-
-    def observe(self, seen: Any) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
     def propose(self, batch: ProposalBatch) -> Drafts:
         last = batch.tokens[torch.from_numpy(batch.slots), torch.from_numpy(batch.lengths - 1)].long()

@@ -5,18 +5,22 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tiny_model import write_tiny_model
 
-from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.decoder_config import MlaConfig
+from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.ngram import NgramProposer
+from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.rest import SleepWorker, WakeWorker
-from troupellm.protocol.worker import LoadProgress, WorkerReady
+from troupellm.protocol.worker import LoadProgress, StepPlan, WorkerReady
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
@@ -59,6 +63,29 @@ def test_a_worker_says_how_many_drafts_it_takes_and_sleeps_without_its_proposer(
     worker.close()
 
 
+def test_how_the_proposer_stands_is_told_once_and_again_after_a_reset(folder: Path) -> None:
+    def step(number: int) -> ProposerReport | None:
+        plan = StepPlan(step=number, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
+        return worker.collect(worker.launch(plan)).proposer
+
+    worker, _ = loaded(folder, speculative_config={"method": "suffix"})
+    first, silent_now = step(0), step(1)
+    worker.reset()
+    again = step(2)
+    worker.command(SleepWorker(level=1), silent)
+    worker.command(WakeWorker(), silent)
+    other = step(3)
+    worker.close()
+    assert first is not None
+    assert other is not None
+    assert silent_now is None
+    assert again == first
+    assert other.life != first.life, "its counts begin anew"
+    worker, _ = loaded(folder, speculative_config=NGRAM)
+    assert step(0) is None
+    worker.close()
+
+
 def test_none_without_a_speculative_config(folder: Path) -> None:
     worker, ready = loaded(folder)
     assert ready.most_drafts == 0
@@ -67,13 +94,10 @@ def test_none_without_a_speculative_config(folder: Path) -> None:
     worker.close()
 
 
-def test_drafters_that_are_models_are_for_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gpu(CpuDevice):
-        torch_device = torch.device("cuda")
-
-        def memory(self) -> tuple[int, int]:
-            return 2**30, 2**31
-
-    monkeypatch.setattr("troupellm.models.worker.find_device", lambda wanted: Gpu())
-    with pytest.raises(ConfigError, match="method mtp is for the device cpu as yet"):
-        loaded(folder, speculative_config={"method": "mtp"})
+def test_trees_over_latent_attention_are_for_a_cpu(folder: Path) -> None:
+    wanted = {"method": "eagle", "model": str(folder), "tree_widths": [2, 2]}
+    config = EngineConfig.from_flat({"model": str(folder), "speculative_config": wanted})
+    latent = MlaConfig(latent=16, plain=8, rotated=8, value=8, query_latent=None)
+    model = msgspec.structs.replace(describe_model(folder), mla=latent)
+    with pytest.raises(ConfigError, match="latent attention are for the device cpu; on cuda leave them out"):
+        plan_drafting(config, folder, model, 64, torch.float32, torch.device("cuda"), silent)

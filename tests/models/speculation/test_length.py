@@ -42,6 +42,10 @@ class Run:
             length.add_row(slot)
         tokens, seconds, self.given = 0, 0.0, list[list[int]]()
         for step in range(steps):
+            if length.rests(rows):
+                tokens, seconds = tokens + rows, seconds + cost(rows, 0) * (1 + noise * source.random())
+                self.given.append([0] * rows)
+                continue
             limits = length.limits(slots, rows, np.full(rows, most))
             drafted = np.array([limit if source.random() < offered else 0 for limit in limits.tolist()])
             accepted = np.zeros(rows, np.int64)
@@ -52,8 +56,8 @@ class Run:
             took = (cost(rows, int(drafted.sum())) + proposing) * (1 + noise * source.random())
             if noise and source.random() < 0.01:
                 took *= 10
-            length.learn(slots, drafted, accepted, rows + int(drafted.sum()), took, proposing)
             tokens, seconds = tokens + rows + int(accepted.sum()), seconds + took
+            length.learn(slots, drafted, accepted, rows + int(drafted.sum()), took, proposing, moment=seconds)
             self.given.append(limits.tolist())
         self.rate = tokens / seconds
 
@@ -194,3 +198,85 @@ def test_what_asking_costs_is_known_for_depths_between_and_beyond() -> None:
         costs.learn(1, 4, 3.0)
     assert costs.seconds(1, np.array([1, 2, 3, 4, 8])).tolist() == [pytest.approx(0.65), 1.0, 2.0, 3.0, 6.0]
     assert costs.seconds(4, np.array([2])).tolist() == [4.0]
+
+
+def test_what_drafts_cost_others_counts_by_the_wall() -> None:
+    """Their thread sees a tenth of it: drafts that seem to pay do not, and end."""
+    rates = {}
+    for hidden in (0.0, 2.0):
+        length, slots, wall, tokens = DraftLength(range(1, 5)), np.arange(8), 0.0, 0
+        for slot in range(8):
+            length.add_row(slot)
+        source = random.Random(3)
+        for _ in range(2000):
+            drafts, rested = np.zeros(8, np.int64), length.rests(8)
+            if not rested:
+                drafts = length.limits(slots, 8, np.full(8, 4))
+            kept = np.array([min(limit, int(source.random() < 0.6)) for limit in drafts.tolist()])
+            seconds = linear(8, int(drafts.sum()) // 4)
+            wall += seconds + hidden * bool(drafts.any())
+            tokens += 8 + int(kept.sum())
+            if not rested:
+                length.learn(slots, drafts, kept, 8 + int(drafts.sum()), seconds, moment=wall)
+        rates[hidden] = tokens / wall * linear(8, 0) / 8
+    assert rates[0.0] > 1.15
+    assert rates[2.0] > 0.97
+
+
+def test_a_proposer_that_costs_something_by_itself_sleeps_and_wakes() -> None:
+    length, slots = DraftLength(range(1, 5), sleeps=True), np.arange(8)
+    for slot in range(8):
+        length.add_row(slot)
+    asleep, looks, wall = 0, 0, 0.0
+    for _ in range(20_000):
+        if length.rests(8):
+            asleep += length.asleep(8)
+            continue
+        assert not length.asleep(8)
+        drafts = length.limits(slots, 8, np.full(8, 4))
+        looks += 1
+        wall += linear(8, int(drafts.sum()))
+        length.learn(slots, drafts, np.zeros(8, np.int64), 8 + int(drafts.sum()), linear(8, 0), moment=wall)
+    assert asleep > 19_000
+    assert 30 < looks < 600
+    assert length.asleep(8)
+    assert not length.asleep(4), "fewer rows are another matter"
+    assert length.asleep(16), "more rows are not"
+
+
+def test_a_new_row_wakes_a_proposer_that_has_slept_for_a_while() -> None:
+    length, slots, wall = DraftLength(range(1, 5), sleeps=True), np.zeros(1, np.int64), 0.0
+    given, asleep = [], []
+    for step in range(3000):
+        if step % 100 == 0:
+            length.add_row(0)
+        drafts = np.zeros(1, np.int64)
+        resting = length.rests(1)
+        asleep.append(resting and length.asleep(1))
+        if not resting:
+            drafts = length.limits(slots, 1, np.full(1, 4))
+            wall += small_model(1, int(drafts[0]))
+            kept = drafts if step >= 1000 else np.zeros_like(drafts)
+            length.learn(slots, drafts, kept, 1 + int(drafts[0]), small_model(1, int(drafts[0])), moment=wall)
+        given.append(int(drafts[0]))
+    assert sum(asleep[:1000]) > 700
+    woken = next(step for step in range(1000, 3000) if given[step])
+    assert woken % 100 < 8, "with a new row"
+    assert np.mean(given[woken + 30 : 3000]) > 3.3
+    assert not any(asleep[woken:])
+
+
+def test_a_text_that_begins_to_match_wakes_the_proposer() -> None:
+    length, slots, wall = DraftLength(range(1, 5), sleeps=True), np.zeros(1, np.int64), 0.0
+    given = []
+    length.add_row(0)
+    for step in range(4000):
+        drafts = np.zeros(1, np.int64)
+        if not length.rests(1):
+            drafts = length.limits(slots, 1, np.full(1, 4))
+            wall += small_model(1, int(drafts[0]))
+            kept = drafts if step > 500 else np.zeros_like(drafts)
+            length.learn(slots, drafts, kept, 1 + int(drafts[0]), small_model(1, int(drafts[0])), moment=wall)
+        given.append(int(drafts[0]))
+    assert not any(given[300:500])
+    assert np.mean(given[3000:]) > 3.5

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from troupellm.models.speculation import match_index
-from troupellm.models.speculation.past_outputs import PastOutputs
+from troupellm.models.speculation.past_outputs import MOST_PAST_TOKENS, PastOutputs
 from troupellm.models.speculation.suffix import SuffixProposer
 from troupellm.tests.support.proposals import guess, new_row
 
@@ -128,6 +128,25 @@ def test_a_reset_keeps_past_outputs() -> None:
     assert guess(made, 0, PROMPT, 2) == OUTPUT[:2]
 
 
+def test_what_is_kept_is_told_with_its_bound() -> None:
+    made = proposer(max_cached_requests=2)
+    for _ in range(3):
+        write(made, PROMPT, OUTPUT)
+    told = made.report()
+    assert (told.past_outputs, told.past_evictions, told.failures) == (2, 1, 0)
+    assert told.past_tokens == made.past.num_tokens > 2 * len(OUTPUT)
+    assert told.past_tokens_capacity == MOST_PAST_TOKENS
+    # 44 bytes a token, and at most as much again for buckets; of a row the same without its owner.
+    row = told.memory_bytes - made.past.nbytes
+    assert 44 <= told.memory_bytes / MOST_PAST_TOKENS <= 64
+    assert 40 * 512 <= row <= 64 * 1024
+    write(made, PROMPT, OUTPUT, slot=7)
+    assert made.report().memory_bytes == told.memory_bytes + row
+    nothing = proposer(max_cached_requests=0)
+    write(nothing, PROMPT, OUTPUT)
+    assert (nothing.report().past_outputs, nothing.report().past_tokens_capacity) == (0, 0)
+
+
 def test_the_oldest_outputs_go_first() -> None:
     kept = PastOutputs((2,), most_texts=3, most_tokens=1024)
     for number in range(5):
@@ -158,6 +177,7 @@ def test_memory_is_bounded_by_tokens_too_and_a_tenant_without_outputs_is_forgott
         kept.add(f"tenant {number}", random.integers(0, 50, int(random.integers(1, 200))).astype(np.int32))
         assert kept.num_tokens <= 256
     assert 1 <= len(kept) == kept.num_tenants <= 20
+    assert kept.num_evicted == 200 - len(kept)
     assert kept.owner("tenant 0") is None
     assert kept.owner("tenant 199") is not None
 
@@ -170,6 +190,7 @@ def test_positions_begin_anew_before_they_overflow(monkeypatch: pytest.MonkeyPat
         owner = kept.owner("a")
         assert owner is not None
         assert _find(kept, owner, [1, 2], before=[number]) == 1
+    assert kept.num_evicted == 100 - len(kept)
 
 
 def _find(kept: PastOutputs, owner: int, context: list[int], before: list[int]) -> int:

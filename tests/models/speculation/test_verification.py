@@ -182,10 +182,18 @@ def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], pl
         def add_row(self, slot: int) -> None:
             pass
 
+        def rests(self, batch_size: int) -> bool:
+            return False
+
+        def asleep(self, batch_size: int) -> bool:
+            raise AssertionError("nobody rests")
+
         def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
             return most
 
-        def learn(self, slots: Any, drafted: np.ndarray, accepted: Any, tokens: int, *took: float) -> None:
+        def learn(
+            self, slots: Any, drafted: np.ndarray, accepted: Any, tokens: int, *took: float, **more: float | None
+        ) -> None:
             seen.append((int(drafted.sum()), *took))
 
     proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH)
@@ -195,6 +203,60 @@ def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], pl
     host.run(TOKENS)
     assert seen[0] == (0, 0.0, 0.0), "the prompt"
     assert {(step, asking) for drafted, step, asking in seen if drafted} == {(1.0, 1.0)}
+
+
+class Pattern:
+    """Rests, sleeps and drafts in turn."""
+
+    def __init__(self) -> None:
+        self.steps = self.rested = self.slept = 0
+
+    def add_row(self, slot: int) -> None:
+        """Every row may draft."""
+
+    def rests(self, batch_size: int) -> bool:
+        self.steps += 1
+        self.rested += self.steps % 5 < 3
+        return self.steps % 5 < 3
+
+    def asleep(self, batch_size: int) -> bool:
+        self.slept += self.steps % 10 < 3
+        return self.steps % 10 < 3
+
+    def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
+        return most
+
+    def learn(self, *seen: Any, **more: float | None) -> None:
+        """Whatever it was."""
+
+
+class Dozing(ScriptedProposer):
+    """Counts what it is not shown."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.missed = 0
+
+    def miss(self, slots: np.ndarray, starts: np.ndarray) -> None:
+        assert slots.shape == starts.shape
+        self.missed += slots.size
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_steps_in_which_nobody_drafts_change_no_token(
+    parts: tuple[Decoder, KVCache], plain: ElasticHost, branches: int
+) -> None:
+    length, taps = Pattern(), Taps(last=True)
+    proposer = Dozing(truth_of(plain), LOGITS_WIDTH, right=0.8, branches=branches, taps=taps)
+    host = ElasticHost(make(parts, proposer, length=length), 4 * branches)
+    fill(host, list(OPTIONS))
+    found = host.run(TOKENS, chunk=5)
+    for row, name in enumerate(OPTIONS):
+        assert found[row] == plain.tokens[row][plain.prompts[row] :][:TOKENS], name
+    assert not host.errors
+    assert host.accepted > 20
+    assert length.rested > length.slept > 3
+    assert proposer.missed > len(OPTIONS)
 
 
 def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:

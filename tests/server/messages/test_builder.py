@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from troupellm.protocol.anthropic import Message, MessageUsage
@@ -23,6 +24,21 @@ def events_of(pieces, *, max_tokens=100, context=12, show_thinking=True, usage=U
     bodies = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [body["type"] for body in bodies]
     return bodies, builder.message
+
+
+def test_what_came_of_drafts_stands_beside_thoughts():
+    drafted = Usage(prompt_tokens=7, completion_tokens=5, draft_steps=2, draft_tokens=6, accepted_draft_tokens=1)
+    bodies, message = events_of([Content("He"), Finished("stop")], usage=drafted)
+    told = {
+        "thinking_tokens": 0,
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 5,
+        "prediction_steps": 2,
+    }
+    assert bodies[-2]["usage"]["output_tokens_details"] == told
+    assert msgspec.to_builtins(message.usage.output_tokens_details) == told
+    bodies, _ = events_of([Finished("stop")])
+    assert bodies[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
 
 def test_thinking_text_and_tools():

@@ -31,6 +31,17 @@ def events_of(pieces, *, usage=USAGE, frame=FRAME, chunk=1):
     return bodies, builder.response
 
 
+def test_what_came_of_drafts_stands_beside_thoughts():
+    drafted = msgspec.structs.replace(USAGE, draft_steps=2, draft_tokens=6, accepted_draft_tokens=1)
+    bodies, _ = events_of([Content("He"), Finished("stop")], usage=drafted)
+    assert bodies[-1]["response"]["usage"]["output_tokens_details"] == {
+        "reasoning_tokens": 2,
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 5,
+        "prediction_steps": 2,
+    }
+
+
 def test_text():
     bodies, response = events_of([Content("He"), Content("llo"), Finished("stop")])
     assert [body["type"] for body in bodies] == [

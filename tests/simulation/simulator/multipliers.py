@@ -20,6 +20,8 @@ TIERED_SHARE = 0.45
 _OUTER = ((), ("disk",), ("peer",), ("peer",), ("disk", "peer"), ("disk", "peer"))
 _OF_FETCHES = ("load_error", "late", "corrupt", "short", "missing")
 """Few blocks come from outer tiers, so their first one is an occasion, and such faults are drawn more often."""
+_RARE = ("late", "killed", "reset", "sleep")
+"""They need a transfer of their tier under way, of which there are few, so they have a draw of their own."""
 _LONG_PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30), k=24)) for number in range(10, 12))
 
 
@@ -101,12 +103,18 @@ def _again(random: Random, ask: Ask, context: int) -> Ask:
 def _draw_tier_faults(random: Random, scenario: Scenario, outer: tuple[str, ...]) -> list[Fault]:
     faults = []
     pauses = any(fault.kind in ("pause", "drain") for fault in scenario.faults)
+    rests = pauses or scenario.pressure.process  # a process is told of no commands here; one rest at a time is enough
     for _ in range(random.choice((1, 2, 3, 4, 5))):
         target = random.choice((HOST, *outer, *outer))
         kind = random.choice(HOST_FAULTS if target == HOST else (*OUTER_FAULTS, *_OF_FETCHES, *_OF_FETCHES))
-        if kind == "sleep" and (pauses or scenario.pressure.process):
-            continue  # a process is told of no commands here, and one rest at a time is enough
+        if kind == "sleep" and rests:
+            continue
         at = 1 if kind in _OF_FETCHES else 1 + int(random.expovariate(0.7))
         span = random.choice((1, 1, 2, 5))
         faults.append(Fault(target, kind, at, 1 if kind in ("killed", "reset", "sleep", "late") else span))
+    apart = Random(scenario.seed ^ 0x7A8E)
+    if apart.random() < 0.5:
+        kind = apart.choice(_RARE) if outer else "late"
+        if kind != "sleep" or not rests:
+            faults.append(Fault((*outer, HOST)[0], kind, apart.choice((1, 1, 2))))
     return faults

@@ -9,8 +9,10 @@ from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
+from troupellm.protocol.transfers import TierReport
 
 PREFIXES = ([], [1] * 8, [2] * 12, [1, 2] * 6)
+LONG = (*PREFIXES, [3, 1, 2] * 7, [3] * 20)
 
 
 def offload(mode: str = "auto", policy: str = "lru", threshold: int = 0) -> OffloadConfig:
@@ -69,7 +71,7 @@ class Walk:
         windows = source.choice([(None,), (None,), (None, 6), (5,), (None, None)])
         outer = source.choice([(), (), ("disk",), ("disk", "peer")])
         self.settings = tiered_ready(
-            source.choice([6, 20, 64]),
+            source.choice([1, 3, 6, 20, 64]),
             outer,
             num_blocks=source.randint(9, 16),
             block_size=source.choice([2, 4]),
@@ -88,6 +90,7 @@ class Walk:
         self.right: dict[int, list[int]] = {}
         self.requests = 0
         self.paused: set[int] = set()
+        self.outer = len(outer)
 
     def live(self) -> list[int]:
         return [number for number in range(1, self.requests + 1) if number not in self.harness.reader.closed]
@@ -95,7 +98,7 @@ class Walk:
     def submit(self) -> None:
         source = self.source
         self.requests += 1
-        prompt = source.choice(PREFIXES) + [source.randrange(1, 6) for _ in range(source.randint(1, 4))]
+        prompt = source.choice(LONG) + [source.randrange(1, 6) for _ in range(source.randint(1, 4))]
         rows = source.choice([1, 1, 1, 2, 3])
         for fork in range(rows):
             self.right[100 * self.requests + fork] = stream_of(prompt, fork, 6, frozenset())
@@ -133,6 +136,9 @@ class Walk:
             harness.lose(fault=source.random() < 0.5)
         elif turn < 0.48:
             self.sleep()
+        elif turn < 0.52 and self.outer:
+            why = source.choice(["", "No space left on device"])
+            harness.oracle.reports.append(TierReport(tier=source.randint(1, self.outer), disabled=why))
         elif turn < 0.8:
             harness.plan()
         elif harness.oracle.pending:

@@ -1,6 +1,7 @@
 """Tiers behind the device in a real engine: the same tokens whatever blocks went out and came back."""
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 from serving import eventually
 
 from troupellm.actors.engine import Engine
+from troupellm.actors.rest import Rest
+from troupellm.actors.system import WRITE_SECONDS
+from troupellm.models.offload.disk import DiskStore
 from troupellm.protocol.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -17,6 +21,7 @@ pytestmark = pytest.mark.anyio
 MakeEngine = Callable[..., Engine]
 ROOM = {"max_model_len": 128, "block_size": 16, "max_num_batched_tokens": 256, "max_num_seqs": 8}
 LONG = [3 + number * 7 % 250 for number in range(100)]
+SLOW = ROOM | {"kv_offloading_size": "8MiB", "kv_offload_timeout": 60.0}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -90,10 +95,67 @@ async def test_a_conversation_outlives_its_engine_on_disk(tiny_engine: MakeEngin
         later = await engine.generate(LONG, max_tokens=8, **GREEDY)
         assert later.usage.cached_sources.disk == 96
         assert later.usage.cached_tokens == 96
-        await engine.reset_prefix_cache()
+        await eventually(lambda: not engine.snapshot().scheduler.offload.transfers)
+        assert await engine.reset_prefix_cache()
         computed = await engine.generate(LONG, max_tokens=8, **GREEDY)
         assert computed.usage.cached_tokens == 0
+        await eventually(lambda: engine.snapshot().scheduler.offload.tiers[1].stores >= len(LONG) // 16)
+    async with tiny_engine(**settings) as engine:  # what came after the reset is there, and nothing else
+        again = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert again.usage.cached_sources.disk == 96
+        assert await engine.reset_prefix_cache()
+    assert not list((tmp_path / "blocks").glob("*.kv"))
+    async with tiny_engine(**settings) as engine:
+        again = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert again.usage.cached_tokens == 0
     assert first.token_ids == again.token_ids == later.token_ids == computed.token_ids
+
+
+@pytest.mark.parametrize("stands", ["", "paused", "asleep"])
+async def test_what_waits_for_a_slow_disk_is_written_before_the_engine_ends(
+    tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: str
+) -> None:
+    settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}
+    gate, put, write_out = threading.Event(), DiskStore.put, Rest.write_out
+
+    def slow(store: DiskStore, key: bytes, data: memoryview) -> None:
+        gate.wait()
+        put(store, key, data)
+
+    async def begin(rest: Rest, seconds: float) -> None:
+        gate.set()
+        await write_out(rest, seconds)
+
+    monkeypatch.setattr(DiskStore, "put", slow)
+    monkeypatch.setattr(Rest, "write_out", begin)
+    async with tiny_engine(**settings) as engine:
+        await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert not list(tmp_path.glob("*.kv"))
+        if stands == "paused":
+            await engine.pause("keep", clear_cache=False)
+        elif stands == "asleep":  # with all its memory
+            await engine.sleep(0, "keep")
+        await engine.drain(60.0)
+    assert len(list(tmp_path.glob("*.kv"))) == len(LONG) // 16
+
+
+async def test_no_longer_than_a_drain_may_take(
+    tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}
+    gate, write_out = threading.Event(), Rest.write_out
+
+    async def give_up(rest: Rest, seconds: float) -> None:
+        assert seconds == WRITE_SECONDS
+        await write_out(rest, seconds)
+        gate.set()
+
+    monkeypatch.setattr(DiskStore, "put", lambda *put: gate.wait())
+    monkeypatch.setattr(Rest, "write_out", give_up)
+    async with tiny_engine(**settings) as engine:
+        await engine.generate(LONG, max_tokens=8, **GREEDY)
+        await engine.drain(0.0)
+    assert "KV blocks that waited to be written are lost" in caplog.text
 
 
 async def test_host_memory_lasts_through_a_light_sleep_and_not_a_deep_one(tiny_engine: MakeEngine) -> None:

@@ -33,7 +33,8 @@ def left_device_and_host(harness: TierHarness) -> None:
     assert harness.oracle.tiers.outer[1]
     kept = dict(harness.oracle.tiers.outer[1])
     harness.core.reset_prefix_cache(external=False)
-    harness.oracle.tiers.outer[0].clear()
+    harness.run(500)
+    assert not harness.oracle.tiers.outer[0]
     assert harness.oracle.tiers.outer[1] == kept
 
 

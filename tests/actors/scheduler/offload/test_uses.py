@@ -52,6 +52,17 @@ def finished(harness: TierHarness, number: int, prompt: list[int], max_tokens: i
     assert harness.reader.streams[100 * number] == stream_of(prompt, 0, max_tokens, frozenset())
 
 
+def waiting_for_host() -> TierHarness:
+    """Request 3 waits for blocks from a host tier that does not answer."""
+    harness = harness_of()
+    ask(harness, 1, PROMPT)
+    harness.run()
+    push_out(harness, 2)
+    harness.oracle.silent = True
+    ask(harness, 3, PROMPT)
+    return harness
+
+
 def out_and_back(harness: TierHarness) -> None:
     ask(harness, 1, PROMPT)
     harness.run()
@@ -80,6 +91,24 @@ def test_groups_with_windows_load_only_what_is_seen() -> None:
     finished(harness, 3, PROMPT)
     assert usage(harness, 3).cached_sources.host == 16
     assert harness.oracle.tiers.counts["load"] - before == 4 + 1  # behind 16 positions a token sees 4 of them
+    harness.assert_idle()
+
+
+@pytest.mark.parametrize("windows", [(5,), (5, 6)])
+def test_what_only_windows_see_came_from_where_the_windows_are(windows: tuple[int, ...]) -> None:
+    harness = harness_of(windows=windows)
+    out_and_back(harness)
+    harness.run()
+    finished(harness, 3, PROMPT)
+    sources = usage(harness, 3).cached_sources
+    assert (sources.device, sources.host) == (0, 16)
+    shown = harness.core.snapshot()
+    assert (shown.prefix_hits, shown.offload.hit_tokens) == (0, 16)
+    ask(harness, 4, PROMPT)
+    harness.run()
+    sources = usage(harness, 4).cached_sources
+    assert (sources.device, sources.host) == (16, 0)
+    assert harness.core.snapshot().prefix_hits == 16
     harness.assert_idle()
 
 
@@ -116,12 +145,7 @@ def test_a_block_that_does_not_come_is_computed(error: str, monkeypatch: pytest.
 
 
 def test_what_takes_too_long_is_computed_and_comes_too_late() -> None:
-    harness = harness_of()
-    ask(harness, 1, PROMPT)
-    harness.run()
-    push_out(harness, 2)
-    harness.oracle.silent = True
-    ask(harness, 3, PROMPT)
+    harness = waiting_for_host()
     for _ in range(80):
         harness.step()
         if 3 in harness.reader.closed:
@@ -137,12 +161,7 @@ def test_what_takes_too_long_is_computed_and_comes_too_late() -> None:
 
 
 def test_an_abort_while_loading_frees_blocks_when_the_transfers_end() -> None:
-    harness = harness_of()
-    ask(harness, 1, PROMPT)
-    harness.run()
-    push_out(harness, 2)
-    harness.oracle.silent = True
-    ask(harness, 3, PROMPT)
+    harness = waiting_for_host()
     harness.step()
     harness.abort(3)
     assert 3 in harness.reader.closed
@@ -252,24 +271,6 @@ def test_what_was_fetched_says_what_fetching_costs() -> None:
     cost._per_token = lambda: 0.0004  # a block of 4 takes less than the two milliseconds that the toy tiers tell
     assert not cost.fetch_pays(1)
     assert cost.fetch_pays(2)
-
-
-def test_a_reset_hides_what_every_tier_has() -> None:
-    harness = harness_of(("disk", "peer"))
-    ask(harness, 1, PROMPT)
-    harness.run()
-    harness.core.reset_prefix_cache()
-    ask(harness, 2, PROMPT)
-    harness.run()
-    assert usage(harness, 2).cached_sources.external == 16, "what engines share is theirs"
-    harness.core.reset_prefix_cache(external=True)
-    ask(harness, 3, PROMPT)
-    harness.run()
-    assert usage(harness, 3).cached_tokens == 0
-    ask(harness, 4, PROMPT)
-    harness.run()
-    assert usage(harness, 4).cached_sources.device == 16
-    finished(harness, 4, PROMPT)
 
 
 def test_a_prompt_is_charged_once_whether_outer_tiers_were_asked_or_not() -> None:

@@ -2,29 +2,37 @@
 
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
+from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.triton_support import check_device
 from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.cuda.batch import triton_planner
+from troupellm.models.cuda.batch import DeviceSpans, triton_planner
 from troupellm.models.cuda.device import CpuDevice, CudaDevice
+from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.decoder_config import DecoderConfig, MlaConfig, RopeConfig
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan
 
 DEVICE = check_device()
 ON_GPU = DEVICE.type == "cuda"
-NUM_BLOCKS, BLOCK_SIZE = 24, 16
+NUM_BLOCKS, BLOCK_SIZE = 40, 16
 
 
-def runner(pair: Pair, sizes: tuple[int, ...]) -> CudaRunner:
+def runner(pair: Pair, sizes: tuple[int, ...], **more: Any) -> CudaRunner:
     decoder = pair.decoder
     if ON_GPU:
         source = decoder_weights(pair.config, Checkpoint(pair.folder, torch.float32), EMBEDDING)
@@ -33,7 +41,7 @@ def runner(pair: Pair, sizes: tuple[int, ...]) -> CudaRunner:
     cache.storage.fill_(float("nan"))
     plan = triton_planner(pair.config, BLOCK_SIZE, torch.float32, invariant=False)
     device = CudaDevice() if ON_GPU else CpuDevice()
-    return CudaRunner(decoder, cache, device, max_model_len=MAX_LEN, plan=plan, capture_sizes=sizes)
+    return CudaRunner(decoder, cache, device, max_model_len=MAX_LEN, plan=plan, capture_sizes=sizes, **more)
 
 
 def replay(made: CudaRunner, plans: list[StepPlan]) -> list[tuple[int, ...]]:
@@ -59,12 +67,71 @@ def told(pair: Pair, steps: int) -> Script:
     return script
 
 
+def test_every_token_is_a_row_for_latent_vectors() -> None:
+    """Rows with one token first, then the others; the last one pads."""
+    latent = MlaConfig(latent=16, rotated=8, plain=8, value=8, query_latent=None)
+    config = DecoderConfig(
+        architecture="DeepseekV2ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=1,
+        num_heads=4, num_kv_heads=1, head_dim=24, rms_norm_eps=1e-5, max_position_embeddings=64, rope=RopeConfig(),
+        tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,), mla=latent,
+    )  # fmt: skip
+
+    def narrow(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    wide = torch.zeros(7, dtype=torch.int64, device=DEVICE)
+    spans = DeviceSpans(
+        wide[:4], narrow(3, 6, 0, 4), narrow(4, 7, 3, 6), narrow(9, 0, 20, 2), wide, wide, decode_rows=2
+    )  # fmt: skip
+    tables = torch.arange(8, dtype=torch.int32, device=DEVICE).view(4, 2)
+    plan = triton_planner(config, BLOCK_SIZE, torch.float32, invariant=False)(tables, spans, None)
+    assert isinstance(plan, DevicePlan)
+    assert plan.shape.latent == 16
+    assert plan.extend is None
+    assert plan.decode is not None
+    assert plan.decode.context_lens.tolist() == [18, 19, 20, 9, 1, 2, 0]
+    assert plan.decode.query_starts.tolist() == list(range(7))
+    assert plan.decode.block_tables[:, 0].tolist() == [4, 4, 4, 0, 6, 6, 2]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v2"])
 def test_plans(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     script = told(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [24 if ON_GPU else 3])
+def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
+    """Texts with drafts of any number, right and wrong ones, are the CPU's without; most steps are replayed."""
+    pair = Pair(tmp_path, FAMILIES["qwen3"]())
+    vocab, prompts = pair.config.vocab_size, [make_prompt(5 + 13 * row, row) for row in range(3)]
+
+    def host(made: ModelRunner, limit: int) -> ElasticHost:
+        found = ElasticHost(made, limit)
+        for row, prompt in enumerate(prompts):
+            found.add(row, prompt)
+        while min(len(found.tokens[row]) - len(prompts[row]) for row in found.tokens) < steps:
+            found.step()
+        return found
+
+    def drafting(proposer: ScriptedProposer) -> MakeSpeculator:
+        return lambda rows, options, guides: Speculator(proposer, rows, options, vocab, most=3, trees=False)
+
+    alone = host(pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=drafting(ScriptedProposer({}, vocab))), 0)
+    truth = {(tuple(prompt), 0, 0): alone.tokens[row][len(prompt) :] for row, prompt in enumerate(prompts)}
+    proposer = ScriptedProposer(truth, vocab, right=0.7, taps=Taps(last=True))
+    made = runner(pair, (4,), speculation=drafting(proposer))
+    replayed = []
+    verify = made.graphs.verify
+    made.graphs.verify = lambda key: replayed.append(key) or verify(key)  # type: ignore[method-assign]
+    drafted = host(made, 3)
+    for row, prompt in enumerate(prompts):
+        assert drafted.tokens[row][: len(prompt) + steps] == alone.tokens[row][: len(prompt) + steps]
+    assert GraphKey(4, 4) in replayed
+    assert drafted.accepted > 0
 
 
 @pytest.mark.skipif(not ON_GPU, reason="only a GPU can be waited for")

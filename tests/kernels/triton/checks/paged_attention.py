@@ -13,6 +13,8 @@ from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, SMALL_E
 from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
+from troupellm.kernels.paged_attention.row_plan import RowPlan
+from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
@@ -183,3 +185,43 @@ def test_blocks_of_query_tokens() -> None:
     expected = [[row, at] for row, count in enumerate(counts.tolist()) for at in range(-(-count // block))]
     assert blocks.cpu().tolist()[: len(expected)] == expected
     assert all(row == -1 for row, _ in blocks.cpu().tolist()[len(expected) :])
+
+
+PARENTS = [-1, -1, 0, 0, 2, 1, 4]
+
+
+def tree_of(starts: np.ndarray, counts: np.ndarray, window: int | None) -> TreeMask:
+    """The second row ends with a tree of `PARENTS`, behind two tokens of its own."""
+    places = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+    positions, seen, bases = places.copy(), np.zeros(places.size, np.uint64), np.full(starts.size, NO_TREE)
+    base, first = int(starts[1] + counts[1]) - len(PARENTS), int(counts[0] + counts[1]) - len(PARENTS)
+    bases[1] = base
+    for node in range(len(PARENTS)):
+        path = [node]
+        while PARENTS[path[-1]] >= 0:
+            path.append(PARENTS[path[-1]])
+        positions[first + node] = base + len(path) - 1
+        seen[first + node] = sum(1 << each for each in (path if window is None else path[:window]))
+    return TreeMask(bases, seen, positions)
+
+
+@pytest.mark.parametrize(("window", "rows"), [(None, 32), (3, 32), pytest.param(20, 16, marks=pytest.mark.slow)])
+def test_a_node_of_a_tree_sees_its_path_and_nothing_else(window: int | None, rows: int) -> None:
+    starts, counts = np.array([3, 18, 40]), np.array([20, 9, 1])
+    case = Case("tree", tuple(starts.tolist()), tuple(counts.tolist()), 4, 2, 16, window=window)
+    inputs, tree = make_device_inputs(case, DEVICE, 1), tree_of(starts, counts, window)
+    tables = host_tables(case)[0]
+    rowwise = RowPlan(
+        tables.numpy(), starts, counts, block_size=16, window=window, device=torch.device("cpu"), tree=tree
+    )
+    for cache in (inputs.keys, inputs.values):
+        cache.nan_to_num_(3.0)  # a tree's window reaches back further than that of tokens behind each other
+    expected = paged_attention_reference(
+        inputs.query.cpu(), inputs.keys.cpu(), inputs.values.cpu(), rowwise.tables, rowwise.items, scale=0.25, tree=tree
+    )
+    extend = replace(SMALL_EXTEND, constants={"ROWS": rows, "TILE": 16})
+    plan = DevicePlan.from_host(
+        tables.numpy().copy(), starts, counts, shape=inputs.plan.shape, device=DEVICE, extend=extend, tree=tree
+    )
+    got = run(case, replace(inputs, plan=plan), 0.25)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)

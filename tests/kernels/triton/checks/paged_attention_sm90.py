@@ -15,18 +15,20 @@ from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compi
 
 POINTERS = ("block_tables", "query_starts", "query_stops", "context_lens", "tasks", "blocks")
 NUMBERS = ("query_stride", "out_stride", "block_stride")
+TREE = {"tree_bases": "*i32", "tree_nodes": "*i64", "tree_positions": "*i32"}
 
 
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8", torch.float8_e4m3fn: "fp8e4nv"}
 
 
 def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, io: str = "bf16", softcap: bool = False,
-             sinks: bool = False, more: dict[str, str] | None = None, **constants: int) -> Report:  # fmt: skip
+             sinks: bool = False, tree: bool = False, more: dict[str, str] | None = None,
+             **constants: int) -> Report:  # fmt: skip
     kv = TYPES[shape.kv_dtype]
     arguments = {
         **dict.fromkeys(("query", "out"), f"*{io}"), **dict.fromkeys(("keys", "values"), f"*{kv}"),
         **dict.fromkeys(("key_scales", "value_scales", "sinks", "part_sums", "part_stats"), "*fp32"),
-        **dict.fromkeys(POINTERS, "*i32"), **dict.fromkeys(NUMBERS, "i32"),
+        **dict.fromkeys(POINTERS, "*i32"), **dict.fromkeys(NUMBERS, "i32"), **TREE,
         **(more or {}), "table_stride": "i32:1", "programs": "i32:1", "pre_scale": "fp32", "post_scale": "fp32",
     }  # fmt: skip
     fixed: dict[str, Any] = {
@@ -35,6 +37,7 @@ def compiled(kernel: Any, shape: AttentionShape, launch: Launch, *, io: str = "b
         "WINDOW": shape.window or 0, "PAGE": shape.block_size, "SOFT_CAP": softcap, **constants,
     }  # fmt: skip
     fixed |= {} if sinks else {"sinks": None}
+    fixed |= {} if tree else dict.fromkeys(TREE)
     fixed |= {} if kv == "i8" else {"key_scales": None, "value_scales": None}
     fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     report = compile_for(kernel, arguments, launch, fixed)
@@ -68,6 +71,12 @@ def test_extend() -> None:
     report = extend(AttentionShape(32, 8, 128, 16))
     assert report.buffers(64 * 128 * 2) >= 4
     assert report.count("wgmma.mma_async") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 4096])
+def test_trees_of_drafts(window: int | None) -> None:
+    extend(AttentionShape(32, 8, 128, 16, window), tree=True)
 
 
 @pytest.mark.slow

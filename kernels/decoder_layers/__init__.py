@@ -1,0 +1,139 @@
+"""All layers of a decoder in one compiled call, for few rows, float32 on a CPU.
+
+A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
+takes as long again, and threads that wait for each other at every one of them take more. The operations are the
+compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from troupellm.kernels import native
+from troupellm.kernels.linear import PackedLinear
+from troupellm.kernels.linear.native import FEW_ROWS
+from troupellm.kernels.paged_attention import Plan
+from troupellm.kernels.paged_attention.native import (
+    CELLS,
+    NativeAttention,
+    load as load_attention,
+    takes_compiled,
+    told,
+)
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a layer is made of: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
+
+    attention_norm: Tensor | None
+    qkv: PackedLinear
+    attention: NativeAttention
+    view: int
+    """Of the cache: which plan it follows."""
+    rotation: int
+    """Which angles it turns by, where it turns at all."""
+    out: PackedLinear
+    feed_forward_norm: Tensor | None
+    gate_up: PackedLinear
+    down: PackedLinear
+    activation: str
+    eps: float
+    multiplier: float
+    """Of what is added to the residual."""
+
+
+class DecoderLayers:
+    """What compiled code is told of the layers: `struct Layer` of layers.cpp."""
+
+    def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
+        self._function, self._count = function, len(layers)
+        self._norms = [
+            [None if norm is None else norm.contiguous() for norm in (layer.attention_norm, layer.feed_forward_norm)]
+            for layer in layers
+        ]
+        self._held = list(layers)
+        self.most_rows = min(
+            FEW_ROWS,
+            *(
+                product.native.most_rows
+                for layer in layers
+                for product in (layer.qkv, layer.out, layer.gate_up, layer.down)
+                if product.native is not None
+            ),
+        )
+        """Beyond, what is between the operations is little, and each is better dealt out by itself."""
+        self._group = layers[0].attention.num_heads // layers[0].attention.num_kv_heads
+        numbers = [
+            [
+                *products,
+                *(0 if norm is None else norm.data_ptr() for norm in norms),
+                layer.attention.pointer, layer.view, layer.rotation, ACTIVATIONS[layer.activation],
+                *np.array([layer.eps, layer.multiplier]).view(np.int64).tolist(),
+            ]
+            for layer, norms, products in zip(layers, self._norms, told, strict=True)
+        ]  # fmt: skip
+        self._told = np.array(numbers, dtype=np.int64)
+
+    def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
+        """Whether this computes a step of so many rows, with these plans and caches."""
+        return rows <= self.most_rows and caches[0][0].dtype in CELLS and all(takes_compiled(plan) for plan in plans)
+
+    def run(
+        self, residual: Tensor, positions: Tensor, views: Sequence[tuple[AttentionPlan, Tensor]],
+        rotations: Sequence[Pair], caches: Sequence[Pair],
+    ) -> None:  # fmt: skip
+        """Take the residual through all layers, in place; keys and values are written to the caches.
+
+        Args:
+            residual: [rows, hidden], contiguous.
+            positions: int64 [rows].
+            views: per view of the cache, its plan and where keys and values go, as of `kernels.kv_write`.
+            rotations: cosines and sines by position, [positions, 1, rotary_dim / 2] each, contiguous.
+            caches: per layer, as of `kernels.paged_attention`.
+        """
+        steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
+        angles = np.array([(cos.data_ptr(), sin.data_ptr()) for cos, sin in rotations], dtype=np.int64)
+        memory = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in caches], dtype=np.int64)
+        self._function(
+            self._told.ctypes.data, self._count, residual.data_ptr(), residual.shape[0], residual.shape[1],
+            positions.data_ptr(), steps.ctypes.data, angles.ctypes.data, memory.ctypes.data,
+            CELLS[caches[0][0].dtype], torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
+    """Layers as one call; None where some product has no part in it, or without compiled code."""
+    function = load()
+    told = [_products(layer) for layer in layers]
+    known = [products for products in told if products is not None]
+    return None if function is None or len(known) < len(told) else DecoderLayers(function, layers, known)
+
+
+def _products(layer: LayerParts) -> list[int] | None:
+    """Kind and address of each weight."""
+    found: list[int] = []
+    for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
+        if product.native is None or product.native.part is None:
+            return None
+        found += product.native.part
+    assert layer.gate_up.native is not None
+    return found if layer.gate_up.native.gates else None
+
+
+@functools.cache
+def load() -> native.Function | None:
+    """The compiled function. Its operations were compared with their references one by one."""
+    library = native.load()
+    if library is None or load_attention() is None:
+        return None
+    return library.function("decoder_layers", "pi" + "pii" + "pppp" + "ii")

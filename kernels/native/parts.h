@@ -1,0 +1,132 @@
+// Operations as parts of a larger one. Every thread of a team calls the same function with the same arguments and does
+// its part of the work. Nobody waits at the end: before anything reads what was written, the team has to meet.
+
+#pragma once
+
+#include <vector>
+
+#include "rows.h"
+#include "shares.h"
+
+namespace troupe {
+
+// A weight in float32 as linear.cpp reads it. bias [outs] or null.
+struct FloatWeight {
+    const float* data;
+    int64_t panel, padded, depth, outs;
+    const float* bias;
+
+    const float* at(int64_t unit) const {  // units are 16 outputs
+        const int64_t out = unit * kLanes;
+        return data + out / panel * panel * padded + out % panel;
+    }
+    // How many units from this one on lie in its panel, 4 at the most.
+    int64_t beside(int64_t unit) const {
+        const int64_t left = (panel - unit * kLanes % panel) / kLanes;
+        return left < 4 ? left : 4;
+    }
+};
+
+// A weight in eight bits as int8_linear.cpp reads it. `sums` (of each output's weights), `scale` and `bias` (or null)
+// have whole panels.
+struct Int8Weight {
+    const int8_t* values;
+    int64_t panel, padded, depth, outs;
+    const int32_t* sums;
+    const float* scale;
+    const float* bias;
+
+    // How many units of 16 outputs from this one on lie in its panel.
+    int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
+};
+
+// Rows in eight bits with their scales, and the memory that a norm before needs.
+struct Quantized {
+    std::vector<uint8_t> values;
+    std::vector<float> scales, normed;
+
+    void fit(int64_t rows, const Int8Weight& weight) {
+        grow(values, rows * weight.padded);
+        grow(scales, rows);
+        grow(normed, rows * weight.depth);
+    }
+};
+
+// Where a product goes: written, or added `factor` times to what is there.
+struct Output {
+    float* data;
+    int64_t stride;
+    bool adds;
+    float factor;
+};
+
+constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
+
+// How outputs of a weight are dealt out in one product.
+inline Shares shares_of(const FloatWeight& weight, bool gated, int64_t threads, int64_t rows = 1) {
+    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads, rows > kFewRows};
+}
+
+inline Shares shares_of(const Int8Weight& weight, bool gated, int64_t threads) {
+    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded, threads};
+}
+
+// The shares are for this one product. `gated` is activation(first half) * second half.
+void float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);
+void float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out, Shares& shares);
+
+// `memory` fits the weight; the threads use it together.
+void int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares);
+void int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
+                     Quantized& memory, Shares& shares);
+
+// What the attention of a layer is, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
+struct Heads {
+    int64_t heads, kv_heads, head_dim, half;
+    double scale, softcap, eps;
+    const float *sinks, *query_norm, *key_norm;
+};
+
+struct Job {
+    int32_t token, count, row, position;
+};
+
+// What a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j where bit j of
+// `seen` is set. Keys behind those of a token without a tree count as `base`, too.
+struct Tree {
+    int64_t first, base;
+    uint64_t seen;
+};
+
+// What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
+// another one writes; trees [jobs], or null.
+struct Plan {
+    const int32_t* tables;
+    int64_t width;
+    const Job* jobs;
+    int64_t num_jobs, block_size, window, alone;
+    const Tree* trees;
+};
+
+// All that `paged_attention` of attention.cpp is given. The angles of a token are row `positions[token]` of cosines and
+// sines, or its own row where `positions` is null.
+struct Attention {
+    const Heads* layer;
+    const Plan* plan;
+    float* query;
+    int64_t query_stride, tokens;
+    void *key_cache, *value_cache;
+    int64_t cells;
+    const int64_t *rows, *positions;
+    const float *cosines, *sines;
+    float* out;
+    int64_t out_stride;
+};
+
+void attention_part(const Attention& given);
+
+}  // namespace troupe
+
+using namespace troupe;

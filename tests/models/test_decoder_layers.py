@@ -1,0 +1,121 @@
+"""All layers in one compiled call give what the layers give one by one, to the bit."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
+
+from troupellm.kernels import decoder_layers, native
+from troupellm.kernels.decoder_layers import DecoderLayers
+from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.quantization.on_load import QuantizeOnLoad
+from troupellm.models.runner import ModelRunner
+from troupellm.models.weight_names import decoder_weights
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+TOGETHER = (
+    ("llama_biases", "float32"), ("llama_biases", "int8"), ("llama_one_kv_head", "float32"),
+    ("mistral_window", "float32"), ("qwen3", "int8"), ("granite", "float32"), ("smollm3_window", "float32"),
+)  # fmt: skip
+APART = ("llama_tied", "glm", "gemma2", "mixtral", "deepseek_v2_lite")
+"""Heads that compiled code does not take, pairs side by side, norms behind a part, experts, latent attention."""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def read(pair: Pair, bits: str) -> Decoder:
+    source = decoder_weights(pair.config, Checkpoint(pair.folder, torch.float32), EMBEDDING)
+    return Decoder(pair.config, QuantizeOnLoad(source, "int8") if bits == "int8" else source, max_model_len=MAX_LEN)
+
+
+def hidden_states(decoder: Decoder, kind: torch.dtype, *, together: bool) -> tuple[list[torch.Tensor], int]:
+    """Of some prompts in pieces, with answers; and how many of the steps were one call."""
+    calls, layers = 0, decoder.together
+    assert layers is not None
+    plain = DecoderLayers.run
+
+    def counted(self: DecoderLayers, *given: object) -> None:
+        nonlocal calls
+        calls += 1
+        plain(self, *given)
+
+    cache = KVCache(decoder.config, 120, 8, kind)
+    if kind == torch.float32:
+        cache.storage.fill_(float("nan"))
+    runner = ModelRunner(decoder, cache, max_model_len=MAX_LEN)
+    seen: list[torch.Tensor] = []
+    forward = decoder.forward
+
+    def recorded(*given: object) -> torch.Tensor:
+        seen.append(forward(*given).clone())
+        return seen[-1].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecoderLayers, "run", counted)
+        patch.setattr(decoder, "forward", recorded)
+        patch.setattr(decoder, "together", layers if together else None)
+        driver = Driver(runner)
+        for row, length in enumerate((3, 1, 45, 18)):
+            driver.submit(row, make_prompt(length, seed=row))
+        for _ in range(8):
+            driver.run({row: min(7, len(driver.tokens[row]) - driver.done[row]) for row in range(4)})
+        driver.generate(0, 12)
+    return seen, calls
+
+
+@pytest.mark.parametrize(("family", "bits"), TOGETHER)
+def test_one_call_gives_what_many_give(family: str, bits: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, FAMILIES[family]())
+    decoder = read(pair, bits)
+    for kind in (torch.float32, torch.int8) if family == "llama_biases" else (torch.float32,):
+        alone, none = hidden_states(decoder, kind, together=False)
+        found, calls = hidden_states(decoder, kind, together=True)
+        assert none == 0
+        assert calls == len(found) == len(alone)
+        assert all(torch.equal(got, expected) for got, expected in zip(found, alone, strict=True))
+        torch.set_num_threads(1)
+        single, _ = hidden_states(decoder, kind, together=True)
+        torch.set_num_threads(2)
+        assert all(torch.equal(got, expected) for got, expected in zip(single, alone, strict=True))
+
+
+@pytest.mark.parametrize("family", APART)
+def test_layers_that_are_otherwise_made_stay_apart(family: str, tmp_path: Path) -> None:
+    assert Pair(tmp_path, FAMILIES[family]()).decoder.together is None
+
+
+def test_other_weights_and_other_machines_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(tmp_path, FAMILIES["llama"]())
+    source = decoder_weights(pair.config, Checkpoint(pair.folder, torch.float32), EMBEDDING)
+    assert Decoder(pair.config, QuantizeOnLoad(source, "fp8"), max_model_len=MAX_LEN).together is None
+    monkeypatch.setattr(decoder_layers, "load", lambda: None)
+    assert pair._read()[0].together is None
+    monkeypatch.setattr(native, "load", lambda: None)
+    assert decoder_layers.load() is None
+
+
+def test_many_rows_go_layer_by_layer(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, FAMILIES["llama"]())
+    together = pair.decoder.together
+    assert together is not None
+    driver = Driver(pair.runner())
+    driver.submit(0, make_prompt(65))
+    called = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecoderLayers, "run", lambda self, *given: called.append(given))
+        driver.run({0: 65})
+    assert not called
+    driver.generate(0, 6)
+    pair.check(make_prompt(65), driver.answer(0))
