@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MARK = ".installed"
+CONSTRAINTS = Path(__file__).parents[2] / "constraints-cpu.txt"
 LLAMA_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_COMMON=ON",
     "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -39,9 +40,9 @@ class Environment:
         _run([str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments])
 
     def torch(self) -> None:
-        """Alone and first: what asks for any torch then leaves this one in place."""
+        """Alone and first, in our version: what asks for any torch then leaves this one in place."""
         index = ["--index-url", self._torch_index] if self._torch_index else []
-        self.pip("install", "-q", *index, *self._wheels, "torch")
+        self.pip("install", "-q", *index, *self._wheels, "-c", str(CONSTRAINTS), "torch")
 
     def with_torch(self, *packages: str) -> None:
         """Packages that name the very build of torch that they want."""
