@@ -32,7 +32,8 @@ class Ledger:
 
     def open(self, request: Request) -> None:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
-        self._room.arrive(request.tenant)
+        loading = {sequence.request.tenant for sequence in self._residents.loading.values()}
+        self._room.arrive(request.tenant, loading)
         self.requests[request.number] = request
         request.num_live = request.num_going = len(request.sequences)
         for sequence in request.sequences:

@@ -120,7 +120,7 @@ class Planner:
             draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming)
             left = draft.prefill
             first = self._next()
-            more = len(running) < self._max_rows
+            more = self._residents.num_rows < self._max_rows
             for sequences, part in parts_of(draft.prefill, others, first, self._shares, starts_first=more):
                 draft.prefill = before = min(part, left)
                 for sequence in sequences:
@@ -163,7 +163,7 @@ class Planner:
         if not len(self._room) or self._residents.blocks_leaving:
             return
         first = self._next()
-        if first is None or (len(self._residents.running) < self._max_rows and first is not blocked):
+        if first is None or (self._residents.num_rows < self._max_rows and first is not blocked):
             return
         victim = self._residents.in_the_way(first)
         if victim is not None:

@@ -1,6 +1,7 @@
 """The waiting room: who is served next."""
 
 import heapq
+from collections.abc import Iterable
 from itertools import count
 
 from troupellm.actors.scheduler.sequence import Sequence
@@ -20,8 +21,9 @@ def arrival_key(policy: str, priority: int, ordinal: int, index: int) -> _Key:
 class WaitingRoom:
     """Each tenant's sequences in order of their `arrival_key`, and whose turn it is.
 
-    The line of the tenant that was served least comes first. Finding it costs O(log tenants): counters only grow, so
-    an entry of the order that is out of date is too small, and is put right when it surfaces.
+    The line of the tenant that was served least comes first. Finding it costs O(log tenants): where a counter has
+    grown, an entry of the order is too small, and is put right when it surfaces; where a promise has ended, the counter
+    gets another entry, and the greater one is dropped when it surfaces.
     """
 
     def __init__(self, shares: Shares) -> None:
@@ -29,8 +31,11 @@ class WaitingRoom:
         self._lines: dict[str, _Line] = {}
         """Of those who have anybody waiting."""
         self._order: list[tuple[float, int, str]] = []
-        """(counter when it was put in, tie, tenant), once per line; lines that are gone stay until they surface."""
-        self._ordered: set[str] = set()
+        """(counter when it was put in, tie, tenant); lines that are gone stay until they surface."""
+        self._ordered: dict[str, float] = {}
+        """The counter of a tenant's entry that counts."""
+        self._away: dict[Sequence, int] = {}
+        """Who waits for outer tiers, and the tokens that it would compute without them."""
         self._ties = count()
         self._size = 0
         self.num_tokens = 0
@@ -43,19 +48,27 @@ class WaitingRoom:
         line = self._lines.get(sequence.request.tenant)
         return line is not None and sequence.arrival_key in line.members
 
-    def arrive(self, tenant: str) -> None:
-        """To be called when a tenant's request comes, before its sequences are added."""
-        if tenant not in self._lines and tenant not in self._shares.running:
-            self._shares.arrive(tenant, self._lines)
+    @property
+    def num_away(self) -> int:
+        """Sequences that have gone out for a while."""
+        return len(self._away)
+
+    def arrive(self, tenant: str, loading: Iterable[str] = ()) -> None:
+        """To be called when a tenant's request comes, before its sequences are added.
+
+        Args:
+            loading: tenants of sequences that neither wait here nor run, but soon will.
+        """
+        waiting = {*self._lines, *loading} if loading else self._lines.keys()
+        if tenant not in waiting and tenant not in self._shares.running:
+            self._shares.arrive(tenant, waiting)
 
     def add(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = _Line()
-            if tenant not in self._ordered:
-                self._ordered.add(tenant)
-                heapq.heappush(self._order, (self._shares.served(tenant), next(self._ties), tenant))
+            self._put_in_order(tenant)
         line.add(sequence)
         self._size += 1
         self.num_tokens += len(sequence.tokens)
@@ -67,10 +80,13 @@ class WaitingRoom:
             served, tie, tenant = order[0]
             line = self._lines.get(tenant)
             now = self._shares.served(tenant)
-            if line is None:
+            if self._ordered.get(tenant) != served:
                 heapq.heappop(order)
-                self._ordered.discard(tenant)
+            elif line is None:
+                heapq.heappop(order)
+                del self._ordered[tenant]
             elif now > served:
+                self._ordered[tenant] = now
                 heapq.heapreplace(order, (now, tie, tenant))
             else:
                 return line.first()
@@ -89,10 +105,37 @@ class WaitingRoom:
             if not self._lines:  # an entry must not outlive its counter, which may be forgotten while nobody waits
                 self._order.clear()
                 self._ordered.clear()
-            elif len(self._order) > 2 * len(self._lines) + 64:
-                self._order = [entry for entry in self._order if entry[2] in self._lines]
-                self._ordered = {tenant for _, _, tenant in self._order}
-                heapq.heapify(self._order)
+            else:
+                self._bound_order()
+
+    def go_out(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence's turn has come, and it asks outer tiers first: meanwhile it is the turn of other tenants."""
+        self.remove(sequence)
+        self._away[sequence] = tokens
+        self._shares.promise(sequence.request.tenant, tokens)
+
+    def come_back(self, sequence: Sequence) -> None:
+        """It waits for them no longer; it is not in the room again yet. Idempotent."""
+        tokens = self._away.pop(sequence, 0)
+        if tokens:
+            tenant = sequence.request.tenant
+            self._shares.promise(tenant, -tokens)
+            if tenant in self._lines:
+                self._put_in_order(tenant)
+
+    def _put_in_order(self, tenant: str) -> None:
+        served, entered = self._shares.served(tenant), self._ordered.get(tenant)
+        if entered is None or served < entered:
+            self._ordered[tenant] = served
+            heapq.heappush(self._order, (served, next(self._ties), tenant))
+            self._bound_order()
+
+    def _bound_order(self) -> None:
+        if len(self._order) > 2 * len(self._lines) + 64:
+            counting = {entry[2]: entry for entry in self._order if self._ordered.get(entry[2]) == entry[0]}
+            self._order = [entry for tenant, entry in counting.items() if tenant in self._lines]
+            self._ordered = {tenant: served for served, _, tenant in self._order}
+            heapq.heapify(self._order)
 
 
 class _Line:

@@ -179,7 +179,8 @@ class Residents:
         the step undone; and only after some steps, so that searches that take turns end.
         """
         shares, tenant = self._shares, waiting.request.tenant
-        after = shares.rows(tenant) + shares.row_share(tenant)
+        coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
+        after = shares.rows(tenant) + (1 + coming) * shares.row_share(tenant)
         above = {name for name in shares.running if shares.rows(name) - shares.row_share(name) >= after} - {tenant}
         if not above:
             return None
@@ -321,6 +322,7 @@ class Residents:
         transfers: set[int] = set()
         if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
             transfers = self._tables.tiers.stop_waiting(sequence)
+            self._room.come_back(sequence)
         if sequence.last_step <= self._flights.last_returned and not transfers:
             self._tables.release(sequence.tables)
         else:

@@ -5,6 +5,9 @@ for each of its running sequences in every step. Who has the smallest counter is
 than there is get equal parts of it, whatever they send. A tenant who comes back after a rest starts level with the one
 who was served least: time in which it asked for nothing earns it nothing. ("Fairness in Serving Large Language Models",
 OSDI 2024.)
+
+A sequence that asks outer tiers has had its turn, and what it will compute is known when it comes back. Until then the
+tenant counts as served what the sequence would compute without them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,6 +25,8 @@ class Shares:
         """weights: of the tenants whose weight is not 1."""
         self._weights = dict(weights or {})
         self._served: dict[str, float] = {}
+        self._promised: dict[str, int] = {}
+        """Tokens of prompts, of those tenants who wait for outer tiers."""
         self._rows: dict[str, int] = {}
         """Running sequences, of those tenants who have any."""
 
@@ -31,8 +36,9 @@ class Shares:
         return self._rows
 
     def served(self, tenant: str) -> float:
-        """Virtual tokens. Comparable between tenants, grows only."""
-        return self._served.get(tenant, 0.0)
+        """Virtual tokens. Comparable between tenants, grows but where a promise ends."""
+        served = self._served.get(tenant, 0.0)
+        return served + self._promised[tenant] / self._weights.get(tenant, 1.0) if tenant in self._promised else served
 
     def rows(self, tenant: str) -> float:
         """Running sequences over the tenant's weight."""
@@ -43,25 +49,36 @@ class Shares:
         return 1.0 / self._weights.get(tenant, 1.0)
 
     def arrive(self, tenant: str, waiting: Iterable[str]) -> None:
-        """A tenant with nothing waiting or running asks for something."""
-        others = [self.served(other) for other in {*self._rows, *waiting} if other != tenant]
+        """A tenant with nothing waiting or running asks for something. Promises of the others may come to nothing, and
+        do not count."""
+        others = [self._served.get(other, 0.0) for other in {*self._rows, *waiting} if other != tenant]
         if others:
-            self._served[tenant] = max(self.served(tenant), min(others) - _HEAD_START)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), min(others) - _HEAD_START)
         if len(self._served) > _MOST_REMEMBERED:  # who comes when nobody else is there has a counter when it is charged
             self._forget({tenant, *self._rows, *waiting})
 
     def charge(self, tenant: str, tokens: int) -> None:
         """So many tokens of a prompt are computed for a tenant."""
-        self._served[tenant] = self.served(tenant) + tokens / self._weights.get(tenant, 1.0)
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+
+    def promise(self, tenant: str, tokens: int) -> None:
+        """So many tokens of a prompt may have to be computed for a tenant; less than none: that is decided."""
+        promised = self._promised.get(tenant, 0) + tokens
+        if promised:
+            self._promised[tenant] = promised
+        else:
+            self._promised.pop(tenant, None)
 
     def charge_generated(self, tenant: str, tokens: int) -> None:
         """So many tokens came beyond the one that each of its sequences is charged for in every step."""
-        self._served[tenant] = self.served(tenant) + _GENERATED_COST * tokens / self._weights.get(tenant, 1.0)
+        cost = _GENERATED_COST * tokens / self._weights.get(tenant, 1.0)
+        self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
     def charge_step(self) -> None:
         """Every running sequence gets a token; O(tenants), not O(sequences)."""
         for tenant, rows in self._rows.items():
-            self._served[tenant] = self.served(tenant) + _GENERATED_COST * rows / self._weights.get(tenant, 1.0)
+            cost = _GENERATED_COST * rows / self._weights.get(tenant, 1.0)
+            self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
     def runs(self, tenant: str) -> None:
         """One more sequence of a tenant runs."""

@@ -22,7 +22,7 @@ KEPT_SEEDS = (
 )  # fmt: skip
 """Seeds that have found a bug, without extras. What a seed stands for changes with the workload and the alphabet: a bug
 of the engine needs a test of its own beside the code that had it."""
-KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 65320, 68255, 68368)
+KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 60991, 65320, 68255, 68368)
 _SAMPLE = (0, 3, 17, 40, 101, 390, 1157, 2638)
 
 

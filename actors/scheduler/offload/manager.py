@@ -135,7 +135,8 @@ class Offload:
         """From the waiting room to those who wait for outer tiers, without blocks."""
         keys, first = self._beyond(sequence)
         self._fetches_not_done()
-        self._room.remove(sequence)
+        missing = len(sequence.tokens) - first * self._tables.block_size
+        self._room.go_out(sequence, 0 if sequence.paid else missing)
         sequence.handle(Event.LOAD)
         sequence.asked = True
         self._residents.loading[sequence.row] = sequence
@@ -291,7 +292,7 @@ class Offload:
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
         self._host.assert_invariants(self._traffic.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
-        assert len(asking) == len(self._fetches), "who asks and who waits for it disagree"
+        assert len(asking) == len(self._fetches) == self._room.num_away, "who asks and who waits for it disagree"
 
     # Inside.
 

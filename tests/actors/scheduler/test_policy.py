@@ -1,6 +1,7 @@
 """The waiting room's order."""
 
 from array import array
+from random import Random
 
 import pytest
 from oracle import submission
@@ -11,11 +12,11 @@ from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.worker import SamplingState
 
 
-def waiting(policy: str, priority: int, ordinal: int, index: int = 0) -> Sequence:
+def waiting(policy: str, priority: int, ordinal: int, index: int = 0, tenant: str = "") -> Sequence:
     message = submission(ordinal, [1, 2, 3])
     key = arrival_key(policy, priority, ordinal, index)
     return Sequence(
-        Request(message, []),
+        Request(message, [], tenant=tenant),
         ordinal,
         SamplingState(),
         array("i", [1, 2, 3]),
@@ -77,3 +78,42 @@ def test_removed_entries_do_not_pile_up_behind_a_blocked_head() -> None:
         room.remove(gone)
     assert len(room._lines[""]._heap) < 100
     assert drain(room) == [0]
+
+
+def test_the_tenant_served_least_comes_first_whatever_is_promised_and_decided() -> None:
+    source = Random(7)
+    shares = Shares()
+    room = WaitingRoom(shares)
+    away: list[Sequence] = []
+    inside: dict[str, list[Sequence]] = {}
+    for ordinal in range(4000):
+        turn = source.random()
+        if turn < 0.4 or not inside:
+            one = waiting("fair", 0, ordinal, tenant=source.choice("abcdefgh"))
+            inside.setdefault(one.request.tenant, []).append(one)
+            room.add(one)
+        elif turn < 0.6 and away:
+            one = away.pop(source.randrange(len(away)))
+            room.come_back(one)
+            if source.random() < 0.7:
+                room.add(one)
+                inside.setdefault(one.request.tenant, []).append(one)
+        else:
+            first = room.first()
+            assert first is not None
+            assert shares.served(first.request.tenant) == min(map(shares.served, inside))
+            assert first is min(inside[first.request.tenant], key=lambda one: one.arrival_key)
+            inside[first.request.tenant].remove(first)
+            if not inside[first.request.tenant]:
+                del inside[first.request.tenant]
+            if turn < 0.8:
+                room.go_out(first, source.randint(0, 60))
+                away.append(first)
+            else:
+                room.remove(first)
+                shares.charge(first.request.tenant, source.randint(1, 20))
+        assert (len(room), room.num_away) == (sum(map(len, inside.values())), len(away))
+        assert len(room._order) <= 2 * 8 + 66
+    for one in away:
+        room.come_back(one)
+    assert not shares._promised

@@ -104,7 +104,8 @@ class Turns:
         turn, tenant = next(self._turns), message.tenant
         newcomer = tenant not in self._busy_since
         residents, room = core._residents, core._room
-        if newcomer or not (residents._shares.rows(tenant) or tenant in room._lines):
+        loading = {sequence.request.tenant for sequence in residents.loading.values()}
+        if newcomer or not (residents._shares.rows(tenant) or tenant in room._lines or tenant in loading):
             self._busy_since[tenant] = turn
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
