@@ -80,7 +80,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the watchdog looks on": Mutation("actors.system", "            mailbox.nudge()\n", "            pass\n"),
     "the tenant that was served most is next": Mutation(
-        "actors.scheduler.shares", "return self._served.get(tenant, 0.0)", "return -self._served.get(tenant, 0.0)"
+        "actors.scheduler.shares", "served = self._served.get(tenant, 0.0)", "served = -self._served.get(tenant, 0.0)"
     ),
     "newcomers go behind everybody": Mutation(
         "actors.scheduler.shares", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
