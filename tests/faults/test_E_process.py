@@ -232,7 +232,7 @@ async def test_E12_no_worker_outlives_its_parent(folder, fault):
 
 @pytest.fixture
 def strangers() -> set[psutil.Process]:
-    """Children that stood before the test, such as the tracker that a process pool of an earlier test left to Python."""
+    """Children that stood before the test, such as the tracker that an earlier process pool left to Python."""
     return set(psutil.Process().children())
 
 
