@@ -57,6 +57,9 @@ class RowOptions:
         self.known = known
         self.thinking = None if state.thinking is None else ThinkingWatch(state.thinking, prompt)
         self.processors = RowProcessors(state, processors or {}) if state.processors else None
+        asked = self.penalized, self.allowed.numel(), self.stops.numel(), self.additions, self.words, state.processors
+        self.plain = state.logprobs < 0 and self.thinking is None and not any(asked)
+        """It asks for nothing but a draw."""
         self._vocab = vocab
 
     @property

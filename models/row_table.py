@@ -225,7 +225,7 @@ class RowTable:
 
     def _write(self, slot: int, begin: int, tokens: NDArray[np.int32]) -> None:
         """Known tokens, from position `begin` on."""
-        self.tokens[slot, begin : begin + tokens.size] = torch.from_numpy(tokens)
+        self.tokens.numpy()[slot, begin : begin + tokens.size] = tokens
 
     def _copy_tokens(
         self, slots: NDArray[np.int64], parents: NDArray[np.int64], kept: NDArray[np.int64], chosen: NDArray[np.int64]

@@ -78,15 +78,17 @@ class SamplingBatch:
         self.greedy = None if len(greedy) == len(rows) else self._tensor(greedy)
         """Indices of greedy rows; None is all."""
         self.random = self._random_rows() if self.greedy is not None else None
-        self.logprob_groups = logprob_groups(rows, device)
-        self.thinkers = tuple(i for i, row in enumerate(rows) if row.thinking is not None)
+        self._asking = [i for i, row in enumerate(rows) if not row.plain]
+        """Only those are looked at for the rest: where rows skip steps, another batch is made for each."""
+        self.logprob_groups = logprob_groups(rows, device) if self._asking else ()
+        self.thinkers = tuple(i for i in self._asking if rows[i].thinking is not None)
         self.plugged = self._plugged()
         """(name, members, their index) per plug-in that somebody asks for."""
-        self.refused = tuple(i for i, row in enumerate(rows) if row.refusal is not None)
-        allowed = [i for i, row in enumerate(rows) if row.allowed.numel()]
+        self.refused = tuple(i for i in self._asking if rows[i].refusal is not None)
+        allowed = [i for i in self._asking if rows[i].allowed.numel()]
         self.allowed_rows = self._tensor(allowed) if allowed else None
         self.allowed_places = self._places((i, rows[i].allowed) for i in allowed)
-        added = [i for i, row in enumerate(rows) if row.additions]
+        added = [i for i in self._asking if rows[i].additions]
         self.added_places = self._places((i, valid_ids(rows[i].additions.keys(), vocab)) for i in added)
         self.added_values = self._floats([value for i in added for value in rows[i].additions.values()])
         self.stops = self._stop_mask()
@@ -128,7 +130,7 @@ class SamplingBatch:
         )
 
     def _stop_mask(self) -> StopMask | None:
-        members = [i for i, row in enumerate(self.rows) if row.stops.numel()]
+        members = [i for i in self._asking if self.rows[i].stops.numel()]
         if not members:
             return None
         repeats = self._tensor([self.rows[i].stops.numel() for i in members])
@@ -139,7 +141,7 @@ class SamplingBatch:
         )
 
     def _bad_words(self) -> BadWords | None:
-        members = [i for i, row in enumerate(self.rows) if row.words]
+        members = [i for i in self._asking if self.rows[i].words]
         if not members:
             return None
         words = [(text, i, word) for text, i in enumerate(members) for word in self.rows[i].words]
@@ -152,7 +154,7 @@ class SamplingBatch:
         )
 
     def _penalties(self) -> Penalties | None:
-        members = [i for i, row in enumerate(self.rows) if row.penalized]
+        members = [i for i in self._asking if self.rows[i].penalized]
         if not members:
             return None
         states = [self.rows[i].state for i in members]
@@ -171,9 +173,10 @@ class SamplingBatch:
 
     def _plugged(self) -> tuple[tuple[str, tuple[int, ...], Tensor], ...]:
         members: dict[str, list[int]] = {}
-        for i, row in enumerate(self.rows):
-            if row.processors is not None:
-                for name in row.processors.options:
+        for i in self._asking:
+            asked = self.rows[i].processors
+            if asked is not None:
+                for name in asked.options:
                     members.setdefault(name, []).append(i)
         return tuple((name, tuple(indices), self._tensor(indices)) for name, indices in members.items())
 

@@ -77,6 +77,8 @@ def _with_forced(plan: StepPlan, counts: NDArray[np.int64], sampled: list[int], 
     left = iter(sampled)
     for index in np.flatnonzero(counts).tolist():
         forced = guided.forced.get(plan.rows[index], ())
-        tokens += [next(left), *forced]
-        counts[index] += len(forced)
+        tokens.append(next(left))
+        if forced:
+            tokens += forced
+            counts[index] += len(forced)
     return tokens

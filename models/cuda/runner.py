@@ -20,8 +20,9 @@ from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Results, Returned, Staging
 from troupellm.models.cuda.trees import device_trees, host_trees
 from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.guides.filling import FilledLater
 from troupellm.models.guides.masks import TokenMasks
-from troupellm.models.guides.rows import FilledLater, GuidedRows
+from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import Processors
 from troupellm.models.poison import Poison

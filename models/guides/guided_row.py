@@ -32,8 +32,8 @@ class GuidedRow:
     """One row's guide."""
 
     __slots__ = (
-        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_token_ids", "at_fault", "building",
-        "error", "jumps", "matcher", "sleep",
+        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "at_fault",
+        "building", "error", "jumps", "matcher", "only", "sleep",
     )  # fmt: skip
 
     def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
@@ -45,12 +45,16 @@ class GuidedRow:
         self.error: str | None = None
         self.at_fault = True
         """The request is to blame for the error."""
+        self.only: int | None = None
+        """The one token that may come next, where that is known."""
         self._library = library
         self._program = program
         self._built: Built | None = None
         self._token_ids: list[int] = []
         """Those that the matcher has."""
         self._retried = False
+        self._stopped: bool | None = None
+        """Of the matcher; None: it has moved since it was asked."""
         self._debt = self._draft_debt = 0.0
 
     @property
@@ -64,7 +68,15 @@ class GuidedRow:
     @property
     def stopped(self) -> bool:
         """Its grammar is complete."""
-        return not self.asleep and self.matcher is not None and self.error is None and self.matcher.stopped
+        if self.error is not None or self.matcher is None or self.asleep:
+            return False
+        if self._stopped is None:
+            self._stopped = self.matcher.stopped
+        return self._stopped
+
+    def _moved(self) -> None:
+        """Forget what was known of where the matcher was."""
+        self._stopped = self.only = None
 
     def failure(self, row: int) -> RowError:
         """What to say if no token is left for it."""
@@ -91,9 +103,10 @@ class GuidedRow:
             return
         if self.sleep is not None and not self.sleep.awake:
             token_ids = token_ids[self.sleep.accept(token_ids) :]
-        if not token_ids or self.matcher.stopped:
+        if not token_ids or self.stopped:
             return
         self._token_ids += token_ids
+        self._moved()
         if not self.matcher.accept(token_ids) and not self.retry():
             self.check()
             self.error = self.error or _MISFIT
@@ -110,6 +123,7 @@ class GuidedRow:
 
     def _begin_anew(self) -> bool:
         """A new matcher with the tokens so far; whether they fit."""
+        self._moved()
         try:
             self._built, self.matcher = self._library.start(self._program)
         except GuideError as error:
@@ -142,11 +156,15 @@ class GuidedRow:
 
     def jump(self, most: int) -> list[int]:
         """Take the tokens that must come next, if there are enough of them to pay."""
-        if self.matcher is None or self.error is not None or self.asleep or self.matcher.stopped:
+        if self.matcher is None or self.error is not None or self.asleep or self.stopped:
             return []
-        forced = self.matcher.forced()[:most]
-        if len(forced) < LEAST_FORCED:
+        forced = self.matcher.forced()
+        if not forced:
             return []
+        self.only = forced[0]
+        if min(len(forced), most) < LEAST_FORCED:
+            return []
+        forced = forced[:most]
         self.accept(forced)
         return forced if self.error is None else []
 
@@ -165,6 +183,7 @@ class GuidedRow:
             if self.matcher.error is not None:
                 self._begin_anew()
             return False
+        self._moved()
         self._token_ids.append(token_id)
         return True
 
@@ -185,6 +204,7 @@ class GuidedRow:
         guided = min(num_tokens, len(self._token_ids))
         if self.matcher is not None and guided:
             self.matcher.rollback(guided)
+            self._moved()
             del self._token_ids[-guided:]
         if self.sleep is not None and num_tokens > guided:
             self.sleep.rollback(num_tokens - guided)

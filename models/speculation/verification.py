@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.guides.filling import FilledLater
 from troupellm.models.guides.masks import TokenMasks
-from troupellm.models.guides.rows import FilledLater, GuidedRows
+from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.row_table import RowTable
 from troupellm.models.sampler import Sampler
 from troupellm.models.speculation.drafts import RowDrafts
