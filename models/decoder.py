@@ -165,7 +165,7 @@ class Decoder:
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         layers.run(residual, batch.positions, views, self.tables, caches)
-        return residual[batch.logit_tokens]
+        return residual.index_select(0, batch.logit_tokens)
 
     def _together(self) -> DecoderLayers | None:
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":

@@ -40,6 +40,9 @@ class RowTable:
         self._first_slots = slots
         self.longest, self._block_size, self.num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
+        self._last: tuple[tuple[int, ...], NDArray[np.int64]] | None = None
+        """Rows of the last plan and where they lie: while no row joins or leaves, the next plan names the same."""
+        self._described: set[int] = set()
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
@@ -55,6 +58,11 @@ class RowTable:
     def __contains__(self, row: int) -> bool:
         return row in self._slots
 
+    @property
+    def describes(self) -> bool:
+        """Whether any row asks for log-probabilities of its prompt."""
+        return bool(self._described)
+
     def add(self, new: NewRow) -> NDArray[np.int32]:
         """Make a row known, or replace an older epoch of it.
 
@@ -68,7 +76,8 @@ class RowTable:
             raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self.longest}")
         slot = self._slots.get(new.row)
         if slot is None:
-            slot = self._slots[new.row] = self._take_slot()
+            slot, self._last = self._take_slot(), None
+            self._slots[new.row] = slot
         elif new.epoch <= self.epochs[slot]:
             raise PlanError(f"row {new.row}: epoch {new.epoch} is not newer than {self.epochs[slot]}")
         self._write(slot, 0, known.astype(np.int32))
@@ -87,9 +96,10 @@ class RowTable:
 
     def drop(self, row: int) -> None:
         """Forget a row; one that is not known is fine."""
-        slot = self._slots.pop(row, None)
+        slot, self._last = self._slots.pop(row, None), None
         if slot is not None:
             self.embeddings.pop(slot, None)
+            self._described.discard(slot)
             self._free.append(slot)
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:
@@ -137,7 +147,12 @@ class RowTable:
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
         """Remember what this table needs of a row's sampling state."""
-        self.prompt_logprobs[self.slot(row)] = sampling.prompt_logprobs
+        slot = self.slot(row)
+        self.prompt_logprobs[slot] = sampling.prompt_logprobs
+        if sampling.prompt_logprobs >= 0:
+            self._described.add(slot)
+        else:
+            self._described.discard(slot)
 
     def slot(self, row: int) -> int:
         """Where a row lies."""
@@ -146,26 +161,34 @@ class RowTable:
             raise PlanError(f"row {row} is not known")
         return slot
 
-    def slots_of(self, plan: StepPlan) -> NDArray[np.int64]:
-        """Slots of a plan's rows [rows], after checking that the plan fits what is known.
+    def slots_of(
+        self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Slots of a plan's rows [rows], after checking that the plan fits what is known. They are not to be changed.
+
+        Args:
+            starts: the plan's.
+            counts: the plan's.
 
         Raises:
             PlanError: an unknown row, another epoch, positions beyond the known tokens or the row's blocks.
         """
-        try:
-            slots = np.array([self._slots[row] for row in plan.rows], dtype=np.int64)
-        except KeyError as error:
-            raise PlanError(f"row {error.args[0]} is not known") from None
-        ends = np.array(plan.starts, dtype=np.int64) + np.array(plan.counts, dtype=np.int64)
-        wrong = (
-            ("epoch", self.epochs[slots] != np.array(plan.epochs, dtype=np.int64)),
-            ("count of tokens", np.array(plan.counts) < 1),
-            ("span beyond its tokens", ends > self.lengths[slots]),
-            ("span beyond its blocks", ends > self.num_blocks[:, slots].min(axis=0) * self._block_size),
-        )
-        for what, where in wrong:
-            if where.any():
-                raise PlanError(f"row {plan.rows[int(where.argmax())]}: wrong {what} in step {plan.step}")
+        if self._last is None or self._last[0] != plan.rows:
+            try:
+                self._last = plan.rows, np.array([self._slots[row] for row in plan.rows], dtype=np.int64)
+            except KeyError as error:
+                raise PlanError(f"row {error.args[0]} is not known") from None
+        slots, ends = self._last[1], starts + counts
+        other, most = self.epochs[slots] != plan.epochs, np.minimum(self.lengths[slots], self.capacity(slots))
+        if (other | (counts < 1) | (ends > most)).any():
+            wrong = (
+                ("epoch", other),
+                ("count of tokens", counts < 1),
+                ("span beyond its tokens", ends > self.lengths[slots]),
+                ("span beyond its blocks", ends > self.capacity(slots)),
+            )
+            what, where = next((what, where) for what, where in wrong if where.any())
+            raise PlanError(f"row {plan.rows[int(where.argmax())]}: wrong {what} in step {plan.step}")
         return slots
 
     def append(self, slots: NDArray[np.int64], tokens: Tensor) -> None:

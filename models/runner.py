@@ -103,7 +103,7 @@ class ModelRunner:
             self._follow(plan, NO_SPANS)
             return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
-        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
         trial: Trial | None = None
         if self.speculator is not None:
             trial = self.speculator.begin(plan, whole.slots, starts, counts)
@@ -119,7 +119,7 @@ class ModelRunner:
             check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
             drawn, filled = check.drawn, check.begin_masks()
         else:
-            drawn = [row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples]
+            drawn = [plan.rows[index] for index in np.flatnonzero(sampling).tolist()]
             filled = None if self.guides is None else self.guides.begin(drawn)
         pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
@@ -221,15 +221,15 @@ class ModelRunner:
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
-        owner, places = np.arange(slots.size), starts
+        owner, places, owning = np.arange(slots.size), starts, slots
         if ends[-1] > slots.size:
             owner = np.repeat(owner, counts)
-            places = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+            places, owning = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts), slots[owner]
         grown = trial is not None and trial.trees
         positions = trial.positions(spans, places, owner) if trial is not None and grown else places
         wanted, num_sampling = self._wanted(spans)
         batch = ForwardBatch(
-            token_ids=self.rows.tokens_at(slots[owner], places),
+            token_ids=self.rows.tokens_at(owning, places),
             positions=torch.from_numpy(positions),
             groups=self._groups(spans, owner, places, positions, trial if grown else None),
             logit_tokens=torch.from_numpy(wanted),
@@ -249,6 +249,9 @@ class ModelRunner:
     def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
         """Which tokens of a flat batch come out of it, and how many of them are to sample from; see `_batch`."""
         slots, ends = spans.slots, np.cumsum(spans.counts)
+        if slots.size and ends[-1] == slots.size and not self.rows.describes and not len(self.pooler):
+            last = np.flatnonzero(spans.starts + 1 >= self.rows.lengths[slots])
+            return last, last.size
         # Of a row that samples: its last token, and the drafts behind it.
         behind = np.minimum(spans.starts + spans.counts - self.rows.lengths[slots] + 1, spans.counts)
         behind[(behind < 0) | (self.rows.pooled[slots] > 0)] = 0
@@ -355,13 +358,15 @@ class ModelRunner:
     def _finish_pooled(
         self, plan: StepPlan, spans: Spans, ending: NDArray[np.bool_]
     ) -> tuple[list[RowPooled], list[RowError]]:
-        if not ending.any():
+        if not len(self.pooler) or not ending.any():
             return [], []
         rows = [row for row, ends in zip(plan.rows, ending.tolist(), strict=True) if ends]
         return self.pooler.finish(spans.slots[ending].tolist(), rows)
 
     def _described(self, spans: Spans) -> list[int]:
         """Which of the rows ask for prompt log-probabilities and compute prompt tokens that predict others."""
+        if not self.rows.describes:
+            return []
         wants = self.rows.prompt_logprobs[spans.slots] >= 0
         return np.flatnonzero(wants & (spans.starts + 1 < self.rows.num_prompt_tokens[spans.slots])).tolist()
 

@@ -94,11 +94,7 @@ class SamplingBatch:
         self.stops = self._stop_mask()
         self.bad_words = self._bad_words()
         self.penalties = self._penalties()
-
-    @property
-    def adjusted(self) -> bool:
-        """Whether any row changes its logits before the temperature."""
-        return (
+        self.adjusted = (
             self.allowed_rows is not None
             or self.added_places.numel() > 0
             or self.stops is not None
@@ -108,6 +104,7 @@ class SamplingBatch:
             or bool(self.plugged)
             or bool(self.refused)
         )
+        """Whether any row changes its logits before the temperature."""
 
     def _random_rows(self) -> RandomRows:
         index = [i for i, row in enumerate(self.rows) if not row.greedy]

@@ -48,10 +48,12 @@ def step_result(
     """
     counts = sampling.astype(np.int64)
     tokens: list[int] = []
+    errors: list[RowError] = []
     if sampled is not None:
-        values = sampled.values
-        tokens = [token for token in values if token >= 0]
-        if sampled.errors:
+        values, errors = sampled.values, sampled.errors
+        tokens = values
+        if errors:
+            tokens = [token for token in values if token >= 0]
             counts[np.flatnonzero(sampling)[[token < 0 for token in values]]] = 0
         if guided is not None and guided.forced:
             tokens = _with_forced(plan, counts, tokens, guided)
@@ -65,7 +67,7 @@ def step_result(
         logprobs=tuple(sampled.logprobs) if sampled is not None else (),
         prompt_logprobs=about_prompts,
         pooled=tuple(pooled),
-        errors=(*(sampled.errors if sampled is not None else ()), *unsound),
+        errors=(*errors, *unsound),
         finished=() if guided is None else tuple(guided.finished),
         timings=timings,
     )

@@ -1,4 +1,4 @@
-"""All layers of a decoder in one compiled call, for few rows, float32 on a CPU.
+"""All layers of a decoder in one compiled call, for few rows, float32 or int8 weights on a CPU.
 
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the
@@ -6,11 +6,13 @@ compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attent
 """
 
 import functools
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels import native
@@ -83,6 +85,9 @@ class DecoderLayers:
             for layer, norms, products in zip(layers, self._norms, told, strict=True)
         ]  # fmt: skip
         self._told = np.array(numbers, dtype=np.int64)
+        self._rotations: Sequence[Pair] = ()
+        self._angles: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._memory = _Memory(())
 
     def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
         """Whether this computes a step of so many rows, with these plans and caches."""
@@ -102,13 +107,33 @@ class DecoderLayers:
             caches: per layer, as of `kernels.paged_attention`.
         """
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
-        angles = np.array([(cos.data_ptr(), sin.data_ptr()) for cos, sin in rotations], dtype=np.int64)
-        memory = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in caches], dtype=np.int64)
+        if self._rotations is not rotations:
+            self._rotations = rotations
+            self._angles = np.array([(cos.data_ptr(), sin.data_ptr()) for cos, sin in rotations], dtype=np.int64)
+        if not self._memory.holds(caches):
+            self._memory = _Memory(caches)
         self._function(
             self._told.ctypes.data, self._count, residual.data_ptr(), residual.shape[0], residual.shape[1],
-            positions.data_ptr(), steps.ctypes.data, angles.ctypes.data, memory.ctypes.data,
+            positions.data_ptr(), steps.ctypes.data, self._angles.ctypes.data, self._memory.told.ctypes.data,
             CELLS[caches[0][0].dtype], torch.get_num_threads(),
         )  # fmt: skip
+
+
+class _Memory:
+    """Where the caches lie; known from one step to the next, without keeping them."""
+
+    def __init__(self, caches: Sequence[Pair]) -> None:
+        self._seen = [(weakref.ref(keys), weakref.ref(values)) for keys, values in caches]
+        self.told = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in caches], dtype=np.int64)
+
+    def holds(self, caches: Sequence[Pair]) -> bool:
+        """Whether these are the very tensors."""
+        if len(caches) != len(self._seen):
+            return False
+        for (keys, values), (first, second) in zip(caches, self._seen, strict=True):
+            if first() is not keys or second() is not values:
+                return False
+        return True
 
 
 def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:

@@ -1,7 +1,10 @@
 """Compiled code for a CPU: built once by the machine's own compiler, or not used.
 
-All `.cpp` files of this folder become one library. Nothing depends on it being there: without a compiler, with an
-unusual one, or where an operation's answer differs from its reference, torch does the work.
+All `.cpp` files of this folder become one library. What it computes goes further than attention and products of a few
+rows: all decoder layers of a step in one call (`kernels.decoder_layers`, up to 64 rows, 32 with int8 weights), float32
+products of up to 512 rows (`kernels.linear`), those with int8 and other coded weights (`kernels.quantized`). Nothing
+depends on it being there: without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where
+an operation's answer differs from its reference, torch does the work, and gives the same tokens.
 
 How an operation is added:
 
@@ -22,9 +25,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch.autograd import profiler
-
 from troupellm.kernels.native import build
+from troupellm.kernels.profiling import in_profiles
 
 Function = Callable[..., None]
 
@@ -49,16 +51,7 @@ class Library:
         found = self._loaded[name]
         found.restype = None
         found.argtypes = [_TYPES[letter] for letter in arguments]
-        label = f"native::{name}"
-
-        def call(*given: Any) -> None:
-            if profiler._is_profiler_enabled:
-                with profiler.record_function(label):
-                    found(*given)
-            else:
-                found(*given)
-
-        return call
+        return in_profiles(f"native::{name}", found)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ COMPILE_SECONDS = 120.0
 """For all sources and the link together."""
 RETRY_SECONDS = 3600.0
 """A build that took too long is not tried again before: every process of the machine would wait for it anew."""
+SWITCH = "TROUPE_NATIVE"
+"""A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler."""
 OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
 
 
@@ -53,6 +56,8 @@ def to_be_built() -> bool:
 
 
 def _compiler() -> str | None:
+    if os.environ.get(SWITCH, "").lower() in ("0", "false", "no", "off"):
+        return None
     return shutil.which("g++") or shutil.which("c++")
 
 

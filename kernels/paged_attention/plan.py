@@ -96,8 +96,10 @@ class AttentionPlan:
         """For compiled code, with so many query heads per KV head: [jobs, 4] of first token, tokens, row, and position
         of the first token. Long ones come first, so that no thread is left with one at the end."""
         if self.alone:
-            every = np.arange(self.num_tokens)
-            return np.stack((every, np.ones_like(every), every, self._starts), axis=1).astype(np.int32)
+            alone = np.ones((self.num_tokens, 4), dtype=np.int32)
+            alone[:, 0] = alone[:, 2] = np.arange(self.num_tokens)
+            alone[:, 3] = self._starts
+            return alone
         most = max(PREFILL_TOKENS, JOB_QUERIES // group)
         step = np.where(self._dense, most, 1)
         parts = -(-self._counts // step)

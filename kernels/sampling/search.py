@@ -7,14 +7,23 @@ narrows the search for them first.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.profiling import in_profiles
 from troupellm.kernels.triton_support import usable
 
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32
 _HOST_VALUES = 1 << 20
 """Up to so many numpy's argmax, one thread's work in one call, is the quickest; of more, threads share the work."""
+
+
+def _argmax(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    return values.argmax(-1)
+
+
+_host_argmax = in_profiles("host::argmax", _argmax)
 
 
 def row_argmax(values: Tensor) -> Tensor:
@@ -31,7 +40,7 @@ def row_best(values: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = values.shape
     if values.device.type == "cpu" and rows * width <= _HOST_VALUES:
         host = values.numpy()
-        found = host.argmax(-1)  # a NaN, where there is one
+        found = _host_argmax(host)  # a NaN, where there is one
         return torch.from_numpy(found), torch.from_numpy(host[np.arange(rows), found])
     blocks = width // _ARGMAX_BLOCK
     if blocks < 2 or values.is_cuda or not values.is_contiguous():

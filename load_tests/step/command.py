@@ -20,7 +20,7 @@ from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
 from troupellm.load_tests.step.above import prompts_of, through_engine, through_http
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
-from troupellm.load_tests.step.profile import Parts, parts_of
+from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
 WARM_UP_STEPS = 4
@@ -124,7 +124,7 @@ class StepBench:
         return settings
 
     def _bare(self, batch: int) -> tuple[float, Parts]:
-        steps = self._args.steps + 16
+        steps = self._args.steps + PROFILED_STEPS + 8
         settings = self._settings(batch, steps)
         worker = BareWorker(self._model, EngineConfig.from_flat({"model": str(self._model), **settings}))
         try:
@@ -148,7 +148,7 @@ class StepBench:
 
 def heading(levels: list[str]) -> str:
     columns = "".join(f"{level + ' ms':>12}{'of roof':>9}{'tokens/s':>10}" for level in levels)
-    return f"{'batch':<7}{'roof ms':>9}{columns}{'kernels':>9}{'tax us':>8}{'outside':>9}"
+    return f"{'batch':<7}{'roof ms':>9}{columns}{'kernels':>9}{'tax us':>8}{'outside':>9}{'us':>8}"
 
 
 def line(row: Row, levels: list[str]) -> str:
@@ -161,5 +161,5 @@ def line(row: Row, levels: list[str]) -> str:
     if row.parts is not None:
         tax = row.report()["kernel_tax_us"]
         spelt = "-" if tax is None else f"{tax:.2f}"
-        end = f"{row.parts.kernels:>9}{spelt:>8}{row.parts.outside:>9.1%}"
+        end = f"{row.parts.kernels:>9}{spelt:>8}{row.parts.outside:>9.1%}{row.parts.outside_us:>8.0f}"
     return f"{row.batch:<7}{row.roofline * 1e3:>9.3f}{columns}{end}"

@@ -169,7 +169,7 @@ class CudaRunner(ModelRunner):
             result = step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
             return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
-        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan), starts, counts)
+        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
         if self.speculator is not None:
             return self._verified(
                 plan, self.speculator, self.speculator.begin(plan, whole.slots, starts, counts), begin

@@ -26,7 +26,14 @@ PACKAGES = (
     "openai",
     "triton",
 )
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "TORCH_LOGS")
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TROUPE_NATIVE",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "TORCH_LOGS",
+)
 """Printed when set; none of them holds a secret."""
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 GIB = 2**30

@@ -1,14 +1,19 @@
 """`bench kernels` and `bench step` in small: correctness comes first, and the numbers are what they say."""
 
 import argparse
+import gc
 import json
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from troupellm.kernels import decoder_layers
 from troupellm.load_tests import cli
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
@@ -20,7 +25,7 @@ from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
 from troupellm.load_tests.step.command import Row
-from troupellm.load_tests.step.profile import Parts
+from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of_steps, recorded_steps
 from troupellm.protocol.config import EngineConfig
 
 CPU = torch.device("cpu")
@@ -118,23 +123,72 @@ def test_a_steady_step() -> None:
 
 
 def test_what_a_row_reports() -> None:
-    report: dict[str, Any] = Row(4, 1e-3, {"worker": 2e-3, "engine": 4e-3}, Parts(100, 0.05)).report()
+    report: dict[str, Any] = Row(4, 1e-3, {"worker": 2e-3, "engine": 4e-3}, Parts(100, 0.05, 100.0)).report()
     assert report["roof_frac"] == {"worker": 0.5, "engine": 0.25}
     assert report["kernel_tax_us"] == pytest.approx(10.0)
     assert report["tokens_per_s"] == {"worker": 2000.0, "engine": 1000.0}
 
 
-def test_the_bare_worker_decodes_again_and_again(tmp_path: Path) -> None:
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareWorker]:
     folder = write_random_model(tmp_path / "model", SHAPES["tiny"])
-    settings = {"model": str(folder), "num_gpu_blocks_override": 12, "max_num_seqs": 3, "dtype": "float32"}
+    settings = {"model": str(folder), "num_gpu_blocks_override": 36, "max_num_seqs": 3, "dtype": "float32"}
     worker = BareWorker(folder, EngineConfig.from_flat({**settings, "block_size": 16, "num_threads": 1}))
+    yield worker
+    worker.close()
+
+
+def test_the_bare_worker_decodes_again_and_again(bare: BareWorker) -> None:
+    for _ in range(2):
+        bare.fill(3, 20, 30)
+        assert len(bare.decode(12)) == 11
+        assert bare.step_seconds(8) > 0
+
+
+def test_what_is_outside_of_operators_is_of_the_step_that_nothing_spoilt() -> None:
+    """Microseconds of steps and of their operators; the second was interrupted between two operators."""
+    steps = [event(100, [60, 30]), event(5000, [60, 30]), event(120, [60, 36])]
+    parts = parts_of_steps(steps)
+    assert (parts.kernels, parts.outside_us) == (2, 24)
+    assert parts.outside == pytest.approx(0.2)
+
+
+def event(time: float, parts: list[float]) -> Any:
+    return SimpleNamespace(cpu_time_total=time, cpu_children=[event(part, []) for part in parts])
+
+
+def test_what_stands_for_an_operator_counts_as_one(bare: BareWorker) -> None:
+    bare.fill(3, 20, 30)
+    steps = recorded_steps(bare.decode)
+    assert len(steps) == PROFILED_STEPS
+    for step in steps:
+        names = [part.name for part in step.cpu_children]
+        assert names.count("host::argmax") == 1
+        assert names.count("native::decoder_layers") == (decoder_layers.load() is not None)
+        assert 0 < sum(part.cpu_time_total for part in step.cpu_children) < step.cpu_time_total
+
+
+def test_steady_steps_keep_nothing(bare: BareWorker) -> None:
+    """Neither objects and arrays nor tensors: what a step allocates it gives back. The first rounds show numpy all
+    sizes of tables, of which it keeps some."""
+    tracemalloc.start()
     try:
-        for _ in range(2):
-            worker.fill(3, 20, 30)
-            assert len(worker.decode(12)) == 11
-            assert worker.step_seconds(8) > 0
+        rounds = []
+        for _ in range(3):
+            bare.fill(3, 20, 120)
+            bare.decode(100)
+            rounds.append(held())
     finally:
-        worker.close()
+        tracemalloc.stop()
+    assert rounds[2][0] - rounds[1][0] < 100 * 16  # no object is smaller, and steps would keep 100
+    assert rounds[2][1] == rounds[1][1]
+
+
+def held() -> tuple[int, int]:
+    """Bytes that Python and numpy hold, and bytes of tensors."""
+    gc.collect()
+    tensors = sum(found.nbytes for found in gc.get_objects() if type(found) is torch.Tensor)
+    return tracemalloc.get_traced_memory()[0], tensors
 
 
 @pytest.mark.slow

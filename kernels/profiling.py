@@ -1,0 +1,20 @@
+"""Names in torch's profiles, which know its own operators only."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.autograd import profiler
+
+Result = TypeVar("Result")
+
+
+def in_profiles(label: str, function: Callable[..., Result]) -> Callable[..., Result]:
+    """The function, which profiles show under this name; at the price of one look where none is being recorded."""
+
+    def call(*given: Any) -> Result:
+        if not profiler._is_profiler_enabled:
+            return function(*given)
+        with profiler.record_function(label):
+            return function(*given)
+
+    return call

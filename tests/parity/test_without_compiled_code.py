@@ -1,0 +1,57 @@
+"""With `TROUPE_NATIVE=0`, or without a compiler, torch alone gives the tokens of `transformers`, too."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from decoder_pairs import FAMILIES, Driver, Pair, make_prompt
+
+from troupellm.kernels import decoder_layers, native
+from troupellm.kernels.linear import native as products
+from troupellm.kernels.native import build
+from troupellm.kernels.paged_attention import native as attention
+from troupellm.kernels.quantized import coded_cpu, int8_cpu
+
+REMEMBERED = (
+    native.load, products.load, attention.load, decoder_layers.load, int8_cpu.compiled, int8_cpu.row_quantizer,
+    coded_cpu.load,
+)  # fmt: skip
+SOME = (
+    "llama", "llama_biases", "mistral_window", "qwen2_tied_window", "qwen3", "gemma2", "gemma3", "phi3", "granite",
+    "glm", "smollm3_window", "mixtral", "gpt_oss", "deepseek_v2_lite",
+)  # fmt: skip
+NEW_TOKENS = 10
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(build.SWITCH, "0")
+    for load in REMEMBERED:
+        load.cache_clear()
+    yield
+    for load in REMEMBERED:
+        load.cache_clear()
+
+
+def answers(pair: Pair) -> dict[int, list[int]]:
+    """Of prompts in pieces, side by side; what was called is torch's own."""
+    driver = Driver(pair.runner())
+    for row, length in enumerate((3, 45, 18)):
+        driver.submit(row, make_prompt(length, seed=row))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        while min(driver.generated(row) for row in range(3)) < NEW_TOKENS:
+            driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in range(3)})
+    called = {event.key for event in profile.key_averages()}
+    assert any(name.startswith("aten::") for name in called)
+    assert not [name for name in called if name.startswith("native::")]
+    return {row: driver.answer(row) for row in range(3)}
+
+
+@pytest.mark.usefixtures("torch_alone")
+@pytest.mark.parametrize("family", SOME)
+def test_torch_alone_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, FAMILIES[family]())
+    assert pair.decoder.together is None
+    for row, answer in answers(pair).items():
+        pair.check(make_prompt((3, 45, 18)[row], seed=row), answer)
