@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.models.offload import disk, generation
+from troupellm.models.offload import disk
 from troupellm.models.offload.disk import LOCK_NAME, DiskStore
 from troupellm.models.offload.store import StoreContext, StoreCorrupt, StoreError, StoreMiss
 
@@ -316,6 +316,34 @@ def test_after_a_reset_nothing_older_is_found_in_this_life_or_the_next(store: Di
     again.close()
 
 
+def test_a_reset_leaves_the_blocks_of_other_models(tmp_path: Path) -> None:
+    other = StoreContext(b"g" * 32, SIZE, 5.0)
+    store = open_store(tmp_path)
+    fill(store, 0, 1)
+    store.close()
+    store = open_store(tmp_path, context=other)
+    fill(store, 0, 2, 3)
+    store.reset()
+    assert (store.contains(KEYS), len(files(tmp_path)), store.use().blocks) == (0, 2, 2)
+    fill(store, 5)
+    store.close()
+    for context, number in ((CONTEXT, 0), (CONTEXT, 1), (other, 5)):
+        store = open_store(tmp_path, context=context)
+        assert read(store, number) == bytes(block(number))
+        store.close()
+
+
+def test_a_reset_without_the_folder_holds_for_whoever_opens_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    fill(store, 0)
+    late = DiskStore(tmp_path, CONTEXT, 100 * SPACE)
+    late.reset()  # the folder is the first one's
+    store.close()
+    late.probe()
+    assert late.contains(KEYS) == 0
+    late.close()
+
+
 def test_what_a_reset_had_no_time_to_remove_is_not_found_and_gives_way_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +379,11 @@ def test_what_is_being_written_while_it_is_reset_is_forgotten_too(
 
 
 def test_a_generation_that_nobody_can_read_is_no_generation(tmp_path: Path) -> None:
-    (tmp_path / generation.NAME).write_bytes(b"short")
+    store = open_store(tmp_path)
+    store.reset()
+    store.close()
+    (found,) = tmp_path.glob("*.generation")
+    found.write_bytes(b"short")
     with pytest.raises(StoreError, match="generation"):
         open_store(tmp_path)
 
@@ -378,6 +410,6 @@ def test_half_a_generation_is_none(store: DiskStore, monkeypatch: pytest.MonkeyP
         full.setattr(os, "write", lambda file, data: len(data) // 2)
         with pytest.raises(OSError, match="No space left"):
             store.reset()
-    assert not (store._path / generation.NAME).exists()
+    assert not list(store._path.glob("*.generation"))
     store.reset()
     assert store.contains(KEYS) == 0
