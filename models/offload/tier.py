@@ -43,7 +43,7 @@ class OuterTier:
     def __init__(self, number: int, store: BlockStore, arena: HostArena, board: Board, timeout: float) -> None:
         """
         Args:
-            timeout: seconds that one operation may take; reads count from when they were asked for.
+            timeout: seconds that one operation may take; so long a read waits at most for its turn while nothing ends.
         """
         self.number, self._store, self._arena, self._board, self._timeout = number, store, arena, board, timeout
         self._reads: deque[Operation] = deque()
@@ -58,6 +58,8 @@ class OuterTier:
         self._backoff = FIRST_PROBE_SECONDS
         self._next_probe = 0.0
         self._enabled_at = 0.0
+        self._progressed_at = 0.0
+        """When an operation ended last without a failure."""
         self._corrupt = self._failed = self._disablings = self._refused = self._late = 0
         self._changed = True
         self._threads = [
@@ -152,8 +154,9 @@ class OuterTier:
         self._store.close()
 
     def _is_late(self, operation: Operation, now: float) -> bool:
-        is_write = isinstance(operation.asked, BlockTransfer) and operation.asked.kind == "spill"
-        return now > (operation.started if is_write else operation.begun) + self._timeout
+        """Those before it in the queue may take their time, each of them."""
+        waits = operation.stage is Stage.WAITING
+        return now > (max(operation.begun, self._progressed_at) if waits else operation.started) + self._timeout
 
     def _begin_probe(self) -> None:
         self._probe = Operation(None)
@@ -301,6 +304,8 @@ class OuterTier:
                 self._changed = True
             if failure:
                 self._disable(failure)
+            else:
+                self._progressed_at = monotonic()
 
     def _copied_out(self, operation: Operation, place: int, buffer: NDArray[np.uint8]) -> bool:
         """Copy a place; False where that was given up before.
