@@ -96,8 +96,9 @@ class EngineAdmin(EngineLife):
 
         Returns:
             False: a store could not be reset so far, being out of order, or the engine sleeps. This engine does not use
-            it before it has been; if it ends before, the next one finds the blocks. Of a paused engine that is not
-            waited for: it does so when it goes on, or is closed.
+            it before it has been, and tries once more when it is closed; if the store takes nothing until then, or the
+            engine is killed or ends asleep, the next one finds the blocks. Of a paused engine that is not waited for:
+            it does so when it goes on, or is closed.
         """
         seconds = 2 * self.config.offload.kv_offload_timeout
         return await self._require().system.rest.reset_cache(seconds, external=external)

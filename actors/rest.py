@@ -77,7 +77,7 @@ class Rest:
         self._waiters: set[Waiter] = set()
         self._finishing = False
         """A pause or a sleep waits for requests to finish."""
-        self._over = False
+        self._over = self._ending = False
         self.level: int | None = None
 
     @property
@@ -212,8 +212,9 @@ class Rest:
         """For so long at most, until blocks that are to go to disk or to connectors are there, and resets carried out.
 
         Every request has ended before. Nothing is written while the engine sleeps so deeply that the worker's memory
-        is gone.
+        is gone. Planning goes on for it, so nothing comes to a standstill any more.
         """
+        self._ending = True
         if self._over or (self.level is not None and self.level > PAUSED):
             return
         written: list[bool] = []
@@ -236,6 +237,8 @@ class Rest:
 
     async def _stand_still(self, reason: str, mode: PauseMode) -> None:
         """Until no plan is in flight, and none follows. If it fails, a reason that stood before still stands."""
+        if self._ending:
+            raise self._error()
         settled: list[bool] = []
         stood = reason in self._reasons
         self._reasons.add(reason)
@@ -254,7 +257,7 @@ class Rest:
                     await waiter.wait()
                 finally:
                     self._finishing = False
-            if not settled:
+            if not settled or (self._ending and not settled[0]):
                 raise self._error()
             if reason not in self._reasons:
                 raise Conflict("the engine was resumed before it stood still", code="resumed")

@@ -41,7 +41,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             gt=0.0,
             le=600.0,
             description="seconds that disk or a connector may take for one block; the tier is left alone after that. "
-            "A request waits no longer for all its blocks together, and what computing them takes",
+            "A request waits no longer for all its blocks together, and what computing them takes; of a connector with "
+            "the load failure policy fail, for each block",
         ),
     ] = TIMEOUT
     kv_offload_policy: Annotated[

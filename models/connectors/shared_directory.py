@@ -5,7 +5,8 @@ full removes the files that were used longest ago, and so may everybody else at 
 miss to its reader and no news to another who wanted to remove it. A file that is damaged, half of one, or not ours is a
 miss too; it is removed, so that the block can be written again. What has no name of ours is left alone and not counted.
 A reset by any of the engines holds for all that serve the same model: it gives their folder another generation, which
-everybody reads before every use.
+everybody reads before every use. How much lies there is found out by those who write, a little with each block, however
+many files there are.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, time
-from typing import NamedTuple
 
 import msgspec
 
 from troupellm.models.connectors.connector import ConnectorContext
 from troupellm.models.connectors.seal import HEADER_BYTES, Seal
+from troupellm.models.connectors.survey import File, Survey
 from troupellm.models.offload.generation import UNFINISHED, new_generation, read_generation
 from troupellm.models.offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
@@ -41,8 +42,8 @@ _LOOKS = 16
 """A writer looks at the folder's size again after a sixteenth of its limit."""
 _RESET_SHARE = 0.4
 """Of the time that the tier gives an operation: so long a reset removes files."""
-_KEPT = 0.9
-"""Of the limit, after others gave way."""
+_LOOK_SHARE = 0.05
+"""Of that time: so long a writer looks at the folder, and goes on with its next block."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The folder; made if it is not there. Whoever may write to it can make engines miss, no more."""
     bytes: int | str = DEFAULT_BYTES
     """Most of the folder, of all models together; the engines that share it should agree. It may be exceeded by a
-    sixteenth per engine that writes."""
+    sixteenth per engine that writes, and what is written while one looks at very many files."""
 
 
 def open_shared_directory(context: ConnectorContext) -> "SharedDirectory":
@@ -64,13 +65,7 @@ def open_shared_directory(context: ConnectorContext) -> "SharedDirectory":
     if not options.path:
         raise context.refuse("path", "must name a folder")
     limit = context.size("bytes", options.bytes)
-    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit, _RESET_SHARE * context.store.timeout)
-
-
-class _File(NamedTuple):
-    used: float
-    size: int
-    path: str
+    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit, context.store.timeout)
 
 
 class SharedDirectory(BlockStore):
@@ -78,12 +73,15 @@ class SharedDirectory(BlockStore):
 
     name = NAME
 
-    def __init__(self, folder: Path, seal: Seal, limit: int, reset_seconds: float = 2.0) -> None:
-        """limit: bytes of the whole folder; reset_seconds: that a reset may take for removing files."""
-        self._root, self._seal, self._limit, self._reset_seconds = folder, seal, limit, reset_seconds
+    def __init__(self, folder: Path, seal: Seal, limit: int, timeout: float = 5.0) -> None:
+        """limit: bytes of the whole folder; timeout: seconds that an operation may take."""
+        self._root, self._seal, self._limit = folder, seal, limit
+        self._reset_seconds, self._look_seconds = _RESET_SHARE * timeout, _LOOK_SHARE * timeout
         self._folder = folder / seal.fingerprint[:16].hex()
         self._lock = threading.Lock()
         self._looking = False
+        self._survey: Survey | None = None
+        """That has begun and is not done."""
         self._unseen = limit
         """Bytes that were written since the folder was looked at: at first as if it were full."""
         self._use = StoreUse(capacity_bytes=limit)
@@ -198,9 +196,12 @@ class SharedDirectory(BlockStore):
         """Look at the folder when enough was written; one thread does so at a time."""
         with self._lock:
             self._unseen += size
-            if self._looking or self._unseen < max(size, self._limit // _LOOKS):
+            is_due = self._survey is not None or self._unseen >= max(size, self._limit // _LOOKS)
+            if self._looking or not is_due:
                 return
-            self._looking, self._unseen = True, 0
+            self._looking = True
+            if self._survey is None:
+                self._unseen = 0
         try:
             self._look()
         finally:
@@ -208,20 +209,17 @@ class SharedDirectory(BlockStore):
                 self._looking = False
 
     def _look(self) -> None:
-        files = sorted(self._files())
-        total = sum(file.size for file in files)
-        count, wanted = len(files), int(self._limit * _KEPT) if total > self._limit else total
-        for file in files:
-            if total <= wanted:
-                break
-            with contextlib.suppress(FileNotFoundError):  # others remove the same ones
-                os.unlink(file.path)
-                self._evicted += 1
-            total -= file.size
-            count -= 1
-        self._use = StoreUse(count, total, self._limit, self._evicted)
+        survey = self._survey or Survey(self._files(), self._limit)
+        self._survey = None  # it is over if it fails
+        if not survey.go_on(monotonic() + self._look_seconds):
+            self._survey = survey
+            return
+        self._evicted += survey.evicted
+        self._use = StoreUse(survey.count, survey.total, self._limit, self._evicted)
+        if survey.too_much:
+            self._unseen = self._limit
 
-    def _files(self) -> Iterator[_File]:
+    def _files(self) -> Iterator[File]:
         """Blocks of all models; what was abandoned half-written is removed."""
         now = time()
         for model in _names(self._root, _MODEL):
@@ -229,7 +227,7 @@ class SharedDirectory(BlockStore):
                 _remove_old(path, now)
             yield from self._files_of(model, now)
 
-    def _files_of(self, model: str | Path, now: float) -> Iterator[_File]:
+    def _files_of(self, model: str | Path, now: float) -> Iterator[File]:
         for folder in _names(model, _BYTE):
             for path in _names(folder, _ABANDONED):
                 _remove_old(path, now)
@@ -237,7 +235,7 @@ class SharedDirectory(BlockStore):
                 with contextlib.suppress(FileNotFoundError):
                     found = os.lstat(path)
                     if stat.S_ISREG(found.st_mode):
-                        yield _File(found.st_mtime, found.st_size, path)
+                        yield File(found.st_mtime, found.st_size, path)
 
 
 def _open_folder(path: Path) -> int:

@@ -8,11 +8,12 @@ A file is written under a temporary name and renamed when it is whole. Nothing i
 halves or empties fails its checksum and is computed again, so waiting for the medium with each of them would buy
 nothing. What survives the process (kill -9 included) is what the system has been given, which is all that was renamed.
 
-A reset gives the folder another generation, so that no file of before is found again, and removes these files; what it
-does not get done in time gives way first.
+A reset gives the model's blocks another generation, so that none of before is found again, and removes their files;
+what it does not get done in time gives way first. Blocks of other models stay.
 
 The folder belongs to one engine at a time: whoever holds the lock file. Another one finds the tier disabled and tries
-again later, so a new instance takes over when the old one has ended.
+again later, so a new instance takes over when the old one has ended. Generations alone are changed without the lock: a
+reset must not wait for it.
 """
 
 import contextlib
@@ -57,6 +58,7 @@ class DiskStore(BlockStore):
         self._framing = Framing(context.fingerprint, context.block_bytes)
         self._fingerprint, self._reset_seconds = context.fingerprint, RESET_SHARE * context.timeout
         self._suffix = self._suffix_of(b"")
+        self._generation = f"troupellm-kv-{context.fingerprint[:8].hex()}.generation"
         self._frame_space = _space(self._framing.frame_bytes)
         self._most = max(1, min(MOST_BLOCKS, capacity_bytes // self._frame_space))
         self._lock = Lock()
@@ -167,11 +169,14 @@ class DiskStore(BlockStore):
                 os.unlink(name, dir_fd=self._open_folder())
 
     def reset(self) -> None:
-        """As `BlockStore`; blocks of other models are forgotten too."""
-        suffix = self._suffix_of(new_generation(self._open_folder()))
+        """As `BlockStore`; also before the folder was opened, and while it is another engine's."""
+        suffix = self._suffix_of(self._begin_generation())
         with self._lock:
-            self._suffix, left = suffix, len(self._index)
-        deadline = monotonic() + self._reset_seconds
+            before, self._suffix = self._suffix, suffix
+            old = [name for name in self._index if name.endswith(before)]
+            for name in reversed(old):
+                self._index.move_to_end(name, last=False)
+        deadline, left = monotonic() + self._reset_seconds, len(old)
         while left and monotonic() < deadline and self._remove_oldest():
             left -= 1
 
@@ -202,15 +207,27 @@ class DiskStore(BlockStore):
             return False
         return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
+    def _begin_generation(self) -> bytes:
+        if self._folder >= 0:
+            return new_generation(self._folder, self._generation)
+        folder = self._open_path()
+        try:
+            return new_generation(folder, self._generation)
+        finally:
+            os.close(folder)
+
+    def _open_path(self) -> int:
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
     def _open(self) -> None:
         self.close()
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = self._open_path()
         locked = -1
         try:
             locked = os.open(LOCK_NAME, _WRITE, 0o600, dir_fd=folder)
             _take(locked)
-            suffix = self._suffix_of(read_generation(folder))
+            suffix = self._suffix_of(read_generation(folder, self._generation))
             found = self._scan(folder)
         except BaseException:
             for descriptor in (folder, locked):

@@ -1,9 +1,12 @@
-"""Which blocks of a folder count: those that were named since the folder was last reset.
+"""Which blocks of a model in a folder count: those that were named since they were last reset.
 
 A small file beside the blocks holds a random value, drawn at each reset, that is part of every block's name. So whoever
 reads the folder from then on, in this life of an engine or a later one, here or on another machine, looks for nothing
-that was kept before; and what is being written while the folder is reset gets a name that nobody asks for. No file is
+that was kept before; and what is being written while the blocks are reset gets a name that nobody asks for. No file is
 the generation before the first reset.
+
+A folder that cannot be written to keeps its generation, and there is no other place that every later life would look
+at: a reset that it never took is lost with the engine that owes it.
 """
 
 import contextlib
@@ -23,14 +26,17 @@ _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """No links are followed, no pipe is waited for."""
 
 
-def read_generation(folder: int) -> bytes:
+def read_generation(folder: int, name: str = NAME) -> bytes:
     """Of an open folder; empty before its first reset.
+
+    Args:
+        name: of the file, where a folder has several generations.
 
     Raises:
         OSError, StoreError: it cannot be read; nobody knows then what counts.
     """
     try:
-        file = os.open(NAME, os.O_RDONLY | _SAFE, dir_fd=folder)
+        file = os.open(name, os.O_RDONLY | _SAFE, dir_fd=folder)
     except FileNotFoundError:
         return b""
     try:
@@ -42,7 +48,7 @@ def read_generation(folder: int) -> bytes:
         os.close(file)
 
 
-def new_generation(folder: int) -> bytes:
+def new_generation(folder: int, name: str = NAME) -> bytes:
     """Begin another one, which holds when this returns, also after a power failure.
 
     Raises:
@@ -58,7 +64,7 @@ def new_generation(folder: int) -> bytes:
             os.fsync(file)
         finally:
             os.close(file)
-        os.rename(temporary, NAME, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)

@@ -6,12 +6,14 @@ seconds. What hangs keeps its thread; when it ends after all, its outcome is dro
 arena's memory, so what it does late can neither harm a place that was given to another block nor write one's content
 under the key of another.
 
-A reset is in its turn when nothing else is: what waits or runs is given up, and what comes behind it waits for it.
+A reset is in its turn when nothing else is: what waits or runs is given up, and what comes behind it waits for it. One
+that was not carried out is owed: it is tried with every probe, and in the end, whatever else the store cannot do, so
+that a later life does not find what was to be forgotten.
 """
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from time import monotonic
 
@@ -41,7 +43,7 @@ class OuterTier:
     def __init__(self, number: int, store: BlockStore, arena: HostArena, board: Board, timeout: float) -> None:
         """
         Args:
-            timeout: seconds that one operation may take; reads count from when they were asked for.
+            timeout: seconds that one operation may take; so long a read waits at most for its turn while nothing ends.
         """
         self.number, self._store, self._arena, self._board, self._timeout = number, store, arena, board, timeout
         self._reads: deque[Operation] = deque()
@@ -51,10 +53,13 @@ class OuterTier:
         self._running: list[Operation] = []
         self._work = Condition(board.lock)
         self._closing = False
+        self._owes_reset = False
         self._disabled = STARTING
         self._backoff = FIRST_PROBE_SECONDS
         self._next_probe = 0.0
         self._enabled_at = 0.0
+        self._progressed_at = 0.0
+        """When an operation ended last without a failure."""
         self._corrupt = self._failed = self._disablings = self._refused = self._late = 0
         self._changed = True
         self._threads = [
@@ -84,6 +89,8 @@ class OuterTier:
         with self._board.lock:
             if self._disabled:
                 self._board.answer(operation, error="disabled")
+                if _is_reset(operation):
+                    self._owes_reset, self._next_probe = True, 0.0
             elif _is_reset(operation):
                 self._give_up("cancelled", (self._reads, self._writes))
                 self._resets.append(operation)
@@ -147,8 +154,9 @@ class OuterTier:
         self._store.close()
 
     def _is_late(self, operation: Operation, now: float) -> bool:
-        is_write = isinstance(operation.asked, BlockTransfer) and operation.asked.kind == "spill"
-        return now > (operation.started if is_write else operation.begun) + self._timeout
+        """Those before it in the queue may take their time, each of them."""
+        waits = operation.stage is Stage.WAITING
+        return now > (max(operation.begun, self._progressed_at) if waits else operation.started) + self._timeout
 
     def _begin_probe(self) -> None:
         self._probe = Operation(None)
@@ -173,13 +181,13 @@ class OuterTier:
         """With the lock: answer what waits in these queues, and what runs, unless that ends at once."""
         for waiting in queues:
             for operation in waiting:
-                self._board.answer(operation, error=error)
+                self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
             waiting.clear()
         for operation in self._running:
             if _is_reset(operation) and self._resets is not queues[0]:
                 continue
             if operation.stage is Stage.RUNNING and operation.asked is not None:
-                self._board.answer(operation, error=error)
+                self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
 
     # What follows runs on the tier's threads.
 
@@ -193,6 +201,7 @@ class OuterTier:
             with self._board.lock:
                 self._running.remove(operation)
                 self._work.notify_all()
+        self._attempt(self._pay)
 
     def _next(self) -> Operation | None:
         """The probe, then a reset alone, then reads, then writes, which never take the last thread but one that hangs
@@ -224,11 +233,8 @@ class OuterTier:
         return None
 
     def _do_probe(self, operation: Operation) -> None:
-        problem = ""
-        try:
-            self._store.probe()
-        except Exception as error:  # a plug-in's store may raise whatever it likes
-            problem = _text(error)
+        self._attempt(self._pay)  # a full disk has room for this, perhaps, and for no block
+        problem = self._attempt(self._store.probe) or self._attempt(self._pay)
         now = monotonic()
         with self._board.lock:
             first = self._disabled == STARTING
@@ -249,13 +255,35 @@ class OuterTier:
             self._probe = None
             self._changed = True
 
+    def _attempt(self, call: Callable[[], None]) -> str:
+        """What is wrong; empty if nothing is."""
+        try:
+            call()
+        except Exception as error:  # a plug-in's store may raise whatever it likes
+            return _text(error)
+        return ""
+
+    def _pay(self) -> None:
+        """Carry out a reset that is owed, if any. What is given up or asked for meanwhile is owed anew."""
+        with self._board.lock:
+            owed, self._owes_reset = self._owes_reset, False
+        if not owed:
+            return
+        try:
+            self._store.reset()
+        except BaseException:
+            with self._board.lock:
+                self._owes_reset = True
+            raise
+
     def _do(self, operation: Operation, asked: BlockTransfer | TierLookup, buffer: NDArray[np.uint8]) -> None:
         count, corrupt, miss, failure = 0, False, "", ""
         try:
             if isinstance(asked, TierLookup):
                 count = min(len(asked.keys), max(0, self._store.contains(asked.keys)))
             elif asked.kind == "reset":
-                self._store.reset()
+                self._owes_reset = True
+                self._pay()
             elif asked.kind == "spill":
                 if self._copied_out(operation, asked.place, buffer):
                     self._store.put(asked.key, buffer.data.toreadonly())
@@ -267,7 +295,7 @@ class OuterTier:
         except StoreMiss:
             miss = "miss"
             failure = "miss" if _is_reset(operation) else ""
-        except Exception as error:  # see `_do_probe`
+        except Exception as error:  # see `_attempt`
             failure = _text(error)
         with self._board.lock:
             self._corrupt += corrupt
@@ -276,6 +304,8 @@ class OuterTier:
                 self._changed = True
             if failure:
                 self._disable(failure)
+            else:
+                self._progressed_at = monotonic()
 
     def _copied_out(self, operation: Operation, place: int, buffer: NDArray[np.uint8]) -> bool:
         """Copy a place; False where that was given up before.

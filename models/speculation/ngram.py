@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from troupellm.models.speculation.match_index import MatchIndex
 from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
 from troupellm.models.speculation.registry import ProposerContext
+from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow
 
@@ -69,17 +70,11 @@ class NgramProposer:
         """Never called: there are no taps."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
-        tokens = host_tokens(batch)
-        width, slots = int(batch.limits.max()), batch.slots.tolist()
-        drafts = np.zeros((len(slots), width), np.int32)
-        counts = np.zeros(len(slots), np.int64)
-        for row, (slot, length, limit) in enumerate(
-            zip(slots, batch.lengths.tolist(), batch.limits.tolist(), strict=True)
-        ):
-            index = self._rows[slot]
-            known = index.end - index.begin
-            if known < length:
-                index.extend(tokens[slot, known:length])
+        indexes = [self._rows[slot] for slot in batch.slots.tolist()]
+        catch_up(indexes, batch)
+        drafts = np.zeros((len(indexes), int(batch.limits.max())), np.int32)
+        counts = np.zeros(len(indexes), np.int64)
+        for row, (index, limit) in enumerate(zip(indexes, batch.limits.tolist(), strict=True)):
             found = self._guess(index, limit)
             if found:
                 drafts[row, :limit] = found
@@ -118,7 +113,30 @@ def follow(index: MatchIndex, position: int, count: int) -> list[int]:
     return [tokens[(first + place % period) & mask] for place in range(count)]
 
 
-def host_tokens(batch: ProposalBatch) -> NDArray[np.int32]:
-    """int32 [slots, max_model_len + 1]; a copy where the table lies on a device."""
-    found: NDArray[np.int32] = batch.tokens.cpu().numpy()
-    return found
+def catch_up(indexes: list[MatchIndex], batch: ProposalBatch) -> None:
+    """Give the index of each row what the row has said since: nothing else is copied of a table on a device."""
+    firsts = [index.end - index.begin for index in indexes]
+    spans = of_host if batch.tokens.device.type == "cpu" else of_device
+    for index, new in zip(indexes, spans(batch, firsts), strict=True):
+        if new.size:
+            index.extend(new)
+
+
+def of_host(batch: ProposalBatch, firsts: list[int]) -> list[NDArray[np.int32]]:
+    """The tokens of each row behind its first ones; views."""
+    table = batch.tokens.numpy()
+    return [
+        table[slot, first:length]
+        for slot, first, length in zip(batch.slots.tolist(), firsts, batch.lengths.tolist(), strict=True)
+    ]
+
+
+def of_device(batch: ProposalBatch, firsts: list[int]) -> list[NDArray[np.int32]]:
+    """As `of_host`, of a table that the host cannot read: one copy, of these tokens."""
+    width, tokens = batch.tokens.shape[1], batch.tokens
+    places = [
+        np.arange(slot * width + first, slot * width + length)
+        for slot, first, length in zip(batch.slots.tolist(), firsts, batch.lengths.tolist(), strict=True)
+    ]
+    found = to_host(tokens.take(to_device(np.concatenate(places), tokens.device)))
+    return np.split(found, np.cumsum([part.size for part in places[:-1]]))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.speculation.match_index import Match, MatchIndex
-from troupellm.models.speculation.ngram import follow, host_tokens, last_tokens, ring_capacity
+from troupellm.models.speculation.ngram import catch_up, follow, last_tokens, ring_capacity
 from troupellm.models.speculation.past_outputs import PastOutputs
 from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
 from troupellm.models.speculation.registry import ProposerContext
@@ -117,17 +117,11 @@ class SuffixProposer:
         """Never called: there are no taps."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
-        tokens = host_tokens(batch)
-        slots = batch.slots.tolist()
-        drafts = np.zeros((len(slots), int(batch.limits.max())), np.int32)
-        counts = np.zeros(len(slots), np.int64)
-        for place, (slot, length, limit) in enumerate(
-            zip(slots, batch.lengths.tolist(), batch.limits.tolist(), strict=True)
-        ):
-            row = self._rows[slot]
-            known = row.index.end - row.index.begin
-            if known < length:
-                row.index.extend(tokens[slot, known:length])
+        rows = [self._rows[slot] for slot in batch.slots.tolist()]
+        catch_up([row.index for row in rows], batch)
+        drafts = np.zeros((len(rows), int(batch.limits.max())), np.int32)
+        counts = np.zeros(len(rows), np.int64)
+        for place, (row, limit) in enumerate(zip(rows, batch.limits.tolist(), strict=True)):
             found = self._guess(row, limit)
             if found:
                 counts[place] = len(found)

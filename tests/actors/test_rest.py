@@ -3,12 +3,14 @@
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 from resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 from troupellm.protocol.errors import Conflict, EngineStopped, InvalidRequest, ModelLoadError, RequestAborted
 from troupellm.protocol.rest import SleepWorker, WakeWorker
+from troupellm.protocol.transfers import TierInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -235,6 +237,28 @@ async def test_closing_a_sleeping_engine_ends_everybody(engine_of: Any, until: A
         await engine.sleep(2, "keep")
     assert isinstance(reader.error, EngineStopped) == inside
     assert engine.state == "stopped"
+
+
+@pytest.mark.parametrize("tiers", [(), (TierInfo(name="disk"),)])
+async def test_a_pause_under_way_hears_that_the_engine_was_closed(
+    engine_of: Any, until: Any, fake_worker: Any, monkeypatch: pytest.MonkeyPatch, tiers: tuple[TierInfo, ...]
+) -> None:
+    load = fake_worker.load
+    monkeypatch.setattr(fake_worker, "load", lambda *told: msgspec.structs.replace(load(*told), tiers=tiers))
+    reader, errors = Reader(), list[Exception]()
+
+    async def pause(engine: Any) -> None:
+        try:
+            await engine.pause("wait")
+        except Exception as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as group, engine_of() as engine:
+        group.start_soon(reader.read, engine, PROMPT, LENGTH)
+        await until(lambda: len(reader.tokens) > 2)
+        group.start_soon(pause, engine)
+        await checkpoint()
+    assert [type(error) for error in (*errors, reader.error)] == [EngineStopped, EngineStopped]
 
 
 async def test_the_watchdog_leaves_a_resting_engine_alone(engine_of: Any, until: Any) -> None:

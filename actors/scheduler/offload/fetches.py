@@ -7,6 +7,7 @@ memory has places for asks again for the rest, when what has arrived is on the d
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
 from troupellm.actors.scheduler.block_pool import in_group
@@ -69,7 +70,7 @@ class Fetches:
         """
         Args:
             timeout: seconds without an answer after which a sequence goes on without it; for all of its blocks together
-                it waits no longer than that and what computing them takes.
+                it waits no longer than that and what computing them takes, unless it may not compute them.
             ended: hears that a sequence has nothing more to wait for.
             missed: hears before that if a tier did not give a sequence what it said it has.
         """
@@ -82,6 +83,8 @@ class Fetches:
         """By key."""
         self.inward: tuple[int, ...] = ()
         """Outer tiers that give blocks, nearest first."""
+        self.strict: frozenset[int] = frozenset()
+        """Those whose blocks may not be computed instead: one that gives block after block is waited for."""
 
     def __len__(self) -> int:
         """Sequences that wait."""
@@ -169,8 +172,6 @@ class Fetches:
         counts = {tier: ask.counts.get(tier, 0) for tier in self.inward}  # one that answered may be left alone by now
         found = max(counts.values(), default=0)
         count = min(found, most)
-        ask.latest = self._counts.now + self._timeout + self._cost.computing(count)
-        self._progressed(ask)
         sequence.asks_again = 0 < count < found
         end = (ask.first + count) * size
         seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
@@ -182,6 +183,10 @@ class Fetches:
                     continue
                 if key not in self._host or key in self._fetching:
                     ask.waiting.append(_Wanted(tier, group, key))
+        ask.latest = self._counts.now + self._timeout + self._cost.computing(count)
+        if any(wanted.tier in self.strict for wanted in ask.waiting):
+            ask.latest = inf
+        self._progressed(ask)
 
     def _start(self, sequence: Sequence, ask: Ask) -> None:
         """Fetch what there are credits for, or wait for somebody else's fetch of the same."""
@@ -229,6 +234,10 @@ class Fetches:
             target.origin = tier
         self._host.complete_store(target, ok=answer.ok)
         waiting = self._fetching.pop(target.key).waiting
+        if tier in self.strict and answer.ok:  # it is nearer to all who wait behind this one
+            for sequence in self._asking.values():
+                assert isinstance(sequence.loading, Ask)
+                self._progressed(sequence.loading)
         for ask in waiting:
             ask.pending.remove(target.key)
             self._progressed(ask)

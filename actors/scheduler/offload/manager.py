@@ -341,6 +341,7 @@ class Offload:
             if not self._counts.disabled(number) and number not in self._resets.owed
         ]
         self._fetches.inward = tuple(number for number, tier in working if tier.loads)
+        self._fetches.strict = frozenset(number for number, tier in working if tier.failure_policy == "fail")
         self._stores.outward = tuple(number for number, tier in working if tier.stores)
 
     def _kind(self, origin: int) -> str:

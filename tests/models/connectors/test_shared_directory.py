@@ -1,20 +1,28 @@
 """A folder of blocks that several engines share, with everything that others may do to it."""
 
+import itertools
 import os
 import threading
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from tests.models.connectors.conftest import BLOCK, Open, content, key
-from troupellm.models.connectors import shared_directory
+from troupellm.models.connectors import shared_directory, survey
 from troupellm.models.connectors.seal import HEADER_BYTES
-from troupellm.models.connectors.shared_directory import ABANDONED_SECONDS, NAME
+from troupellm.models.connectors.shared_directory import ABANDONED_SECONDS, NAME, SUFFIX
 from troupellm.models.offload import generation
 from troupellm.models.offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
 
 FRAME = HEADER_BYTES + BLOCK
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, a folder is looked at to its end."""
+    monkeypatch.setattr(shared_directory, "_LOOK_SHARE", inf)
 
 
 def read(store: object, number: int) -> bytes:
@@ -100,6 +108,49 @@ def test_the_folder_stays_within_its_limit(connect: Open, tmp_path: Path) -> Non
         assert len(files(tmp_path)) * FRAME <= limit + 2 * limit // 16
     assert sum(store.use().evicted for store in stores) >= 200 - 36
     assert stores[0].use().capacity_bytes == limit
+
+
+def test_very_many_files_are_looked_at_a_little_at_a_time(
+    connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = connect(NAME, {"path": str(tmp_path)})
+    for number in range(100):
+        full.put(key(number), memoryview(content(number)))
+    monkeypatch.setattr(shared_directory, "_LOOK_SHARE", 0.05)
+    store = connect(NAME, {"path": str(tmp_path), "bytes": 32 * FRAME}, timeout=200.0)
+    clock = itertools.count().__next__  # a file takes a second
+    for module in (shared_directory, survey):
+        monkeypatch.setattr(module, "monotonic", clock)
+    touched: list[str] = []
+    with monkeypatch.context() as watched:
+        for call in ("lstat", "unlink"):
+            real = getattr(os, call)
+            watched.setattr(os, call, lambda path, real=real: touched.append(str(path)) or real(path))
+        for number in range(100, 160):
+            touched.clear()
+            store.put(key(number), memoryview(content(number)))
+            assert sum(path.endswith(SUFFIX) for path in touched) <= 12
+    assert len(files(tmp_path)) <= 44
+    assert store.use().evicted > 80
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_more_files_than_are_remembered_give_way_by_and_by(
+    connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(survey, "MOST_LEAVING", most)
+    store = connect(NAME, {"path": str(tmp_path)})
+    for number in range(20):
+        store.put(key(number), memoryview(content(number)))
+        path = next(path for path in files(tmp_path) if key(number).hex() in path.name)
+        os.utime(path, (1000 + number, 1000 + number))
+    store = connect(NAME, {"path": str(tmp_path), "bytes": 16 * FRAME})
+    store.put(key(20), memoryview(content(20)))
+    gone = min(most, 7)  # nine tenths of 16 stay
+    assert [store.contains([key(number)]) for number in range(21)] == [0] * gone + [1] * (21 - gone)
+    for number in range(21, 40):
+        store.put(key(number), memoryview(content(number)))
+    assert len(files(tmp_path)) <= 17
 
 
 def test_the_longest_unused_go_first(connect: Open, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transfers import Driver, move
 
-from troupellm.models.offload import tier
+from troupellm.models.offload import board, tier
 from troupellm.models.offload.arena import HostArena
 from troupellm.models.offload.blocks import BlockMover
 from troupellm.models.offload.engine import TransferEngine
@@ -333,6 +333,24 @@ def test_a_store_that_does_not_begin_well_is_tried_again() -> None:
     store.trouble = lambda: None
     driver.wait_for_report(1, disabled=False)
     engine.close()
+
+
+def test_many_reads_may_take_longer_than_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    for module in (tier, board):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tier, "THREADS", 1)
+    bench = Bench()
+    bench.store.kept[b"k"] = bytes(SIZE)
+
+    def slow() -> None:
+        now[0] += 25.0
+        bench.engine._tiers[0].watch()
+
+    bench.store.trouble = slow
+    bench.driver.ok(*(move("fetch", place=place, key=b"k", tier=1) for place in range(1, 9)))
+    assert bench.driver.tiers[1].disablings == 0
+    bench.engine.close()
 
 
 def test_resting_answers_everything(bench: Bench) -> None:

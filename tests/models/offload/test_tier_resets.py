@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from transfers import move
 
 from tests.models.offload.test_tier import Bench, bench, quick
@@ -50,3 +51,63 @@ def test_a_reset_that_fails_is_answered_and_leaves_the_tier_alone(bench: Bench) 
     bench.driver.wait_for_report(1, disabled=False)
     bench.driver.ok(move("reset", place=-1, tier=1))
     assert bench.store.kept == {}
+
+
+def test_a_store_that_takes_no_blocks_is_reset_all_the_same(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.keep(b"k", 7)
+
+    def full(*_: object) -> None:
+        raise StoreError("full")
+
+    for call in ("put", "probe"):
+        monkeypatch.setattr(bench.store, call, full)
+    assert bench.driver.error(move("spill", place=0, key=b"l", tier=1)) == "full"
+    assert bench.driver.error(move("reset", place=-1, tier=1)) == "disabled"
+    while bench.store.kept:
+        bench.driver.step()
+    assert bench.driver.tiers[1].disabled
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_reset_that_is_owed_is_tried_once_more_in_the_end(hangs: bool) -> None:
+    bench = Bench()
+    bench.keep(b"k", 7)
+    gate, inside = bench.hang()
+    if not hangs:
+        gate.set()
+    late = move("fetch", place=1, key=b"k", tier=1)
+    bench.driver.step(late)
+    inside.wait()
+
+    def broken() -> None:
+        raise StoreError("unreachable")
+
+    bench.store.trouble = broken
+    reset = move("reset", place=-1, tier=1)
+    bench.driver.step(reset)
+    if hangs:  # the reset waits for the fetch
+        assert reset.transfer not in bench.driver.done
+    else:
+        assert bench.driver.wait(reset)[0].error == "unreachable"
+    assert bench.store.kept
+    bench.store.trouble = gate.set
+    bench.engine.close()
+    assert bench.store.kept == {}
+
+
+def test_a_reset_that_was_carried_out_is_owed_no_more(bench: Bench) -> None:
+    def broken() -> None:
+        raise StoreError("unreachable")
+
+    bench.store.trouble = broken
+    assert bench.driver.error(move("reset", place=-1, tier=1)) == "unreachable"
+    bench.store.trouble = lambda: None
+    bench.driver.wait_for_report(1, disabled=False)
+    bench.keep(b"k", 7)
+    bench.engine.rest()
+    bench.engine.attach(lambda arena: bench.mover)
+    bench.store.trouble = broken
+    assert bench.driver.error(move("spill", place=0, key=b"l", tier=1)) == "unreachable"
+    bench.store.trouble = lambda: None
+    bench.driver.wait_for_report(1, disabled=False)
+    assert bench.store.kept.keys() == {b"k"}

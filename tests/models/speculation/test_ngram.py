@@ -1,9 +1,11 @@
 """Prompt lookup."""
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.ngram import NgramProposer, make
+from troupellm.models.speculation.ngram import NgramProposer, make, of_device, of_host
+from troupellm.models.speculation.suffix import SuffixProposer
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.tests.support.proposals import batch_of, drafted, guess, new_row
 
@@ -12,6 +14,14 @@ def proposer(low: int, high: int) -> NgramProposer:
     made = NgramProposer(lookup_min=low, lookup_max=high, max_model_len=512)
     for slot in range(4):
         made.add_row(slot, new_row([1]))
+    return made
+
+
+def suffix_proposer() -> SuffixProposer:
+    made = SuffixProposer(
+        max_tree_depth=24, max_cached_requests=9, max_spec_factor=1.0, min_token_prob=0.1, max_model_len=512
+    )
+    made.add_row(0, new_row([1]))
     return made
 
 
@@ -60,6 +70,25 @@ def test_a_row_grows_and_its_slot_is_given_away() -> None:
     made.add_row(0, new_row([1]))
     assert guess(made, 0, [8, 3, 4], 3) == []
     assert guess(made, 0, [8, 3, 4, 6, 3, 4], 1) == [6]
+
+
+def test_who_was_not_asked_for_long_drafts_from_all_that_was_said_meanwhile() -> None:
+    made, suffixes = proposer(2, 4), suffix_proposer()
+    said = list(range(20, 60))
+    for each in (made, suffixes):
+        assert guess(each, 0, [7, 8], 3) == []
+        assert guess(each, 0, [7, 8, *said, 7, 8, *said[:12]], 3) == said[12:15]
+
+
+@pytest.mark.parametrize("firsts", [[0, 0, 0], [3, 7, 1], [7, 7, 3], [4, 6, 9]])
+def test_of_a_table_on_a_device_each_row_has_what_it_said_since(firsts: list[int]) -> None:
+    batch = batch_of({2: [1, 2, 3, 4, 5, 1, 2], 0: [6, 7, 8, 3, 3, 3, 7], 3: [1, 2, 9]}, [2, 5, 3])
+    given, wanted = of_device(batch, firsts), of_host(batch, firsts)
+    assert [part.tolist() for part in given] == [part.tolist() for part in wanted]
+    assert all(part.dtype == np.int32 for part in given)
+    assert sum(part.size for part in given) == sum(
+        max(0, length - first) for length, first in zip([7, 7, 3], firsts, strict=True)
+    )
 
 
 def test_after_a_reset_rows_come_again() -> None:

@@ -1,5 +1,6 @@
 """Tiers behind the device in a real engine: the same tokens whatever blocks went out and came back."""
 
+import errno
 import random
 import threading
 from collections.abc import Callable
@@ -109,6 +110,29 @@ async def test_a_conversation_outlives_its_engine_on_disk(tiny_engine: MakeEngin
         again = await engine.generate(LONG, max_tokens=8, **GREEDY)
         assert again.usage.cached_tokens == 0
     assert first.token_ids == again.token_ids == later.token_ids == computed.token_ids
+
+
+async def test_a_disk_that_was_sick_when_it_was_to_forget_has_forgotten_in_the_next_life(
+    tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with tiny_engine(**settings) as engine:
+        await engine.generate(LONG, max_tokens=8, **GREEDY)
+        await eventually(lambda: engine.snapshot().scheduler.offload.tiers[1].stores >= len(LONG) // 16)
+        with monkeypatch.context() as sick:
+            for call in ("put", "probe"):
+                sick.setattr(DiskStore, call, full)
+            await engine.generate(LONG[::-1], max_tokens=8, **GREEDY)
+            await eventually(lambda: engine.snapshot().scheduler.offload.tiers[1].disabled)
+            assert not await engine.reset_prefix_cache()
+            await engine.aclose()
+    async with tiny_engine(**settings) as engine:
+        later = await engine.generate(LONG, max_tokens=8, **GREEDY)
+        assert later.usage.cached_tokens == 0
 
 
 @pytest.mark.parametrize("stands", ["", "paused", "asleep"])

@@ -10,7 +10,7 @@ from tier_oracle import TierHarness, tiered_ready
 from troupellm.protocol.errors import KVLoadFailed
 from troupellm.protocol.kv_transfer import FailurePolicy
 from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.transfers import TierInfo
+from troupellm.protocol.transfers import BlockTransfer, TierInfo
 from troupellm.protocol.worker import WorkerReady
 
 PROMPT = list(range(1, 18))
@@ -66,6 +66,34 @@ def test_a_tier_that_breaks_it(policy: FailurePolicy) -> None:
         assert closed.error is None
         assert harness.reader.streams[200] == stream_of(PROMPT, 0, 4, frozenset())
     assert harness.reader.streams[300] == stream_of([7, 7, 7], 0, 4, frozenset())
+    harness.assert_idle()
+
+
+def test_a_long_prefix_may_take_longer_than_a_block_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = peered("fail", num_blocks=16, block_size=4, max_model_len=48)
+    config = OffloadConfig(kv_offloading_size=1.0, preemption_mode="offload", kv_offload_timeout=12.0)
+    harness, prompts = TierHarness(settings, config), [[first] * 41 for first in (1, 2)]
+    for number, prompt in enumerate(prompts, 1):
+        harness.submit(submission(number, prompt, max_tokens=2))
+    harness.run(500)
+    harness.core.reset_prefix_cache(external=False)
+    harness.run(500)
+    tiers = harness.oracle.tiers
+
+    def ends(order: BlockTransfer) -> bool:
+        """One block comes after the other, whosever it is."""
+        fetches = [each.order for each in tiers.under_way if each.order.kind == "fetch"]
+        return order.kind != "fetch" or order is fetches[0]
+
+    monkeypatch.setattr(tiers, "ends", ends)
+    for number, prompt in enumerate(prompts, 3):
+        harness.submit(submission(number, prompt, max_tokens=4))
+    harness.run(500)
+    for number, prompt in enumerate(prompts, 3):
+        assert harness.reader.closed[number].error is None
+        assert harness.reader.streams[100 * number] == stream_of(prompt, 0, 4, frozenset())
+        assert harness.reader.closed[number].usage.cached_sources.external == 40
+    assert harness.core.snapshot().offload.timeouts == 0
     harness.assert_idle()
 
 
