@@ -156,9 +156,9 @@ def connected(args: argparse.Namespace) -> Iterator[Server]:
     import httpx
 
     key = args.api_key or os.environ.get("TROUPE_API_KEY", "").split(",")[0] or os.environ.get("OPENAI_API_KEY")
-    if key and not (key.isascii() and key.isprintable()):
-        raise ClientError("the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is not printable ASCII")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    if key and not key.isprintable():
+        raise ClientError("the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text that can be sent")
+    headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     try:
         local = httpx.URL(args.url).host in LOOPBACK

@@ -176,16 +176,16 @@ def load_configs(
             words = [word for part in text.split(",") if (word := part.strip())]
             given[name] = (words if flag.is_list else text), variable
         if hasattr(arguments, f"config_{name}"):
-            given[name] = getattr(arguments, f"config_{name}"), flag.option
+            given[name] = getattr(arguments, f"config_{name}"), name
     try:
         settings = {name: _parse(flags[name], value) for name, (value, _) in given.items()}
         server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
         return EngineConfig.from_flat(settings), server_config(server)
     except ConfigError as error:
         name = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
-        if name not in given:
+        origin = given[name][1] if name in given else name
+        if origin == name:
             raise
-        origin = given[name][1]
         known = error.message.startswith(name)
         text = origin + error.message.removeprefix(name) if known else f"{origin}: {error.message}"
         raise ConfigError(text, param=error.param, code=error.code) from None

@@ -156,8 +156,8 @@ def test_a_reader_that_has_enough_is_no_crash(server: FakeServer) -> None:
     ("arguments", "line"),
     [
         (["-q", "\udcff"], "the message is no UTF-8 text"),
-        (["-q", "x", "--api-key", "schl\xfcssel"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is not"),
-        (["-q", "x", "--api-key", "a\nb"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is not"),
+        (["-q", "x", "--api-key", "a\nb"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
+        (["-q", "x", "--api-key", "\udcff"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
     ],
 )
 def test_what_cannot_be_sent_is_named(
@@ -166,6 +166,12 @@ def test_what_cannot_be_sent_is_named(
     assert main(["chat", "--url", server.url, *arguments]) == 1
     assert capsys.readouterr().err.startswith(f"troupellm: {line}")
     assert server.requests == []
+
+
+def test_a_key_of_any_letters_is_sent_as_the_server_reads_it(server: FakeServer) -> None:
+    assert main(["complete", "--url", server.url, "-q", "x", "--api-key", "schl\xfcssel"]) == 0
+    assert server.requests[0][2] is not None
+    assert server.requests[0][2].encode("latin-1") == "Bearer schl\xfcssel".encode()
 
 
 def test_input_in_another_encoding_is_named(
