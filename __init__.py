@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from troupellm.protocol.config import EngineConfig as EngineConfig, ServerConfig as ServerConfig
     from troupellm.protocol.errors import (
         ConfigError as ConfigError,
+        Conflict as Conflict,
         ContextLengthExceeded as ContextLengthExceeded,
         EngineOverloaded as EngineOverloaded,
         EngineStopped as EngineStopped,
         InvalidRequest as InvalidRequest,
+        KVLoadFailed as KVLoadFailed,
         ModelLoadError as ModelLoadError,
         ModelNotFound as ModelNotFound,
+        QueueTimeout as QueueTimeout,
+        RateLimited as RateLimited,
         RequestAborted as RequestAborted,
         RequestFailed as RequestFailed,
         TroupeError as TroupeError,
@@ -86,6 +90,10 @@ _HOMES = {
     "RequestAborted": "protocol.errors",
     "ConfigError": "protocol.errors",
     "ModelNotFound": "protocol.errors",
+    "Conflict": "protocol.errors",
+    "KVLoadFailed": "protocol.errors",
+    "QueueTimeout": "protocol.errors",
+    "RateLimited": "protocol.errors",
     "asgi": "server.app",
     "lifespan": "server.lifespan",
 }

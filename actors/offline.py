@@ -53,8 +53,8 @@ class _Home:
         try:
             self._engine_scope: AbstractContextManager[Engine] = self.portal.wrap_async_context_manager(engine)
             self._engine_scope.__enter__()
-        except BaseException:
-            self._portal_scope.__exit__(None, None, None)
+        except BaseException as error:  # an interrupt finds the engine loading, which must be told
+            self._portal_scope.__exit__(type(error), error, error.__traceback__)
             raise
         self.watch = ExitWatch(self.close)
 

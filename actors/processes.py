@@ -77,6 +77,7 @@ class SystemProcesses:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env=os.environ | {"PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"},
+                    start_new_session=True,  # what a terminal tells everybody in front of it is our own business
                 )
         except BaseException:
             near.close()

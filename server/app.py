@@ -14,6 +14,7 @@ import msgspec
 from troupellm.actors.engine import Engine
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.openai import (
     ChatChunk,
     ChatRequest,
@@ -80,9 +81,11 @@ def asgi(
         settings: of the engine, when the app owns it; see `EngineConfig`.
 
     Raises:
-        ConfigError: an empty key, a wrong setting, limits in a key file that the caller's engine does not have, or a
-            file for responses that cannot be used.
+        ConfigError: an empty key, a wrong setting or prefix, limits in a key file that the caller's engine does not
+            have, or a file for responses that cannot be used.
     """
+    if prefix and (prefix[0] != "/" or prefix[-1] == "/"):
+        raise ConfigError(f"prefix must be empty, or begin with / and not end with it, got {prefix}", param="prefix")
     config = config or ServerConfig()
     keys = read_keys(msgspec.structs.replace(config, api_key=as_keys(config.api_key) + as_keys(auth)))
     check_database(config.responses_store)
@@ -92,6 +95,11 @@ def asgi(
         settings.setdefault("tenants", keys.tenants)
         owned = Engine(engine, progress=host.report, **(stream_defaults(settings) | settings))
     else:
+        if unused := next(iter(settings), None):  # ignoring a key, say, would leave everything open
+            text = (
+                f"unknown setting {unused}: an open engine takes no settings, and keys are given as auth or in config"
+            )
+            raise ConfigError(text, param=unused)
         require_limits(keys.tenants, engine.config)
         host = EngineHost(config, engine)
     return App(host, prefix=prefix, keys=None if auth is None else keys.callers, owned=owned, **admin_access(config))

@@ -19,11 +19,13 @@ def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
     """Keys in any form that they are given in: one text is one key, never a sequence of one-letter keys.
 
     Raises:
-        ConfigError: an empty key, which would guard nothing, or one that is no text.
+        ConfigError: an empty key, which would guard nothing, one that is no text, or one that no header can hold.
     """
     given = () if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
     if not all(isinstance(key, str) and key.strip() for key in given):
         raise ConfigError("api_key: a key must be a text that is not empty", param="api_key")
+    if not all(key == key.strip() and key.isprintable() for key in given):
+        raise ConfigError("api_key: a key must be printable, without spaces around it", param="api_key")
     return given
 
 
@@ -45,8 +47,8 @@ def admin_keys(keys: str | Iterable[str] | None) -> dict[bytes, Caller]:
     """
     try:
         return dict.fromkeys(map(digest_of, as_keys(keys)), ADMIN)
-    except ConfigError:
-        raise ConfigError("admin_api_key: a key must be a text that is not empty", param="admin_api_key") from None
+    except ConfigError as error:
+        raise ConfigError(f"admin_{error.message}", param="admin_api_key") from None
 
 
 def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, Caller]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import troupellm
+
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("protocol", "kernels", "models", "actors", "server", "load_tests")
 
@@ -47,6 +49,12 @@ def test_an_import_pulls_in_no_more_than_it_needs(statement: str, absent: tuple[
     code = f"{statement}\nimport sys\nprint(*[name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.split() == []
+
+
+def test_every_error_can_be_caught_by_its_public_name() -> None:
+    tree = ast.parse((ROOT / "protocol" / "errors.py").read_text(encoding="utf-8"))
+    errors = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    assert {name for name in errors if not issubclass(getattr(troupellm, name, object), Exception)} == set()
 
 
 TRANSFORMERS_BACKEND = "models/transformers_backend"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_SECONDS = 5.0
+JSON = {"content-type": "application/json"}
+NO_TEXT = "the message is no UTF-8 text"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Reached without the proxies of the environment."""
 
@@ -61,9 +63,13 @@ class Server:
         import httpx
 
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
+        try:
+            content = json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # what a terminal or a pipe gave in another encoding
+            raise ClientError(NO_TEXT) from None
         done = False
         try:
-            with self._http.stream("POST", path, json=body) as reply:
+            with self._http.stream("POST", path, content=content, headers=JSON) as reply:
                 if reply.status_code != 200:
                     reply.read()
                     raise ClientError(_refusal(reply))
@@ -150,7 +156,9 @@ def connected(args: argparse.Namespace) -> Iterator[Server]:
     import httpx
 
     key = args.api_key or os.environ.get("TROUPE_API_KEY", "").split(",")[0] or os.environ.get("OPENAI_API_KEY")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    if key and not key.isprintable():
+        raise ClientError("the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text that can be sent")
+    headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     try:
         local = httpx.URL(args.url).host in LOOPBACK
@@ -166,6 +174,8 @@ def _read_line(terminal: bool) -> str | None:
         return input("> " if terminal else "")
     except EOFError:
         return None
+    except UnicodeDecodeError:
+        raise ClientError(NO_TEXT) from None
 
 
 def _refusal(reply: "httpx.Response") -> str:

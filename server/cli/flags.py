@@ -6,8 +6,9 @@ key `max_num_seqs` of a `--config` file, there either at the top or in its secti
 
 import argparse
 import os
+import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     is_bool: bool
     is_int: bool
     is_list: bool
+    takes_auto: bool
     choices: tuple[str, ...]
 
     @property
@@ -77,6 +79,7 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
             is_bool=any(isinstance(kind, inspect.BoolType) for kind in kinds),
             is_int=is_int,
             is_list=any(isinstance(kind, inspect.VarTupleType) for kind in kinds),
+            takes_auto=is_int and "auto" in choices,
             choices=tuple(choices) if choices and not is_int else (),
         )
 
@@ -88,9 +91,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     for flag in config_flags():
         group = groups.setdefault(flag.section, parser.add_argument_group(flag.section))
         keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": f"config_{flag.name}"}
-        keywords["help"] = flag.help.replace("%", "%%") + (
-            f" (default: {flag.default})" if flag.default not in (None, ()) else ""
-        )
+        keywords["help"] = flag.help.replace("%", "%%") + _default_text(flag)
         if flag.is_bool:
             keywords["action"] = argparse.BooleanOptionalAction
         elif flag.is_list:
@@ -102,6 +103,20 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
             if flag.choices:
                 keywords.update(choices=flag.choices, metavar=None)
         group.add_argument(flag.option, **keywords)
+
+
+def _default_text(flag: Flag) -> str:
+    """The default as one would type it; nothing where there is none, or the help text says it."""
+    value = flag.default
+    if value in (None, (), "") or "(default:" in flag.help:
+        return ""
+    if flag.is_bool:
+        value = "on" if value else "off"
+    elif flag.is_list:
+        value = " ".join(map(str, value))
+    elif flag.name.endswith("_bytes") and not value % 2**20:
+        value = f"{value >> 30}GiB" if not value % 2**30 else f"{value >> 20}MiB"
+    return f" (default: {value})"
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -151,20 +166,29 @@ def load_configs(
         ConfigError: an unknown or wrong setting; names it and where it came from.
     """
     flags = {flag.name: flag for flag in config_flags()}
-    settings: dict[str, Any] = {}
+    given: dict[str, tuple[Any, str]] = {}
     if arguments.config:
-        for name, value in _read_toml(Path(arguments.config), flags.values()).items():
-            if name not in flags:
-                raise ConfigError(f"{arguments.config}: unknown setting {name}", param=name)
-            settings[name] = _parse(flags[name], value)
+        for name, value in _read_toml(Path(arguments.config), flags).items():
+            given[name] = value, f"{arguments.config}: {name}"
     for name, flag in flags.items():
-        if text := environment.get(ENV_PREFIX + name.upper()):
+        variable = ENV_PREFIX + name.upper()
+        if text := environment.get(variable):
             words = [word for part in text.split(",") if (word := part.strip())]
-            settings[name] = _parse(flag, words if flag.is_list else text)
+            given[name] = (words if flag.is_list else text), variable
         if hasattr(arguments, f"config_{name}"):
-            settings[name] = _parse(flag, getattr(arguments, f"config_{name}"))
-    server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
-    return EngineConfig.from_flat(settings), server_config(server)
+            given[name] = getattr(arguments, f"config_{name}"), name
+    try:
+        settings = {name: _parse(flags[name], value) for name, (value, _) in given.items()}
+        server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
+        return EngineConfig.from_flat(settings), server_config(server)
+    except ConfigError as error:
+        name = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+        origin = given[name][1] if name in given else name
+        if origin == name:
+            raise
+        known = error.message.startswith(name)
+        text = origin + error.message.removeprefix(name) if known else f"{origin}: {error.message}"
+        raise ConfigError(text, param=error.param, code=error.code) from None
 
 
 def server_config(settings: dict[str, Any]) -> ServerConfig:
@@ -175,22 +199,45 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
         raise ConfigError(f"{path.rstrip('`')}: {text}", param=path.rstrip("`")) from None
 
 
-def _read_toml(path: Path, known: Collection[Flag]) -> dict[str, Any]:
-    """Settings of a file, without their sections; a table that is a setting's and no section is its value."""
+def _read_toml(path: Path, flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """Settings of a file, at the top or in their sections; a table that is a setting's and no section is its value."""
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", param="config") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", param="config") from None
-    flat: dict[str, Any] = {}
-    tables = {flag.name for flag in known} - {flag.section for flag in known}
+    sections = {flag.section for flag in flags.values()}
+    found: dict[str, Any] = {}
     for key, value in content.items():
-        is_section = isinstance(value, dict) and key.replace("-", "_") not in tables
-        flat.update(value if is_section else {key: value})
-    return {key.replace("-", "_"): value for key, value in flat.items()}
+        section = key.replace("-", "_")
+        if not isinstance(value, dict) or section in flags.keys() - sections:
+            _add_setting(found, path, flags, key, value)
+            continue
+        if section not in sections:
+            raise ConfigError(f"{path}: unknown section {key}; there are {', '.join(sorted(sections))}", param=section)
+        for inner, setting in value.items():
+            _add_setting(found, path, flags, inner, setting, section)
+    return found
+
+
+def _add_setting(
+    found: dict[str, Any], path: Path, flags: Mapping[str, Flag], key: str, value: Any, section: str | None = None
+) -> None:
+    name = key.replace("-", "_")
+    if name not in flags:
+        raise ConfigError(f"{path}: unknown setting {name}", param=name)
+    if section not in (None, flags[name].section):
+        raise ConfigError(f"{path}: {name} belongs to the section {flags[name].section}, not to {section}", param=name)
+    if name in found:
+        raise ConfigError(f"{path}: {name} is given twice", param=name)
+    found[name] = value
 
 
 def _parse(flag: Flag, value: Any) -> Any:
     """Text to the field's type; TOML values that have it already pass."""
+    if flag.takes_auto and value in ("auto", "-1", -1):
+        return "auto"
     if not isinstance(value, str):
         return tuple(value) if flag.is_list and isinstance(value, list) else value
     if flag.is_list:
@@ -201,9 +248,9 @@ def _parse(flag: Flag, value: Any) -> Any:
         if flag.is_bool:
             return _BOOLEANS[value.lower()]
         if flag.is_int:
-            return value if value == "auto" else ("auto" if value == "-1" else human_int(value))
+            return human_int(value)
         if isinstance(flag.default, float) or flag.name.endswith(("_interval", "_timeout")):
             return float(value)
     except (ValueError, KeyError):
-        raise ConfigError(f"{flag.option}: {value!r} is not understood", param=flag.name) from None
+        raise ConfigError(f"{flag.name}: {value!r} is not understood", param=flag.name) from None
     return value

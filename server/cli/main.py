@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from troupellm.server.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from troupellm.server.cli.output import give_up_output
+from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
@@ -21,8 +22,16 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; see `exit_codes`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    chosen = arguments[0] if arguments else ""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `troupellm ... | head`
+        give_up_output()
+        return EXIT_FAILED
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="troupellm", description="An LLM inference and serving engine.")
     parser.add_argument("--version", action="version", version=f"troupellm {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -37,22 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             register(subparsers)
         else:
             subparsers.add_parser(plugin.name, help="load tests and benchmarks", add_help=False)
-    return _run(parser, arguments)
+    return parser
 
 
-def _run(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     from troupellm.protocol.errors import ConfigError
     from troupellm.server.cli.flags import normalise, translate
 
     try:
         spelt = translate(arguments) if arguments[:1] in (["serve"], ["run-batch"]) else normalise(arguments)
-        namespace = parser.parse_args(spelt)
+        namespace = _parser(arguments[0] if arguments else "").parse_args(spelt)
         return int(namespace.func(namespace))
     except ConfigError as error:
         print(f"troupellm: {error.message}", file=sys.stderr)
         return EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
 
 
 def _version() -> str:

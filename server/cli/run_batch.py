@@ -26,7 +26,8 @@ _EPILOG = (
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("run-batch", help="answer a file of requests", epilog=_EPILOG)
+    usage = "troupellm run-batch -i FILE -o FILE [options]"
+    parser = subparsers.add_parser("run-batch", help="answer a file of requests", usage=usage, epilog=_EPILOG)
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one per line; - is stdin")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="their results; - is stdout")
     parser.add_argument("--max-inflight", metavar="N", help="requests at once (default: twice max_num_seqs)")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.server.cli.flags import ENV_PREFIX, add_config_flags, load_configs
+from troupellm.server.cli.output import give_up_output
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ _PATH = {True: "chat/completions", False: "completions"}
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("serve", help="start the server", epilog=HELP)
+    usage = "troupellm serve [options] [MODEL]"
+    parser = subparsers.add_parser("serve", help="start the server", usage=usage, epilog=HELP)
     parser.add_argument(
         "model_argument", nargs="?", metavar="MODEL", help="folder, GGUF file or hub id; default: built-in"
     )
@@ -59,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         place = server_config.uds or f"{server_config.host}:{server_config.port}"
         print(f"troupellm: cannot listen at {place}: {error.strerror or error}", file=sys.stderr)
-        print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
+        if not server_config.uds:
+            print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -72,17 +75,25 @@ async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
     messages = f'[{{"role": "user", "content": "{prompt}"}}]'
     body = f'"messages": {messages}' if chat else f'"prompt": "{prompt}", "max_tokens": 64'
     base = f"{'http://localhost' if config.uds else url}{config.root_path}/v1"
-    key = " -H 'authorization: Bearer <key>'" if config.api_key else ""
-    print(f"\nTroupe serves {name} at {url}\n\n  {prompt}\n  {answer}\n")
-    print(f"curl -N{f' --unix-socket {config.uds}' if config.uds else ''} {base}/{_PATH[chat]}{key} \\")
-    print(f'  -H \'content-type: application/json\' -d \'{{"model": "{name}", "stream": true, {body}}}\'\n')
+    keys = config.api_key or config.api_key_file
+    key = " -H 'authorization: Bearer <key>'" if keys else ""
+    lines = [
+        f"\nTroupe serves {name} at {url}\n\n  {prompt}\n  {answer}\n",
+        f"curl -N{f' --unix-socket {config.uds}' if config.uds else ''} {base}/{_PATH[chat]}{key} \\",
+        f'  -H \'content-type: application/json\' -d \'{{"model": "{name}", "stream": true, {body}}}\'\n',
+    ]
     if not config.uds:
         argument, field = (f"messages={messages}", "message.content") if chat else (f'prompt="{prompt}"', "text")
         call = _PATH[chat].replace("/", ".")
-        print("from openai import OpenAI")
-        print(f'client = OpenAI(base_url="{base}", api_key="{"<key>" if config.api_key else "none"}")')
-        print(f'print(client.{call}.create(model="{name}", {argument}).choices[0].{field})\n')
-    sys.stdout.flush()
+        lines += [
+            "from openai import OpenAI",
+            f'client = OpenAI(base_url="{base}", api_key="{"<key>" if keys else "none"}")',
+            f'print(client.{call}.create(model="{name}", {argument}).choices[0].{field})\n',
+        ]
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError:  # nobody reads it: no reason to stop serving
+        give_up_output()
 
 
 async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:

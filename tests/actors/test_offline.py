@@ -89,6 +89,27 @@ def test_an_interrupt_ends_the_work(make_llm: Any, fake_worker: Any, request: py
         assert llm.engine.snapshot().open_requests == 0
 
 
+def test_an_interrupt_ends_the_loading(make_llm: Any, fake_worker: Any, request: pytest.FixtureRequest) -> None:
+    interrupted = threading.Event()
+
+    def handler(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def load() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted.wait(30)
+
+    before = signal.signal(signal.SIGINT, handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    fake_worker.on_load = load
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        make_llm()
+    assert fake_worker.closed
+    assert threading.active_count() == threads
+
+
 def test_a_failed_start_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(troupellm.ModelLoadError):

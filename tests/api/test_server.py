@@ -143,6 +143,13 @@ async def test_one_text_given_as_keys_is_one_key(tiny_engine):
             assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_nothing_that_an_app_is_given_is_ignored(tiny_engine):
+    for wrong in ({"api_key": "secret"}, {"max_num_seqs": 3}, {"prefix": "v1"}, {"prefix": "/v1/"}, {"prefix": "/"}):
+        with pytest.raises(ConfigError) as caught:
+            asgi(tiny_engine(), **wrong)
+        assert [caught.value.param] == list(wrong)
+
+
 @pytest.mark.parametrize("root", ["/v1", "/llm"])
 async def test_root_path_of_a_proxy_that_strips_it_or_does_not(tiny_engine, root):
     config = server_config(root_path=root)

@@ -52,6 +52,12 @@ def _refusal(gate: Gate) -> str:
     return caught.value.message
 
 
+@pytest.mark.parametrize("key", ["", " ", " a", "a ", "a\n", "a\x00b"])
+def test_a_key_that_nobody_could_send_is_refused(key):
+    with pytest.raises(ConfigError, match=r"^api_key: a key must be "):
+        Gate([key], OPEN)
+
+
 @pytest.mark.parametrize("path", [b"/livez/", b"//livez", b"/%6civez", b"/v1/../livez", b"/LIVEZ", b"/unknown"])
 def test_only_the_exact_open_path_is_open(gate, path):
     gate.check(b"/livez", [])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -137,6 +138,48 @@ def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> 
     error = capsys.readouterr().err
     assert error.startswith("troupellm: cannot reach ")
     assert error.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_is_no_crash(server: FakeServer) -> None:
+    """As in `troupellm complete ... | head -c 1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "troupellm.server.cli.main", "complete", "--url", server.url, "-q", "a b"]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-q", "\udcff"], "the message is no UTF-8 text"),
+        (["-q", "x", "--api-key", "a\nb"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
+        (["-q", "x", "--api-key", "\udcff"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main(["chat", "--url", server.url, *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"troupellm: {line}")
+    assert server.requests == []
+
+
+def test_a_key_of_any_letters_is_sent_as_the_server_reads_it(server: FakeServer) -> None:
+    assert main(["complete", "--url", server.url, "-q", "x", "--api-key", "schl\xfcssel"]) == 0
+    assert server.requests[0][2] is not None
+    assert server.requests[0][2].encode("latin-1") == "Bearer schl\xfcssel".encode()
+
+
+def test_input_in_another_encoding_is_named(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"gr\xfc\xdfe\n"), encoding="utf-8"))
+    assert main(["chat", "--url", server.url]) == 1
+    assert capsys.readouterr().err == "troupellm: the message is no UTF-8 text\n"
 
 
 def test_collect_env_tells_versions_and_no_secrets(

@@ -61,6 +61,14 @@ def test_auto_and_minus_one_are_the_same_context() -> None:
     assert parse("--max-model-len", "auto") == parse("--max-model-len", "-1")
 
 
+@pytest.mark.parametrize("name", ["port", "max-num-seqs", "api-server-count", "kv-cache-memory-bytes"])
+def test_minus_one_is_no_other_number(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name.replace('-', '_')}: Expected `int.* >= [01]"):
+        parse(f"--{name}", "-1")
+    with pytest.raises(ConfigError, match=f"^{name.replace('-', '_')}: 'auto' is not understood"):
+        parse(f"--{name}", "auto")
+
+
 def test_precedence_is_flag_then_environment_then_file(tmp_path: Path) -> None:
     file = tmp_path / "troupe.toml"
     file.write_text('max-num-seqs = 1\nport = 1\nblock_size = 8\n[model]\nserved_model_name = ["x", "y"]\n')
@@ -91,6 +99,48 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
     file.write_text("max_num_sequences = 1\n")
     with pytest.raises(ConfigError, match="unknown setting max_num_sequences"):
         parse("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[servr]\nport = 1\n", "unknown section servr; there are cache, guide, model, "),
+        ("[cache]\nport = 1\n", "port belongs to the section server, not to cache"),
+        ("port = 1\n[server]\nport = 2\n", "port is given twice"),
+        ("max-num-seqs = 1\nmax_num_seqs = 2\n", "max_num_seqs is given twice"),
+        ("[server.sub]\nport = 1\n", "unknown setting sub"),
+        ("server = 1\n", "unknown setting server"),
+        ("port = \n", "Invalid value (at line 1, column 8)"),
+        ("port = 70000\n", "port: Expected `int` <= 65535"),
+        ("[server]\nport = 'x'\n", "port: 'x' is not understood"),
+        ("api_key = [1]\n", "api_key[0]: Expected `str`, got `int`"),
+        ("model = '\xff'\n", "'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        parse("--config", str(file))
+    assert caught.value.message.startswith(f"{file}: {message}")
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: Is a directory$"):
+        parse("--config", str(tmp_path))
+
+
+def test_every_length_may_be_minus_one_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_text("max_model_len = -1\n")
+    assert parse("--config", str(file)) == parse()
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match="^TROUPE_PORT: Expected `int` <= 65535$"):
+        parse(environment={"TROUPE_PORT": "70000"})
+    with pytest.raises(ConfigError, match="^TROUPE_SPECULATIVE_CONFIG is not JSON"):
+        parse(environment={"TROUPE_SPECULATIVE_CONFIG": "{"})
 
 
 def test_a_flag_of_vllm_says_what_to_use() -> None:
@@ -140,6 +190,24 @@ def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
 
 def test_every_flag_has_a_help_text() -> None:
     assert [flag.name for flag in config_flags() if not flag.help] == []
+
+
+def test_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("usage: troupellm serve [options] [MODEL] ")
+    for part in ("(default: 8MiB)", "(default: 10GiB)", "(default: GET POST DELETE)", "(default: on)"):
+        assert part in out
+    for wrong in ("(default: (", "(default: True)", "SDKs send) (default:"):
+        assert wrong not in out
+
+
+def test_a_wrong_choice_does_not_bury_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--dtype", "float8"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_an_interval_that_was_chosen_is_kept_however_few_streams_there_are() -> None:
