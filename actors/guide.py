@@ -220,7 +220,8 @@ def guided(message: GuideRequest, program: GuideProgram) -> SubmitRequest:
 
 def _same(error: TroupeError) -> TroupeError:
     """An error of one's own for each: raising one changes it."""
-    copy = RequestFailed(error.message, param=error.param, code=error.code)
+    kind = EngineStopped if isinstance(error, EngineStopped) else RequestFailed
+    copy = kind(error.message, param=error.param, code=error.code)
     copy.__cause__ = error
     return copy
 

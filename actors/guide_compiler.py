@@ -14,7 +14,7 @@ import msgspec
 
 from troupellm.actors.processes import ChildProcess, Processes
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 from troupellm.protocol.guide_link import (
@@ -185,7 +185,7 @@ class _Child:
         self._waiter: Waiter | None = None
 
     async def open(self, processes: Processes, settings: CompilerSettings) -> None:
-        """Raises RequestFailed: there is no process, or it cannot read the tokenizer."""
+        """Raises EngineStopped: there is no process now; RequestFailed: it cannot read the tokenizer."""
         try:
             self.process = await processes.start(MODULE, self)
             self.process.send(self._codec.encode(HELLO))
@@ -200,7 +200,7 @@ class _Child:
                 answer = await self.next()
         except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
             logger.warning("a process that compiles guides cannot be started: %s", error)
-            raise RequestFailed("guides cannot be compiled now", code="engine_restarting") from None
+            raise EngineStopped("guides cannot be compiled now", code="engine_restarting") from None
         if not isinstance(answer, Prepared) or answer.error is not None:
             logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("structured outputs are not possible with this model's tokenizer")

@@ -42,6 +42,8 @@ BRIEF_SECONDS = 0.03
 _PIECE_COST = 500
 """Of each piece of JSON that is laid out by Python."""
 _LONGEST_REASON = 300
+_MARK = "the-last-message"
+"""Stands in for what an answer goes on from."""
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
 _LOOKS_LIKE_TEXT = ("{{", "{%", "{#", "\n")
@@ -167,12 +169,15 @@ class ChatTemplate:
         }
         try:
             text = self._rendered(compiled.template, variables)
+            if continue_final_message:
+                marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
+                found = self._rendered(compiled.template, variables | {"messages": marked}).rpartition(_MARK)
         except Exception as error:  # template code can raise anything over somebody's messages
             if self._haste.brief and isinstance(error, TemplateExhausted):
                 raise HeavyTemplate from error
             reason = str(error)[:_LONGEST_REASON]
             raise InvalidRequest(f"the chat template refuses these messages: {reason}", param="messages") from error
-        return _continue(text, messages) if continue_final_message else text
+        return _continue(text, messages, found[2] if found[1] else None) if continue_final_message else text
 
     def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         try:
@@ -296,21 +301,20 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _continue(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+def _continue(text: str, messages: Sequence[Mapping[str, Any]], tail: str | None) -> str:
     """Cut the rendered chat behind the last message's content.
 
-    Templates commonly trim a message, so the trimmed content is looked for; the spaces that ended it are kept if the
-    template kept them.
+    Args:
+        tail: what the template writes behind whatever stands in the last message; None where it shows none of that. The
+            content itself is not looked for: short ones are in end marks too. Templates may trim it.
     """
     content = messages[-1].get("content")
     if not isinstance(content, str) or not content.strip():
         raise InvalidRequest("continue_final_message needs text in the last message", param="messages")
-    start = text.rfind(content.strip())
-    if start < 0:
+    kept = text.removesuffix(tail or "")
+    if tail is None or len(kept) + len(tail) != len(text) or not kept.rstrip().endswith(content.strip()):
         raise InvalidRequest("the chat template changes the last message; it cannot be continued", param="messages")
-    end = start + len(content.strip())
-    spaces = content[len(content.rstrip()) :]
-    return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
+    return kept
 
 
 def _content(entry: Any) -> str | None:

@@ -233,7 +233,7 @@ def weight_files(folder: Path) -> list[str]:
 def _shards(folder: Path) -> list[str]:
     try:
         index = json.loads((folder / INDEX).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{INDEX} cannot be read: {error}") from error
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):

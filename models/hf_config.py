@@ -12,6 +12,10 @@ from troupellm.protocol.errors import ModelLoadError
 FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+MOST = 2**31 - 1
+"""Greater whole numbers are damage."""
+_MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
+"""What lists are made of before a weight is looked for."""
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 
 
@@ -33,7 +37,7 @@ class ConfigReader:
             values = json.loads((folder / FILE).read_bytes())
         except FileNotFoundError:
             raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"{FILE} cannot be read: {error}") from error
         if not isinstance(values, dict):
             raise ModelLoadError(f"{FILE}: expected an object, got {type(values).__name__}")
@@ -55,6 +59,8 @@ class ConfigReader:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refuse(key, f"must be an integer of at least {least}")
+        if value > (most := _MOST_OF.get(key, MOST)):
+            raise self.refuse(key, f"must be an integer of at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -21,6 +21,7 @@ from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 
+MOST_TOKENS = 2**24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -48,6 +49,8 @@ class Tokenizer:
         self.form: DecoderForm = _decoder_form(msgspec.json.decode(definition, type=_Definition).decoder)
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(vocabulary.values(), default=-1) + 1
+        if self.size > MOST_TOKENS:
+            raise ModelLoadError(f"tokenizer.json: a token has the id {self.size - 1}, beyond {MOST_TOKENS}")
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
         self.special_token_ids = frozenset(
@@ -196,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
 
 

@@ -3,10 +3,21 @@
 They are decoded as plain objects, because items may leave out their type and kinds that are not known may be skipped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta
+
+SKIPPED_BLOCKS = frozenset({"server_tool_use", "redacted_thinking", "container_upload", "compaction"})
+"""What another server's own tools and thinking have left in a conversation with Anthropic's API: nothing of it can be
+read here."""
+SKIPPED_ITEMS = frozenset(
+    {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"}
+    | {"computer_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
+    | {"tool_search_call", "tool_search_output", "shell_call", "shell_call_output", "apply_patch_call"}
+    | {"apply_patch_call_output", "compaction", "compaction_summary", "context_compaction", "ghost_snapshot"}
+)
+"""The same in a conversation with the responses API; the tools are not here either."""
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _FREE: dict[str, Any] = {"type": "object"}
@@ -18,6 +29,15 @@ def _kind(name: str, needed: Mapping[str, Any], more: Mapping[str, Any] | None =
         "properties": {"type": {"const": name}, **needed, **(more or {})},
         "required": ["type", *needed],
     }
+
+
+def _of_kinds(names: Iterable[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"type": {"enum": sorted(names)}}, "required": ["type"]}
+
+
+def _other_than(*names: str) -> dict[str, Any]:
+    kind = {"type": "string", "not": {"enum": list(names)}}
+    return {"type": "object", "properties": {"type": kind}, "required": ["type"]}
 
 
 def _either(*kinds: dict[str, Any]) -> dict[str, Any]:
@@ -34,15 +54,21 @@ Refused = Annotated[Any, Meta(description="Not supported: refused when given.", 
 
 _TEXT_BLOCK = _kind("text", {"text": _TEXT})
 _TEXTS = _either(_TEXT, _list_of(_TEXT_BLOCK))
+_DOCUMENT = _either(
+    _kind("text", {"data": _TEXT}, {"media_type": {"const": "text/plain"}}), _kind("content", {"content": _TEXTS})
+)
+_RESULTS = _either(_TEXT, _list_of(_TEXT_BLOCK, _kind("tool_reference", {"tool_name": _TEXT})))
 _BLOCKS = _either(
     _TEXT_BLOCK,
+    _kind("document", {"source": _DOCUMENT}, {"title": _either(_TEXT, {"type": "null"})}),
+    _kind("search_result", {"title": _TEXT, "source": _TEXT, "content": _list_of(_TEXT_BLOCK)}),
     _kind("thinking", {"thinking": _TEXT, "signature": _TEXT}),
-    _kind("redacted_thinking", {"data": _TEXT}),
     _kind("tool_use", {"id": _TEXT, "name": _TEXT, "input": _FREE}),
-    _kind("tool_result", {"tool_use_id": _TEXT}, {"content": _TEXTS, "is_error": {"type": "boolean"}}),
+    _kind("tool_result", {"tool_use_id": _TEXT}, {"content": _RESULTS, "is_error": {"type": "boolean"}}),
+    _of_kinds(SKIPPED_BLOCKS),
 )
 Block = Annotated[dict[str, Any], Meta(extra_json_schema=_BLOCKS)]
-"""A content block: text, thinking, tool_use or tool_result."""
+"""A content block; those that only Anthropic's own server can read are skipped."""
 SystemBlock = Annotated[dict[str, Any], Meta(extra_json_schema=_TEXT_BLOCK)]
 MessageTool = Annotated[
     dict[str, Any],
@@ -59,7 +85,7 @@ MessageTool = Annotated[
                 },
                 "required": ["name", "input_schema"],
             },
-            _kind("web_search_20250305", {"name": _TEXT}),
+            _other_than("custom"),
         )
     ),
 ]
@@ -67,7 +93,13 @@ MessageTool = Annotated[
 
 # OpenAI's.
 
-_PARTS = _either(_TEXT, _list_of(_kind("input_text", {"text": _TEXT}), _kind("output_text", {"text": _TEXT})))
+_PARTS = _either(
+    _TEXT,
+    _list_of(
+        *(_kind(name, {"text": _TEXT}) for name in ("input_text", "output_text", "text")),
+        _kind("refusal", {"refusal": _TEXT}),
+    ),
+)
 _ITEMS = _either(
     {
         "type": "object",
@@ -78,13 +110,25 @@ _ITEMS = _either(
         },
         "required": ["role", "content"],
     },
-    _kind("reasoning", {"summary": _list_of(_kind("summary_text", {"text": _TEXT}))}),
+    _kind(
+        "reasoning",
+        {},
+        {
+            "summary": _list_of(_kind("summary_text", {"text": _TEXT})),
+            "content": _either(_list_of(_kind("reasoning_text", {"text": _TEXT})), {"type": "null"}),
+        },
+    ),
     _kind("function_call", {"call_id": _TEXT, "name": _TEXT, "arguments": _TEXT}),
     _kind("function_call_output", {"call_id": _TEXT, "output": _PARTS}),
+    _kind("custom_tool_call", {"call_id": _TEXT, "name": _TEXT, "input": _TEXT}),
+    _kind("custom_tool_call_output", {"call_id": _TEXT, "output": _PARTS}),
+    _kind("local_shell_call", {"call_id": _TEXT, "action": _FREE}),
+    _kind("local_shell_call_output", {"id": _TEXT, "output": _TEXT}),
     _kind("item_reference", {"id": _TEXT}),
+    _of_kinds(SKIPPED_ITEMS),
 )
 InputItem = Annotated[dict[str, Any], Meta(extra_json_schema=_ITEMS)]
-"""An input item: a message, reasoning, a function call or its output, or a reference to an item that is kept."""
+"""An input item: a message, reasoning, a call or its output, a reference to a kept item, or one that is skipped."""
 ResponseTool = Annotated[
     dict[str, Any],
     Meta(
@@ -94,7 +138,7 @@ ResponseTool = Annotated[
                 {"name": _TEXT},
                 {"description": _TEXT, "parameters": _FREE, "strict": {"type": "boolean"}},
             ),
-            _kind("web_search", {}),
+            _other_than("function"),
         )
     ),
 ]

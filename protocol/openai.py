@@ -112,7 +112,8 @@ class ChatRequest(ToolFields, kw_only=True):
     audio: Any = None
     modalities: Any = None
     web_search_options: Any = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no open model knows: accepted."""
     echo: bool | None = None
     """Begin the answer with the last message where that is the assistant's."""
 

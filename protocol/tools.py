@@ -17,7 +17,7 @@ MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 1024 * 1024
 """All tools together, as JSON."""
 MAX_SCHEMA_DEPTH: Final = 32
-NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Tool = Mapping[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -136,7 +136,7 @@ def _checked(tool: Any, here: str) -> dict[str, Any]:
         raise InvalidRequest(f"{field} must be an object", param=field, code="missing_required_parameter")
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{field}.name must be 1 to 64 letters, digits, underscores, dashes and dots"
+        message = f"{field}.name must be 1 to 128 letters, digits, underscores, dashes and dots"
         raise InvalidRequest(message, param=f"{field}.name")
     description = function.get("description")
     if not isinstance(description, str | None):

@@ -121,7 +121,8 @@ def _plain_message(here: str, message: ChatMessage, open_calls: dict[str, str]) 
     plain: dict[str, Any] = {
         # Few templates know the developer role, which took the system role's place.
         "role": "system" if message.role == "developer" else message.role,
-        "content": "" if content is None and message.tool_calls else content,
+        # Templates write a content that is null as "None".
+        "content": "" if content is None else content,
     }
     if message.name is not None:
         plain["name"] = message.name

@@ -11,10 +11,8 @@ import msgspec
 
 from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.open_objects import Block
+from troupellm.protocol.open_objects import SKIPPED_BLOCKS, Block
 
-SKIPPED = frozenset({"server_tool_use", "redacted_thinking", "container_upload", "compaction"})
-"""What another server's own tools and thinking have left in a conversation: nothing of it can be read here."""
 _SKIPPED_ENDING = "_tool_result"
 """Of the results of such tools; the client's own are `tool_result`."""
 
@@ -131,9 +129,12 @@ def _texts(block: object, here: str) -> list[str]:
     if kind == "search_result":
         title = _text(block.get("title"), f"{here}.title")
         return [f"{title}\n{text_of(block.get('content'), f'{here}.content')}"]
-    if kind == "document" and isinstance(source := block.get("source"), Mapping) and source.get("type") == "text":
-        return [_text(source.get("data"), f"{here}.source.data")]
-    if kind in SKIPPED or kind.endswith(_SKIPPED_ENDING):
+    if kind == "document" and isinstance(source := block.get("source"), Mapping):
+        if source.get("type") == "text":
+            return [_text(source.get("data"), f"{here}.source.data")]
+        if source.get("type") == "content":
+            return [text_of(source.get("content"), f"{here}.source.content")]
+    if kind in SKIPPED_BLOCKS or kind.endswith(_SKIPPED_ENDING):
         return []
     shown = "".join(character if character.isprintable() else "?" for character in kind[:64])
     message = f"{here}: blocks of type {shown} are not supported here, only text"

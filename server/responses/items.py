@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.open_objects import SKIPPED_ITEMS
 
 Item = Mapping[str, Any]
 Items = list[dict[str, Any]]
@@ -19,12 +20,6 @@ MAX_ITEMS = 10_000
 
 _SYSTEM = ("system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-SKIPPED = frozenset(
-    {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"}
-    | {"computer_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
-    | {"tool_search_call", "tool_search_output"}
-)
-"""What tools of other servers have left in a conversation; the tools are not here either."""
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -93,7 +88,7 @@ class _Transcript:
             self._call(item, kind, here)
         elif kind in _OUTPUTS:
             self._output(item, here)
-        elif kind not in SKIPPED:
+        elif kind not in SKIPPED_ITEMS:
             raise InvalidRequest(
                 f"{here}: items of type {_shown(kind)} are not supported",
                 param=f"{here}.type",

@@ -5,6 +5,7 @@ import secrets
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import ReasoningEcho, ResponseObject
 from troupellm.protocol.responses import ResponsesRequest
@@ -13,7 +14,7 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.relabel import Names
-from troupellm.server.responses.items import SKIPPED, Items, item_type
+from troupellm.server.responses.items import Items, item_type
 from troupellm.server.responses.past import gather
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import Translated, translate
@@ -123,7 +124,7 @@ def _identified(items: Items, response_id: str) -> Items:
     suffix = response_id.removeprefix("resp_")
     kept = []
     for position, item in enumerate(items):
-        if item_type(item) in SKIPPED:
+        if item_type(item) in SKIPPED_ITEMS:
             item = {field: item[field] for field in ("type", "id", "status") if isinstance(item.get(field), str)}
         kept.append(item if isinstance(item.get("id"), str) else item | {"id": f"in_{suffix}{position:04x}"})
     return kept

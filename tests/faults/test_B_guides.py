@@ -13,6 +13,7 @@ from engines import SETTINGS
 from matrix import OK, check_matrix
 from serving import eventually
 
+from troupellm.actors import guide_compiler
 from troupellm.actors.guide import Guide
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.guide import MAX_SOURCE_BYTES, GuideSpec
@@ -221,6 +222,20 @@ async def test_D3_leaving_while_the_guide_is_compiled(tiny_engine):
             os.kill(compiler.pid, signal.SIGCONT)
             assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
         assert engine.snapshot().scheduler.blocks_used == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_no_process_can_be_started_clients_are_told_to_come_again(tiny_engine, monkeypatch, stream):
+    there = guide_compiler.MODULE
+    monkeypatch.setattr(guide_compiler, "MODULE", "troupellm.nothing")
+    body = {"model": "tiny", "prompt": "Hi", "max_tokens": 2, "stream": stream} | guide_field(choice=["a"])
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=24) as attacked:
+        refused = await attacked.client.post("/v1/completions", json=body)
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "true")
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "engine_restarting"
+        monkeypatch.setattr(guide_compiler, "MODULE", there)
+        assert (await attacked.client.post("/v1/completions", json=body)).status_code == 200
 
 
 async def test_E4_a_crash_of_the_guide_actor_answers_its_request(tiny_engine, monkeypatch):

@@ -22,7 +22,7 @@ def _tool(**function):
 WRONG = [
     ({"tools": [_tool(name="")]}, "tools[0].function.name"),
     ({"tools": [_tool(name="a b")]}, "tools[0].function.name"),
-    ({"tools": [_tool(name="x" * 65)]}, "tools[0].function.name"),
+    ({"tools": [_tool(name="x" * 129)]}, "tools[0].function.name"),
     ({"tools": [_tool(), _tool()]}, "tools[1].function.name"),
     ({"tools": [_tool(name=f"f{i}") for i in range(129)]}, "tools"),
     ({"tools": [_tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),

@@ -111,6 +111,13 @@ def test_the_last_message_can_be_continued(tmp_path):
     trimming = load(tmp_path, SIMPLE)
     text = trimming.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert text == "user: hi\nassistant: Once upon"
+    for short in ("s", "<", "</s>", ">"):  # which the end mark has too
+        begun = [*USER, {"role": "assistant", "content": short}]
+        text = template.render(begun, add_generation_prompt=False, continue_final_message=True)
+        assert text == f"[user]hi</s>[assistant]{short}"
+    changing = load(tmp_path, "{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="changes the last message"):
+        changing.render(messages, add_generation_prompt=False, continue_final_message=True)
     with pytest.raises(InvalidRequest):
         template.render(messages, add_generation_prompt=True, continue_final_message=True)
     empty = [*USER, {"role": "assistant", "content": None}]

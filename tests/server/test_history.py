@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from troupellm.protocol.openai import ChatRequest
-from troupellm.server.history import INLINE_LETTERS, INLINE_TOOLS, has_long_tools
+from troupellm.server.history import INLINE_LETTERS, INLINE_TOOLS, has_long_tools, plain_messages
 
 MESSAGES = [{"role": "user", "content": "x" * 2 * INLINE_LETTERS}]
 LONG_TEXT = {"type": "object", "properties": {"a": {"enum": ["x" * INLINE_LETTERS]}}}
@@ -40,3 +40,10 @@ def test_so_do_descriptions_choices_and_many_tools():
     assert is_long(guided_choice=["yes"] * INLINE_LETTERS)
     assert is_long(tools=[tool({})] * (INLINE_TOOLS + 1))
     assert is_long(tools=[tool({"description": "x" * (INLINE_LETTERS // 8)})] * 8)
+
+
+def test_an_answer_without_content_is_an_empty_text():
+    """Templates would write null as a word."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "so"}]
+    request = msgspec.convert({"messages": messages}, ChatRequest)
+    assert plain_messages(request.messages)[1]["content"] == ""

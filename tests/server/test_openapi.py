@@ -102,6 +102,54 @@ def test_ranges_are_those_that_are_checked(described):
     assert "1.0" in fields["temperature"]["description"]
 
 
+_SHELL = {"type": "exec", "command": ["ls"]}
+TAKEN = {
+    # schema: what coding agents send of it
+    "ResponsesRequest": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "x"}]},
+            {"type": "reasoning", "id": "rs", "summary": [], "content": None, "encrypted_content": "x"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "x"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+            {"type": "local_shell_call", "call_id": "d", "status": "completed", "action": _SHELL},
+            {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "x"}]},
+            {"type": "web_search_call", "action": {"type": "search", "query": "x"}},
+        ],
+        "tools": [{"type": "custom", "name": "apply_patch"}, {"type": "namespace"}, {"type": "function", "name": "f"}],
+    },
+    "MessagesRequest": {
+        "max_tokens": 1,
+        "messages": [
+            {"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": "x"}}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            {"role": "assistant", "content": [{"type": "server_tool_use"}, {"type": "redacted_thinking", "data": "x"}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": True}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}],
+    },
+}
+REFUSED = {
+    "ResponsesRequest": ({"input": [{"type": "nonsense"}]}, {"tools": [{"type": "function"}]}, {"tools": [{}]}),
+    "MessagesRequest": tuple(
+        {"max_tokens": 1, "messages": []} | wrong
+        for wrong in (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"tools": [{"type": "custom", "name": "f"}]},
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_coding_agents_send_is_described(described, name):
+    check = Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": described["components"]})
+    check.validate(TAKEN[name])
+    for wrong in REFUSED[name]:
+        assert not check.is_valid(wrong), wrong
+
+
 async def _asked(app, path):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         return await client.get(path)

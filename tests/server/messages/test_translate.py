@@ -83,6 +83,13 @@ def test_tool_uses_alone_have_no_content_and_results_may_be_empty():
     ]
 
 
+def test_documents_that_are_text_are_read():
+    part = {"type": "content", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    whole = {"type": "text", "media_type": "text/plain", "data": "three"}
+    given = [{"role": "user", "content": [{"type": "document", "source": source} for source in (part, whole)]}]
+    assert messages(given)[0]["content"] == "one\n\ntwo\n\nthree"
+
+
 def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
     tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL, {"type": "custom", **TOOL, "name": "put"}]
     request = msgspec.convert(

@@ -62,6 +62,9 @@ def test_what_other_servers_tools_have_left_is_skipped_and_custom_calls_are_read
     items = [
         {"role": "user", "content": "x"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "compaction", "encrypted_content": "gAAA"},
+        {"type": "apply_patch_call", "call_id": "p1", "operation": {"type": "delete_file", "path": "x"}},
+        {"type": "apply_patch_call_output", "call_id": "p1", "status": "completed"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
         {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},

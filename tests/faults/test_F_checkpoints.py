@@ -1,0 +1,254 @@
+"""Rows F1 to F4, F6, F8 and F9 of the fault table: checkpoints that are damaged, or made to do harm.
+
+What is read from them is tested one by one beside the loaders; here it is that nothing of it is served.
+"""
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import psutil
+import pytest
+from engines import SETTINGS
+from processes import serving_process
+from safetensors.numpy import load_file, save_file
+from serving import running_server
+from tiny_model import LOGITS_WIDTH, write_tiny_model
+
+from troupellm.actors.engine import Engine
+from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.server.cli.flags import translate
+from troupellm.server.exit_codes import EXIT_MODEL
+
+pytestmark = pytest.mark.anyio
+
+Change = Callable[[Path], object]
+MEBIBYTE = 2**20
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "tiny")
+
+
+def engine_of(folder: Path) -> Engine:
+    return Engine(str(folder), **SETTINGS)
+
+
+async def refused(folder: Path) -> str:
+    """Why the model is not served: one line, and no path of this machine in it."""
+    with pytest.raises(ModelLoadError) as caught:
+        async with engine_of(folder):
+            raise AssertionError("it was served")
+    message = caught.value.message
+    assert "\n" not in message
+    assert str(folder) not in message
+    return message
+
+
+def safetensors(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def tensor(begin: int, end: int, shape: tuple[int, ...] = (1,), kind: str = "F32") -> dict[str, Any]:
+    return {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+
+
+FILES = {
+    "nothing": b"",
+    "header beyond the file": safetensors(b"{}", length=2**40),
+    "header of 200 MB": safetensors(b"{}", length=200_000_000),
+    "no JSON": safetensors(b"{nothing}"),
+    "overlap": safetensors({"a": tensor(0, 4), "b": tensor(2, 6)}, bytes(6)),
+    "gap": safetensors({"a": tensor(0, 4), "b": tensor(8, 12)}, bytes(12)),
+    "negative": safetensors({"a": tensor(0, 4, (-1,))}, bytes(4)),
+    "overflow": safetensors({"a": tensor(0, 4, (2**40, 2**40))}, bytes(4)),
+    "type": safetensors({"a": tensor(0, 4, kind="X9")}, bytes(4)),
+    "more bytes": safetensors({"a": tensor(0, 4)}, bytes(8)),
+    "other tensors": safetensors({"a": tensor(0, 4)}, bytes(4)),
+}
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
+async def test_F1_damaged_weights(folder, content):
+    (folder / WEIGHTS).write_bytes(content)
+    before = psutil.Process().memory_info().rss
+    assert (await refused(folder)).startswith(WEIGHTS)
+    assert psutil.Process().memory_info().rss - before < 64 * MEBIBYTE
+
+
+async def test_F1_a_file_that_ends_early(folder):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
+    assert (await refused(folder)).startswith(WEIGHTS)
+
+
+class Harm:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.pth", WEIGHTS])
+async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
+    assert (await refused(folder)).startswith(WEIGHTS)
+    assert not (tmp_path / "harmed").exists()
+
+
+def config(**changes: Any) -> Change:
+    def change(folder: Path) -> None:
+        values = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(values))
+
+    return change
+
+
+def content(text: bytes, name: str = "config.json") -> Change:
+    return lambda folder: (folder / name).write_bytes(text)
+
+
+NESTED = b'{"a":' * 100_000
+CONFIGS = {
+    "missing": lambda folder: (folder / "config.json").unlink(),
+    "no JSON": content(b"{"),
+    "nested": content(NESTED),
+    "unknown": config(architectures=["NobodyForCausalLM"], model_type="nobody"),
+    "zero": config(hidden_size=0),
+    "negative": config(num_hidden_layers=-1),
+    "huge": config(hidden_size=10**12),
+    "layers": config(num_hidden_layers=10**9),
+    "positions": config(max_position_embeddings=10**12),
+    "heads": config(num_attention_heads=3),
+}
+
+
+@pytest.mark.parametrize("change", CONFIGS.values(), ids=CONFIGS.keys())
+async def test_F3_configurations_that_cannot_be(folder, change):
+    change(folder)
+    message = await refused(folder)
+    assert message.startswith(("config.json", WEIGHTS)), message
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "NobodyForCausalLM"])
+async def test_F3_code_beside_a_checkpoint_is_not_run(folder, tmp_path, architecture):
+    (folder / "modeling_nobody.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'harmed')!r})\n")
+    auto = {"AutoConfig": "modeling_nobody.C", "AutoModelForCausalLM": "modeling_nobody.M"}
+    config(architectures=[architecture], auto_map=auto)(folder)
+    if architecture == "LlamaForCausalLM":
+        async with engine_of(folder) as engine:
+            await engine.generate([5], max_tokens=1)
+    else:
+        assert architecture in await refused(folder)
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"model": 5}', NESTED])
+async def test_F4_damaged_tokenizers(folder, text):
+    (folder / "tokenizer.json").write_bytes(text)
+    assert (await refused(folder)).startswith("tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+async def test_F4_settings_beside_the_tokenizer(folder, name):
+    for text in (b"[]", b"{", NESTED):
+        (folder / name).write_bytes(text)
+        assert (await refused(folder)).startswith(name)
+
+
+async def test_F4_a_token_that_the_model_has_no_row_for_is_refused_by_its_number(folder):
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    added = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    values["added_tokens"] += [added | {"id": number, "content": f"<|{number}|>"} for number in range(259, 300)]
+    path.write_text(json.dumps(values))
+    async with engine_of(folder) as engine, running_server(engine) as served, served.client() as client:
+        for number, status in ((LOGITS_WIDTH - 1, 200), (LOGITS_WIDTH, 400)):
+            body = {"model": "tiny", "prompt": f"Hi<|{number}|>", "max_tokens": 1}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or str(number) in answer.json()["error"]["message"]
+
+
+async def test_F4_an_id_that_is_out_of_all_range(folder):
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["vocab"]["far"] = 2**31
+    path.write_text(json.dumps(values))
+    message = await refused(folder)
+    assert message.startswith("tokenizer.json")
+    assert str(2**31) in message
+
+
+def index(file: str) -> Change:
+    return lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
+
+
+def pipe(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+
+
+PLACES = {
+    "missing": index("nobody.safetensors"),
+    "above": index("../tiny/model.safetensors"),
+    "absolute": index("/etc/passwd"),
+    "device": index("/dev/zero"),
+    "inside": index("sub/model.safetensors"),
+    "pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("change", PLACES.values(), ids=PLACES.keys())
+async def test_F6_files_elsewhere_are_not_opened(folder, change):
+    change(folder)
+    with anyio.fail_after(60):
+        message = await refused(folder)
+    assert "passwd" not in message or message.startswith(INDEX)
+
+
+async def test_F8_adapters_are_refused_by_name(tiny_engine):
+    with pytest.raises(ConfigError, match="adapter"):
+        translate(["serve", "--enable-lora"])
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        loaded = await client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "../../x"})
+        asked = await client.post("/v1/completions", json={"model": "../../x", "prompt": "Hi"})
+    assert (loaded.status_code, loaded.json()["error"]["code"]) == (404, "unknown_url")
+    assert (asked.status_code, asked.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(("value", "status"), [(np.nan, 500), (np.inf, 500), (0.0, 200)])
+async def test_F9_weights_that_are_no_numbers_cost_requests_and_not_the_server(folder, value, status):
+    weights = load_file(folder / WEIGHTS)
+    weights["lm_head.weight"] = np.full_like(weights["lm_head.weight"], value)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    async with engine_of(folder) as engine, running_server(engine) as served, served.client() as client:
+        answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 2})
+        health = await client.get("/health")
+    assert answer.status_code == status, answer.text
+    assert status == 200 or answer.headers["x-should-retry"] == "false"
+    assert health.status_code == 200
+
+
+@pytest.mark.slow
+async def test_a_server_process_that_cannot_load_says_why_in_one_line_and_ends(folder):
+    (folder / WEIGHTS).write_bytes(b"\xff" * 40)
+    async with serving_process(folder) as server:
+        assert await server.exit_code(60) == EXIT_MODEL
+        await anyio.wait_all_tasks_blocked()
+    told = [line for line in server.log if line.startswith("troupellm: ")]
+    assert len(told) == 1
+    assert WEIGHTS in told[0]
+    assert not server.logged("Traceback")
+    assert not server.logged("ready: ")
