@@ -191,9 +191,10 @@ class Leftovers:
         self._before = self._now()
 
     def new(self) -> set[str]:
-        """What has come since, without shared memory that some process still uses, be it another test's."""
+        """What has come since, without shared memory that another test uses or has just given up."""
         new = self._now() - self._before
-        return {name for name in new if not (name.startswith("shm/") and _is_used(f"/dev/{name}"))}
+        unused = {name for name in new if not (name.startswith("shm/") and _is_used(f"/dev/{name}"))}
+        return unused & self._now()
 
     def _now(self) -> set[str]:
         shared = {f"shm/{name}" for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
