@@ -20,7 +20,8 @@ _HOST_VALUES = 1 << 20
 
 
 def _argmax(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    return values.argmax(-1)
+    places: NDArray[np.int64] = values.argmax(-1)
+    return places
 
 
 _host_argmax = in_profiles("host::argmax", _argmax)

@@ -38,7 +38,10 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
         ({"vocab_size": ...}, "config.json: vocab_size is missing"),
         ({"vocab_size": "300"}, 'config.json: vocab_size must be an integer of at least 1, got "300"'),
         ({"num_hidden_layers": 0}, "config.json: num_hidden_layers must be an integer of at least 1, got 0"),
-        ({"num_hidden_layers": 10_001}, "config.json: num_hidden_layers must be an integer of at most 10000, got 10001"),
+        (
+            {"num_hidden_layers": 10_001},
+            "config.json: num_hidden_layers must be an integer of at most 10000, got 10001",
+        ),
         ({"vocab_size": 2**31}, "config.json: vocab_size must be an integer of at most 2147483647, got 2147483648"),
         ({"num_hidden_layers": True}, "config.json: num_hidden_layers must be an integer of at least 1, got true"),
         ({"num_key_value_heads": 3}, "config.json: num_key_value_heads must divide num_attention_heads (4), got 3"),
