@@ -27,7 +27,7 @@ GRAMMARS = {
     "json_schema": json.dumps(SCHEMA),
     "choice": json.dumps(["a very long choice indeed", "a short one", "another very long choice"]),
     "regex": "(north|south)-[0-9]{2}-(east|west)",
-    "grammar": 'start: ("ab" | "cd" | /[x-z]{3}/)+ "!"',
+    "grammar": 'start: ("north" | "south") "-side-" /[0-9]{2}/ " of the town"',
 }
 
 
