@@ -170,8 +170,8 @@ def test_what_stands_for_an_operator_counts_as_one(bare: BareWorker) -> None:
 
 
 def test_steady_steps_keep_nothing(bare: BareWorker) -> None:
-    """Neither objects and arrays nor tensors: what a step allocates it gives back. Caches that fill by chance may grow in
-    a round, not in each."""
+    """Neither objects and arrays nor tensors: what a step allocates it gives back. Caches that fill by chance may grow
+    in a round, not in each."""
     tracemalloc.start()
     try:
         rounds = []
