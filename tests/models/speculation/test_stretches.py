@@ -37,14 +37,15 @@ class Crowd:
         self._machine, self._keep, self._rows = machine, keep, rows
         self._source = random.Random(5)
         self._length = DraftLength(range(1, MOST + 1), sleeps=machine.following > 0) if speculates else None
-        self._wall = self._idled = 0.0
+        self._wall = self._idled = self._spent = 0.0
+        """By the disturbed clock; of it, what a proposer took in vain; and without what disturbs it."""
         self._able = [False] * rows
         self._warm = 4
         self.drafting_steps = 0
 
     def round(self, answers: int = 6) -> float:
         """Tokens per second; answers: of each row."""
-        begin, total = self._wall, answers * self._rows
+        begin, total = self._spent, answers * self._rows
         left = [0] * self._rows
         todo = [64 + 7 * number % 16 * 4 for number in range(total)]
         tokens = sum(todo)
@@ -53,7 +54,7 @@ class Crowd:
             for row in new:
                 left[row] = todo.pop()
             self._step([row for row in range(self._rows) if left[row]], new, left)
-        return tokens / (self._wall - begin)
+        return tokens / (self._spent - begin)
 
     def _step(self, rows: list[int], new: list[int], left: list[int]) -> None:
         machine, length, size = self._machine, self._length, len(rows)
@@ -84,8 +85,8 @@ class Crowd:
             followed = 0.0 if asleep else machine.following
             took += told + followed + (0.0 if rests else machine.deciding + machine.hidden * (drafts > 0))
             self._idled += followed if rests else 0.0
-        period = took * (1 + machine.noise * self._source.random() ** 4)
-        self._wall += period
+        self._spent += took
+        self._wall += took * (1 + machine.noise * self._source.random() ** 4)
         if length is not None and not rests:
             self.drafting_steps += drafts > 0
             length.learn(
