@@ -15,8 +15,8 @@ from troupellm.models.speculation.cost_curve import rounded
 
 _PLAIN_WANTED: Final = 4
 """Steps without drafts that are measured before anybody drafts, and again after `_STALE_STEPS`."""
-_MOST_WAITING: Final = 24
-"""Steps that this may take where prompts get in between."""
+_MOST_WAITING, _NEXT_WAITING = 24, 280
+"""Steps that this may take where prompts get in between, and from when to when."""
 _STALE_STEPS, _MOST_STALE_STEPS = 32, 256
 """The first time, when a machine is seldom at its usual speed, and later."""
 _REMEMBERED: Final = 24
@@ -37,8 +37,9 @@ _QUIET: Final = 8
 _LOST_SHARE, _LEAST_LOST_SHARE = 0.0025, 0.001
 """Of the time, for tries that fail: at first, and after several in a row. With few rows, whose texts differ more from
 one time to the next, twice as much."""
-_LEAST_LOST, _MOST_LOST = 0.25, 8.0
-"""Steps without drafts that a try costs, for that purpose."""
+_LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
+"""Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
+steps are not measured."""
 _HASTE: Final = 4
 """A new row, whose text may be of another kind, is tried after so small a part of the sleep."""
 _HESITATION: Final = 64
@@ -81,8 +82,8 @@ class Stretches:
             moment: now, by the wall.
             mixed: it has more to compute than a position for each of them.
         """
+        self._settle(moment)
         spell = self._spell(rows)
-        self._settle(spell, rows, moment)
         self.woke = bool(spell.left) and spell.step(new_row=self._fresh)
         rests = bool(spell.left) or (not self.woke and self._compares(spell, rows))
         self._fresh, self._gained = False, 0
@@ -122,18 +123,16 @@ class Stretches:
             self._spells[size] = found
         return found
 
-    def _settle(self, spell: "_Spell", rows: int, moment: float) -> None:
+    def _settle(self, moment: float) -> None:
         """The step before is over."""
         if self._last is None:
             return
-        began, before, rested = self._last
-        if before != rows:
-            return
+        began, rows, rested = self._last
         period, plain = moment - began, self._plain.setdefault(rounded(rows), _Periods())
         if rested:
             plain.learn(period)
         elif plain.seen:
-            spell.learn(period, plain.mean, 1 + self._gained / rows)
+            self._spell(rows).learn(period, plain.mean, 1 + self._gained / rows)
 
     def _compares(self, spell: "_Spell", rows: int) -> bool:
         """Whether the coming step is to have no drafts although all are awake, to compare with."""
@@ -143,7 +142,7 @@ class Stretches:
         if plain.seen >= _PLAIN_WANTED:
             spell.waited = 0
             return False
-        spell.waited += 1
+        spell.waited = (spell.waited + 1) % _NEXT_WAITING
         return spell.waited <= _MOST_WAITING
 
 
@@ -185,6 +184,7 @@ class _Spell:
     def __init__(self, *, few: bool) -> None:
         """few: rows."""
         self._worth, self._share = (_WORTH, 2.0) if few else (_WORTH_OF_MANY, 1.0)
+        self._least_lost = _LEAST_LOST if few else _LEAST_LOST_OF_MANY
         self.left, self.naps, self.look = 0, False, _LOOK
         self.awake, self.stale, self.waited = 0, _STALE_STEPS, 0
         self._haste = 0
@@ -264,7 +264,7 @@ class _Spell:
             self.left = self._haste = _NAP
             return
         self._fails += 1
-        lost = min(max(self._lost / max(self._plain, 1e-9), _LEAST_LOST), _MOST_LOST)
+        lost = min(max(self._lost / max(self._plain, 1e-9), self._least_lost), _MOST_LOST)
         share = max(_LOST_SHARE / 2 ** min(self._fails - 1, _MOST_FAILS), _LEAST_LOST_SHARE)
         self.sleep(round(lost / (self._share * share)))
 
