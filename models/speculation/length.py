@@ -36,7 +36,7 @@ _SMALL_BATCH: Final = 4
 _YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
 """Observations of a row after which it has had its first steps."""
-_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.25
+_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.1
 """Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too. Of many
 rows the likeliest are chosen, which are those that luck has favoured: more is promised of them than they keep."""
 _PROBE_SHARE: Final = 0.008
@@ -235,6 +235,7 @@ class DraftLength:
     def _wake(self, size: int) -> None:
         """Nobody has drafted for long: perhaps it pays by now."""
         self._wall(size).relax()
+        self._costs.of(size).relax()
         self._looks, self._due, self._plain_due = _LOOKS, True, _PLAIN_AGAIN
 
     def _patience(self, slots: Ints) -> int:
