@@ -50,7 +50,7 @@ class Crowd:
         todo = [64 + 7 * number % 16 * 4 for number in range(total)]
         tokens = sum(todo)
         while todo or any(left):
-            new = [row for row in range(self._rows) if not left[row] and todo]
+            new = [row for row in range(self._rows) if not left[row]][: len(todo)]
             for row in new:
                 left[row] = todo.pop()
             self._step([row for row in range(self._rows) if left[row]], new, left)
