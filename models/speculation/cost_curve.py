@@ -111,7 +111,7 @@ class CostCurve:
         self._know(knot)
 
     def relax(self) -> None:
-        """It is long ago: half as much is believed of what drafts cost, and what they cost now counts for more."""
+        """Half as much is believed of what drafts cost, and what they cost now counts for more."""
         for knot, known in self._measured.items():
             if knot:
                 known.value, known.seen = 1 + (known.value - 1) / 2, min(known.seen, 1)

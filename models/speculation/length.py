@@ -114,6 +114,8 @@ class DraftLength:
         self._stretches = Stretches()
         self._worth = True
         """Some row is worth a draft, as far as was known when it was last looked at."""
+        self._tried: set[int] = set()
+        """Rows, rounded, with which a look was taken after the first steps."""
         self._walls: dict[int, WallPrice] = {}
         """By rows, rounded."""
         self._last: tuple[int, bool] | None = None
@@ -235,7 +237,9 @@ class DraftLength:
     def _wake(self, size: int) -> None:
         """Nobody has drafted for long: perhaps it pays by now."""
         self._wall(size).relax()
-        self._costs.of(size).relax()
+        if size not in self._tried:  # first steps of a kind take long
+            self._tried.add(size)
+            self._costs.of(size).relax()
         self._looks, self._due, self._plain_due = _LOOKS, True, _PLAIN_AGAIN
 
     def _patience(self, slots: Ints) -> int:
