@@ -72,7 +72,9 @@ class Stretches:
 
     def add_row(self) -> None:
         """There is a new row in the coming step."""
-        self._fresh, self._last = True, None
+        self._fresh = True
+        if self._last is not None and self._last[1] <= _FEW_ROWS:  # perhaps there was nothing to do meanwhile
+            self._last = None
 
     def rests(self, rows: int, moment: float, *, mixed: bool) -> bool:
         """Whether nobody drafts in the coming step.
@@ -128,10 +130,14 @@ class Stretches:
         if self._last is None:
             return
         began, rows, rested = self._last
-        period, plain = moment - began, self._plain.setdefault(rounded(rows), _Periods())
+        period, size = moment - began, rounded(rows)
         if rested:
-            plain.learn(period)
-        elif plain.seen:
+            self._plain.setdefault(size, _Periods()).learn(period)
+            return
+        # Of a crowd that scatters, no size lasts long enough.
+        known = [other for other, plain in self._plain.items() if plain.seen]
+        if known:
+            plain = self._plain[min(known, key=lambda other: abs(other - size))]
             self._spell(rows).learn(period, plain.mean, 1 + self._gained / rows)
 
     def _compares(self, spell: "_Spell", rows: int) -> bool:
