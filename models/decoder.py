@@ -124,10 +124,10 @@ class Decoder:
 
     def _run(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps, tapped: Tensor | None) -> Tensor:
         """tapped: [tokens, width], to be written to; None where `taps` are none."""
-        if tapped is None and self.together is not None:
+        if self.together is not None and not taps.layers:
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
-                return self._run_together(self.together, batch, caches)
+                return self._run_together(self.together, batch, caches, tapped if taps.last else None)
         token_ids, positions = batch.token_ids, batch.positions
         missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
@@ -160,11 +160,15 @@ class Decoder:
             residual[places] = values.to(residual.dtype) * scale
         return residual
 
-    def _run_together(self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
-        """As `_run`, in one call."""
+    def _run_together(
+        self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
+    ) -> Tensor:
+        """As `_run`, in one call. tapped: for what leaves the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         layers.run(residual, batch.positions, views, self.tables, caches)
+        if tapped is not None:
+            tapped.copy_(residual)
         return residual.index_select(0, batch.logit_tokens)
 
     def _together(self) -> DecoderLayers | None:

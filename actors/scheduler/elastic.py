@@ -57,7 +57,8 @@ class Elastic:
         starts = [sequence.num_computed for sequence in turn]
         odd = []
         for index, (sequence, start) in enumerate(zip(turn, starts, strict=True)):
-            if start + sequence.slack + width <= sequence.fence:
+            reserved = start + sequence.slack
+            if reserved + width <= sequence.fence and reserved + 2 * width <= sequence.limit:
                 sequence.num_computed = start + 1
                 sequence.slack += limit
                 sequence.draft_limit = limit
@@ -101,7 +102,7 @@ class Elastic:
         if room < 1:
             return True  # plans in flight may end it
         forced = min(self.most, len(sequence.tokens) - start - 1)
-        width = min(1 + max(self._limit, forced), room, draft.budget)
+        width = min(max(min(1 + self._limit, _half(room)), 1 + forced), room, draft.budget)
         if width < 1:
             return False
         if reserved + width > sequence.capacity:
@@ -128,7 +129,7 @@ class Elastic:
     def _fit(self, draft: Draft, sequence: Sequence, width: int) -> int:
         """As much of `width` as the row's end and free blocks allow; 0 where that is nothing, or it is not its turn."""
         reserved = sequence.num_computed + sequence.slack
-        width = min(width, sequence.limit - 1 - reserved)
+        width = min(width, _half(sequence.limit - 1 - reserved))
         if sequence.fence < 0 or width < 1:
             return 0
         if reserved + width > sequence.capacity:
@@ -147,6 +148,11 @@ def make_elastic(
     if config is None or not ready.most_drafts:
         return None
     return Elastic(config, min(config.most_drafts, ready.most_drafts), scheduler, tables)
+
+
+def _half(room: int) -> int:
+    """Of what is left of a row up to its end, so that the next plan can name it, too: drafts seldom come so far."""
+    return (room + 1) // 2
 
 
 def _advance(sequence: Sequence, limit: int, step: int) -> None:

@@ -40,7 +40,7 @@ LEAST_SYNTHETIC = {"fp32": 1.6, "int8": 1.9}
 LEAST_SWEEP = 0.97
 SYNTHETIC_DRAFTS = 4
 PROMPT_ROOM = 1024
-LEAST_SWEPT, SWEPT_PER_SEQUENCE = 16, 3
+LEAST_SWEPT, SWEPT_PER_SEQUENCE = 16, 6
 """Answers of a round of `sweep`, so that most of its time the batch is full."""
 
 

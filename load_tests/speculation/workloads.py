@@ -5,6 +5,8 @@ import random
 from troupellm.load_tests.speculation.question import Question
 
 LIST_WORDS = 12
+LENGTHS, LENGTHS_APART = 16, 7
+"""How many lengths of answers there are, and how far one is from the next."""
 RANDOM_PROMPT = 64
 
 
@@ -32,10 +34,15 @@ def held_out(count: int) -> dict[str, list[Question]]:
 
 
 def mixed(count: int, output_len: int) -> list[Question]:
-    """As many of all kinds, answered to the same length."""
+    """As many of all kinds. Their answers are from two to four thirds as long as `output_len`, and as long on average:
+    sequences of one length that begin together end together, as no crowd does, as long as none of them drafts."""
     kinds = held_out(-(-count // 6))
     asked = [each for group in zip(*kinds.values(), strict=True) for each in group]
-    return [Question(each.prompt, output_len, ignore_eos=True) for each in asked[:count]]
+    lengths = [output_len * 2 // 3 + output_len * 2 * place // (3 * (LENGTHS - 1)) for place in range(LENGTHS)]
+    return [
+        Question(each.prompt, lengths[LENGTHS_APART * index % LENGTHS], ignore_eos=True)
+        for index, each in enumerate(asked[:count])
+    ]
 
 
 def random_tokens(count: int, output_len: int, vocabulary: int) -> list[Question]:

@@ -6,7 +6,8 @@ draft, `cost_curve` what steps take. The next draft of whichever row is most pro
 tokens per second rise; that may be from the first one on, or never.
 
 A row without drafts would never be heard of again, and a number of drafts that once took long never be tried again.
-Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first.
+Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first. Whether
+anybody drafts at all is judged by what comes of it, see `stretches`.
 
 Nothing here reads a clock or draws at random: the same observations give the same lengths.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from troupellm.models.speculation.acceptance_rates import AcceptanceRates, Floats, Ints
 from troupellm.models.speculation.cost_curve import AskingCosts, StepCosts, rounded
-from troupellm.models.speculation.sleep import Idleness
+from troupellm.models.speculation.stretches import Stretches
 from troupellm.models.speculation.wall import WallPrice
 
 _REVIEW_STEPS: Final = 8
@@ -35,7 +36,7 @@ _SMALL_BATCH: Final = 4
 _YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
 """Observations of a row after which it has had its first steps."""
-_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.25
+_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.1
 """Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too. Of many
 rows the likeliest are chosen, which are those that luck has favoured: more is promised of them than they keep."""
 _PROBE_SHARE: Final = 0.008
@@ -45,13 +46,11 @@ _MOST_SAVED: Final = 1.0
 _BOOKKEEPING: Final = 2e-4
 """Seconds that a probe takes beside what it computes: where steps are as short as that, probes are rare."""
 _ALMOST: Final = 0.9
-_PLAIN_WANTED: Final = 3
-_STALE_STEPS: Final = 96
+_PLAIN_WANTED, _PLAIN_AGAIN = 3, 2
+_STALE_STEPS: Final = 192
 """After so many steps, what one without drafts takes is measured again."""
 _LOOKS: Final = 3
-"""Steps with drafts, once nobody has had any for long."""
-_LONGEST_REST: Final = 30
-"""Steps without drafts in which nothing is looked at."""
+"""Steps with drafts, at first and once nobody has had any for long."""
 
 
 class _Step(NamedTuple):
@@ -64,6 +63,14 @@ class _Step(NamedTuple):
     """Of these and others, for what follows."""
     drafted: Ints
     accepted: Ints
+
+
+class _New(NamedTuple):
+    """A row of which nothing is known."""
+
+    depth: int
+    present: float
+    """How probable it is that it has a draft at all."""
 
 
 class DraftLength:
@@ -82,7 +89,9 @@ class DraftLength:
         self._costs, self._asking = StepCosts(), AskingCosts()
         self._depths = np.zeros(0, np.int64)
         """By slot, what was decided."""
-        self._new_depth = max(1, (len(levels) + 1) // 2)
+        self._new: _New | None = _New(max(1, (len(levels) + 1) // 2), 1.0)
+        """As of the last review, once asked for."""
+        self._learning = True
         self._waiting: list[_Step] = []
         self._given: tuple[Ints, Ints] | None = None
         """Slots and depths of the step under way, if any row was asked for drafts."""
@@ -92,8 +101,6 @@ class DraftLength:
         self._probing = False
         self._asked = False
         """Once: the first time takes longest, and is no measurement."""
-        self._present = 1.0
-        """Share of the rows asked that have a draft at all."""
         self._saved = 0.0
         """Seconds for probes."""
         self._price = 0.0
@@ -101,14 +108,14 @@ class DraftLength:
         self._since_plain = 0
         self._plain_due = 0
         """Steps that are to have no drafts, for comparison."""
-        self._rest = 0
-        """Steps to come that need no decision."""
-        self._slept = 0
-        """Rows of the last step, rounded, if it was such a one."""
-        self._looks = 0
+        self._looks = _LOOKS
         """Steps to come in which everybody drafts, to see what comes of it."""
         self._sleeps = sleeps
-        self._idle: dict[int, Idleness] = {}
+        self._stretches = Stretches()
+        self._worth = True
+        """Some row is worth a draft, as far as was known when it was last looked at."""
+        self._tried: set[int] = set()
+        """Rows, rounded, with which a look was taken after the first steps."""
         self._walls: dict[int, WallPrice] = {}
         """By rows, rounded."""
         self._last: tuple[int, bool] | None = None
@@ -122,27 +129,28 @@ class DraftLength:
             grown = np.zeros(max(16, 2 * slot), np.int64)
             grown[: self._depths.size] = self._depths
             self._depths = grown
-        self._depths[slot] = self._new_depth
-        if self._new_depth:
-            self._rest = 0
-        if self._slept and self._idleness(self._slept).rested:
-            self._wake(self._slept)
+        self._depths[slot] = self._of_new().depth
+        self._stretches.add_row()
 
-    def rests(self, batch_size: int) -> bool:
-        """Whether the next step has no drafts and tells nothing: then there is no call of `limits` and `learn`."""
-        size = rounded(batch_size)
-        if self._adaptive and (self.asleep(batch_size) or (self._rest and size == self._size)):
-            self._rest, self._last = max(0, self._rest - 1), None
-            self._slept = size
-            if self._idleness(size).step():
-                self._wake(size)
-            return True
-        self._slept = 0
-        return False
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
+        """Whether the next step has no drafts and tells nothing: then there is no call of `limits` and `learn`.
+
+        Args:
+            moment: now, by the wall.
+            mixed: some rows compute more than a position.
+        """
+        if not self._adaptive:
+            return False
+        rests = self._stretches.rests(batch_size, moment, mixed=mixed)
+        if rests:
+            self._last = None
+        elif self._stretches.woke:
+            self._wake(rounded(batch_size))
+        return rests
 
     def asleep(self, batch_size: int) -> bool:
         """Whether nobody will draft for long, so that the proposer need not follow what rows say."""
-        return self._sleeps and self._idleness(rounded(batch_size)).asleep
+        return self._sleeps and self._stretches.asleep(batch_size)
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Drafts for each of the rows [rows].
@@ -164,12 +172,10 @@ class DraftLength:
             self._plain_due = max(0, self._plain_due - 1)
             depths = np.zeros_like(depths)  # what drafts cost is more than this
         else:
-            if self._idleness(size).step(drafts=bool(depths.any()) and not self._looks):
-                self._wake(size)
-            if self._saved > self._price:
+            worth = self._worth if self._looks else bool(depths.any())
+            self._stretches.drafts(batch_size, worth=worth, tried=not self._looks)
+            if worth and self._saved > self._price:
                 depths = self._probed(depths)
-            if not depths.any() and self._last == (size, False):
-                self._have_rest(size)
         if not depths.any():
             self._given = None
             return depths
@@ -200,8 +206,9 @@ class DraftLength:
         drafts = 0
         if given is not None:
             drafts = int(drafted.sum())
-            if drafts and self._looks:
+            if self._looks and (drafts or not self._sleeps):  # who was asleep has no drafts for some rows
                 self._looks, self._due = self._looks - 1, True
+            self._stretches.gained(int(accepted.sum()))
             if self._asked:
                 self._asking.learn(given[0].size, int(given[1].max()), proposing)
             self._asked = True
@@ -227,27 +234,13 @@ class DraftLength:
     def _wall(self, size: int) -> WallPrice:
         return self._walls.setdefault(size, WallPrice())
 
-    def _idleness(self, size: int) -> Idleness:
-        found = self._idle.get(size)
-        if found is None:
-            # What does not pay with fewer rows does not with more.
-            fewer = max((other for other in self._idle if other < size), default=None)
-            found = self._idle[size] = Idleness(None if fewer is None else self._idle[fewer])
-        return found
-
     def _wake(self, size: int) -> None:
         """Nobody has drafted for long: perhaps it pays by now."""
         self._wall(size).relax()
-        self._idleness(size).look()
-        self._looks = _LOOKS if self._sleeps else 0
-        self._due, self._rest, self._plain_due = True, 0, _PLAIN_WANTED
-
-    def _have_rest(self, size: int) -> None:
-        """Look away until there is enough for a probe."""
-        share = _PROBE_SHARE * self._costs.of(size).level
-        steps = min(_LONGEST_REST, int((self._price - self._saved) / max(share, 1e-12)))
-        self._rest = max(0, steps)
-        self._saved += share * self._rest
+        if size not in self._tried:  # first steps of a kind take long
+            self._tried.add(size)
+            self._costs.of(size).relax()
+        self._looks, self._due, self._plain_due = _LOOKS, True, _PLAIN_AGAIN
 
     def _patience(self, slots: Ints) -> int:
         """Steps with drafts after which all is looked at."""
@@ -268,6 +261,7 @@ class DraftLength:
         probability: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
         paying = self._paying(probability, np.minimum.accumulate(present, axis=1), batch_size)
         self._depths[slots] = np.bincount(paying // probability.shape[1], minlength=slots.size)
+        self._worth = paying.size > 0
         learning = self._reviews <= _LEARNING_REVIEWS and slots.size <= _SMALL_BATCH
         if slots.size <= _SMALL_BATCH and self._reviews <= _COSTLY_REVIEWS:
             # First steps of a kind take long: what is mostly kept is tried until its cost is known.
@@ -275,11 +269,17 @@ class DraftLength:
             self._depths[slots] = np.maximum(self._depths[slots], np.minimum(kept, _FIRST_DEPTH))
         if learning or self._looks:  # one bad guess says little, and costs a few steps at most
             self._depths[slots] = np.maximum(self._depths[slots], 1)
-        of_new, any_draft = self._rates.of_new()
-        # By what is known of all rows, whatever became of those that are here.
-        alone: Floats = np.cumprod(of_new, dtype=np.float64)[None]
-        deep = self._paying(alone, np.minimum.accumulate(any_draft)[None], batch_size).size
-        self._new_depth, self._present = max(deep, 1) if learning else deep, float(any_draft[0])
+        self._new = None
+        self._learning = learning
+
+    def _of_new(self) -> "_New":
+        """By what is known of all rows, whatever became of those that are here."""
+        if self._new is None:
+            rates, present = self._rates.of_new()
+            alone: Floats = np.cumprod(rates, dtype=np.float64)[None]
+            deep = self._paying(alone, np.minimum.accumulate(present)[None], self._size).size
+            self._new = _New(max(deep, 1) if self._learning else deep, float(present[0]))
+        return self._new
 
     def _outcome(self, step: _Step) -> tuple[Ints, Ints, Ints, Ints]:
         """Of the rows that were asked for drafts: slots, depths asked for, depths with a draft, depths kept."""
@@ -320,7 +320,7 @@ class DraftLength:
             # One of those without drafts gets one, each in its turn.
             probed = depths.copy()
             probed[silent[self._turn % silent.size]] = 1
-            price = (curve.expected(float(self._nodes[1])) - curve.level) * self._present
+            price = (curve.expected(float(self._nodes[1])) - curve.level) * self._of_new().present
             price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
             price += (self._wall(self._size).factor - 1) * curve.level
             # What was dear once may have been an accident: it stays within what saving can reach.

@@ -53,8 +53,9 @@ class Length(Protocol):
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Of each row at most so many [rows], none more than `most` [rows]."""
 
-    def rests(self, batch_size: int) -> bool:
-        """Whether a step of so many rows goes without drafts, and without `limits` and `learn`."""
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
+        """Whether a step of so many rows goes without drafts, and without `limits` and `learn`. moment: when it begins,
+        by the wall; mixed: some rows compute more than a position."""
 
     def asleep(self, batch_size: int) -> bool:
         """Whether the proposer need not follow what such a step computes."""
@@ -107,6 +108,8 @@ class Speculator:
         """Seconds of the step under way that were the proposer's."""
         self._unseen = 0.0
         """Of these, what the clock has not seen."""
+        self._idled = 0.0
+        """Seconds in which the proposer followed steps without drafts, which it need not for ever."""
         self._sleeper = proposer if isinstance(proposer, Sleeper) else None
         self._missed = b""
         """Slots that it was told of."""
@@ -145,7 +148,9 @@ class Speculator:
             slots, starts, counts: of the plan's rows; the latter are the host's.
         """
         self.num_drafts = 0
-        self._rests = self._length is not None and self._length.rests(slots.size)
+        self._rests = self._length is not None and self._length.rests(
+            slots.size, self._wall() - self._idled, mixed=max(plan.counts, default=1) > 1
+        )
         self._sleeps = self._rests and self._length is not None and self._length.asleep(slots.size)
         if not self._sleeps:
             self._missed = b""
@@ -237,6 +242,8 @@ class Speculator:
             begin = self._wall()
             self._observe(trial, judged, tapped)
             following = self._wall() - begin
+            if self._rests:
+                self._idled += following
         if self._length is not None and not self._rests:
             elastic, spans = np.flatnonzero(trial.elastic), trial.spans
             accepted = np.zeros(spans.slots.size, dtype=np.int64)

@@ -12,9 +12,11 @@ from troupellm.kernels import decoder_layers, native
 from troupellm.kernels.decoder_layers import DecoderLayers
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
+from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation.proposer import NO_TAPS, Taps
 from troupellm.models.weight_names import decoder_weights
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
@@ -40,8 +42,10 @@ def read(pair: Pair, bits: str) -> Decoder:
     return Decoder(pair.config, QuantizeOnLoad(source, "int8") if bits == "int8" else source, max_model_len=MAX_LEN)
 
 
-def hidden_states(decoder: Decoder, kind: torch.dtype, *, together: bool) -> tuple[list[torch.Tensor], int]:
-    """Of some prompts in pieces, with answers; and how many of the steps were one call."""
+def hidden_states(
+    decoder: Decoder, kind: torch.dtype, *, together: bool, taps: Taps = NO_TAPS
+) -> tuple[list[torch.Tensor], int]:
+    """Of some prompts in pieces, with answers, and what is shown of them; and how many of the steps were one call."""
     calls, layers = 0, decoder.together
     assert layers is not None
     plain = DecoderLayers.run
@@ -58,9 +62,13 @@ def hidden_states(decoder: Decoder, kind: torch.dtype, *, together: bool) -> tup
     seen: list[torch.Tensor] = []
     forward = decoder.forward
 
-    def recorded(*given: object) -> torch.Tensor:
-        seen.append(forward(*given).clone())
-        return seen[-1].clone()
+    def recorded(batch: ForwardBatch, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        if taps.wanted:
+            hidden, shown = decoder.forward_tapped(batch, caches, taps)
+        else:
+            hidden = shown = forward(batch, caches)
+        seen.append(shown.clone())
+        return hidden.clone()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecoderLayers, "run", counted)
@@ -89,6 +97,17 @@ def test_one_call_gives_what_many_give(family: str, bits: str, tmp_path: Path) -
         single, _ = hidden_states(decoder, kind, together=True)
         torch.set_num_threads(2)
         assert all(torch.equal(got, expected) for got, expected in zip(single, alone, strict=True))
+
+
+@pytest.mark.parametrize("bits", ["float32", "int8"])
+def test_what_leaves_the_last_layer_is_shown_of_all_tokens(bits: str, tmp_path: Path) -> None:
+    decoder, last = read(Pair(tmp_path, FAMILIES["llama_biases"]()), bits), Taps(last=True)
+    alone, _ = hidden_states(decoder, torch.float32, together=False, taps=last)
+    found, calls = hidden_states(decoder, torch.float32, together=True, taps=last)
+    assert calls == len(found) == len(alone)
+    assert all(torch.equal(got, expected) for got, expected in zip(found, alone, strict=True))
+    _, calls = hidden_states(decoder, torch.float32, together=True, taps=Taps(layers=(0,)))
+    assert calls == 0, "what is in between is not seen from outside"
 
 
 @pytest.mark.parametrize("family", APART)

@@ -62,10 +62,24 @@ def test_the_worker_decides_where_the_second_of_two_plans_begins() -> None:
 def test_drafts_never_go_beyond_the_end() -> None:
     harness = drafting_harness(hit_rate=1.0, max_plans_in_flight=2)
     decoding(harness, max_tokens=4)
-    assert planned(harness).draft_limits == (2,)
-    assert harness.plan() is None, "the first may give all that is left"
+    assert [planned(harness).draft_limits for _ in range(2)] == [(1,), (0,)], "two plans share what is left"
+    assert harness.plan() is None
     harness.run()
     assert len(harness.reader.streams[100]) == 4
+
+
+def test_a_row_whose_drafts_are_not_kept_is_in_every_plan_up_to_its_end() -> None:
+    """Also where the plan before left it out: with one plan in flight it might have all that is left."""
+    harness = drafting_harness(ready(num_blocks=64, most_drafts=8), drafts=8, hit_rate=0.0, max_plans_in_flight=2)
+    decoding(harness, max_tokens=11)
+    plans = len(harness.plans)
+    planned(harness)
+    for left in range(9, 1, -1):
+        planned(harness)
+        harness.finish()
+        assert len(harness.reader.streams[100]) == 11 - left
+    harness.run()
+    assert len(harness.plans) - plans == 10
 
 
 def test_a_schedule_goes_by_the_size_of_the_batch() -> None:

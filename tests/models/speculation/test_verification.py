@@ -182,7 +182,7 @@ def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], pl
         def add_row(self, slot: int) -> None:
             pass
 
-        def rests(self, batch_size: int) -> bool:
+        def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
             return False
 
         def asleep(self, batch_size: int) -> bool:
@@ -214,7 +214,7 @@ class Pattern:
     def add_row(self, slot: int) -> None:
         """Every row may draft."""
 
-    def rests(self, batch_size: int) -> bool:
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
         self.steps += 1
         self.rested += self.steps % 5 < 3
         return self.steps % 5 < 3

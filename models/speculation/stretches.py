@@ -1,0 +1,283 @@
+"""Whether anybody is to draft at all, judged by the wall.
+
+What drafts bring and cost is estimated row by row, and estimates err: they do not see what the bookkeeping of drafts
+takes, what the host does with them, what they do to whoever shares the processor. So stretches of steps in which rows
+may draft are compared with steps of as many rows in which nobody does and nobody looks: how long would the latter have
+taken for the same tokens? Where that was no longer, or no row is worth a draft, all drafting sleeps, and the longer
+the more the try has cost, so that all tries together cost a small share of the time.
+"""
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from troupellm.models.speculation.cost_curve import rounded
+
+_PLAIN_WANTED: Final = 4
+"""Steps without drafts that are measured before anybody drafts, and again after `_STALE_STEPS`."""
+_MOST_WAITING, _NEXT_WAITING = 24, 280
+"""Steps that this may take where prompts get in between, and from when to when."""
+_STALE_STEPS, _MOST_STALE_STEPS = 32, 256
+"""The first time, when a machine is seldom at its usual speed, and later."""
+_REMEMBERED: Final = 24
+"""Steps without drafts that count."""
+_OUTLIER: Final = 2.5
+"""Times the median, beyond which a step does not count as longer: others had the processor."""
+_VERDICTS: Final = {4: 0.6, 8: 0.75, 16: 0.9}
+"""After so many steps, the share of the speed without drafts below which a stretch ends."""
+_STRETCH: Final = 32
+"""Steps of a whole stretch."""
+_FEW_ROWS: Final = 4
+_WORTH, _WORTH_OF_MANY = 1.0, 1.03
+"""Times the speed without drafts that a whole stretch must reach: with many rows those that draft end out of turn."""
+_LOOK: Final = 16
+"""Steps in which somebody must have been worth a draft."""
+_QUIET: Final = 8
+"""Steps in which nobody is worth a draft, after some in which somebody was, before all sleep."""
+_LOST_SHARE, _LEAST_LOST_SHARE = 0.0025, 0.001
+"""Of the time, for tries that fail: at first, and after several in a row. With few rows, whose texts differ more from
+one time to the next, twice as much."""
+_LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
+"""Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
+steps are not measured."""
+_HASTE: Final = 4
+"""A new row, whose text may be of another kind, is tried after so small a part of the sleep."""
+_HESITATION: Final = 64
+"""Steps before the first try with fewer rows than those with which drafts do not pay."""
+_NAP: Final = 16
+"""Steps of sleep after which drafts that have paid before, or were never tried, are tried again; the proposer follows
+meanwhile."""
+_MOST_CREDIT, _MOST_FAILS = 2, 8
+"""Successes and failures in a row that count."""
+
+
+class Stretches:
+    """Of one proposer. Calls come from the worker's thread: `rests` at the beginning of each step, then `drafts` and
+    `gained` of steps that do not rest.
+
+    Attributes:
+        woke: a sleep has ended with the step under way: everybody is to be tried.
+    """
+
+    def __init__(self) -> None:
+        self.woke = False
+        self._plain: dict[int, _Periods] = {}
+        """By rows, rounded."""
+        self._spells: dict[int, _Spell] = {}
+        """By rows, as a power of two that they do not exceed."""
+        self._last: tuple[float, int, bool] | None = None
+        """Of the step before, unless it is no measurement: when it began, its rows, whether it rested."""
+        self._gained = 0
+        self._fresh = False
+
+    def add_row(self) -> None:
+        """There is a new row in the coming step."""
+        self._fresh = True
+        if self._last is not None and self._last[1] <= _FEW_ROWS:  # perhaps there was nothing to do meanwhile
+            self._last = None
+
+    def rests(self, rows: int, moment: float, *, mixed: bool) -> bool:
+        """Whether nobody drafts in the coming step.
+
+        Args:
+            rows: of the step.
+            moment: now, by the wall.
+            mixed: it has more to compute than a position for each of them.
+        """
+        self._settle(moment)
+        spell = self._spell(rows)
+        self.woke = bool(spell.left) and spell.step(new_row=self._fresh)
+        rests = bool(spell.left) or (not self.woke and self._compares(spell, rows))
+        self._fresh, self._gained = False, 0
+        self._last = None if mixed else (moment, rows, rests)
+        return rests
+
+    def asleep(self, rows: int) -> bool:
+        """Whether nobody drafts for long."""
+        spell = self._spell(rows)
+        return bool(spell.left) and not spell.naps
+
+    def drafts(self, rows: int, *, worth: bool, tried: bool) -> None:
+        """In the step under way.
+
+        Args:
+            worth: some row is worth a draft, tries left aside.
+            tried: enough was seen of all that were to be tried.
+        """
+        self._spell(rows).drafts(worth=worth, tried=tried)
+
+    def gained(self, tokens: int) -> None:
+        """Beyond one of each row, in the step under way."""
+        self._gained += tokens
+
+    def _spell(self, rows: int) -> "_Spell":
+        size = 1 << (rows - 1).bit_length()
+        found = self._spells.get(size)
+        if found is None:
+            found = _Spell(few=rows <= _FEW_ROWS)
+            fewer = max((other for other in self._spells if other < size), default=size)
+            more = min((other for other in self._spells if other > size), default=size)
+            # What does not pay with fewer rows does not with more.
+            if fewer < size and self._spells[fewer].left:
+                found.inherit(self._spells[fewer])
+            elif more > size and self._spells[more].left:
+                found.sleep(_HESITATION)
+            self._spells[size] = found
+        return found
+
+    def _settle(self, moment: float) -> None:
+        """The step before is over."""
+        if self._last is None:
+            return
+        began, rows, rested = self._last
+        period, size = moment - began, rounded(rows)
+        if rested:
+            self._plain.setdefault(size, _Periods()).learn(period)
+            return
+        # Of a crowd that scatters, no size lasts long enough.
+        known = [other for other, plain in self._plain.items() if plain.seen]
+        if known:
+            plain = self._plain[min(known, key=lambda other: abs(other - size))]
+            self._spell(rows).learn(period, plain.mean, 1 + self._gained / rows)
+
+    def _compares(self, spell: "_Spell", rows: int) -> bool:
+        """Whether the coming step is to have no drafts although all are awake, to compare with."""
+        plain = self._plain.setdefault(rounded(rows), _Periods())
+        if spell.awake > spell.stale:
+            spell.awake, spell.stale, plain.seen = 0, min(2 * spell.stale, _MOST_STALE_STEPS), 0
+        if plain.seen >= _PLAIN_WANTED:
+            spell.waited = 0
+            return False
+        spell.waited = (spell.waited + 1) % _NEXT_WAITING
+        return spell.waited <= _MOST_WAITING
+
+
+class _Periods:
+    """How long steps took, by the wall.
+
+    Attributes:
+        seen: how many, since they were last called stale.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._known: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def learn(self, period: float) -> None:
+        if not self.seen:
+            self._known.clear()
+        self.seen += 1
+        self._known.append(period)
+
+    @property
+    def mean(self) -> float:
+        """Without what others did to single steps."""
+        return _mean(self._known)
+
+
+class _Spell:
+    """Being awake, or asleep, with about so many rows.
+
+    Attributes:
+        left: steps of sleep to come; 0 is awake.
+        naps: the sleep is a short one.
+        awake: steps since it was last compared with steps without drafts.
+        stale: so many are too many.
+        waited: steps without drafts since then.
+        look: steps to come in which somebody must be worth a draft.
+    """
+
+    def __init__(self, *, few: bool) -> None:
+        """few: rows."""
+        self._worth, self._share = (_WORTH, 2.0) if few else (_WORTH_OF_MANY, 1.0)
+        self._least_lost = _LEAST_LOST if few else _LEAST_LOST_OF_MANY
+        self.left, self.naps, self.look = 0, False, _LOOK
+        self.awake, self.stale, self.waited = 0, _STALE_STEPS, 0
+        self._haste = 0
+        """A new row ends the sleep when so few steps are left of it."""
+        self._fails = self._quiet = 0
+        self._credit = 1  # first steps of a kind take long
+        self._periods: list[float] = []
+        self._tokens = 0.0
+        """Of the stretch, per row."""
+        self._plain = 0.0
+        self._lost = 0.0
+        """Seconds since somebody was last found to be worth it."""
+
+    def inherit(self, other: "_Spell") -> None:
+        """Begin as another one is."""
+        self.left, self._haste, self._fails = other.left, other._haste, other._fails
+
+    def sleep(self, steps: int) -> None:
+        """Begin to."""
+        self.left, self._haste = steps, steps - steps // _HASTE
+
+    def step(self, *, new_row: bool) -> bool:
+        """Sleep one step further; whether that was the last one."""
+        self.left -= 1
+        if self.left and not (new_row and self.left <= self._haste):
+            return False
+        self.left, self.look, self._quiet, self._lost = 0, _LOOK, 0, 0.0
+        self._forget()
+        return True
+
+    def drafts(self, *, worth: bool, tried: bool) -> None:
+        """As `Stretches.drafts`."""
+        if self.left:
+            return
+        if worth:
+            self._quiet = self.look = 0
+            return
+        if self.look:
+            self.look = 0 if tried else self.look - 1
+            fails = not self.look
+        else:
+            self._quiet += 1
+            fails = self._quiet >= _QUIET
+        if fails:
+            self._fail()
+
+    def learn(self, period: float, plain: float, tokens: float) -> None:
+        """A step in which rows might draft.
+
+        Args:
+            plain: how long one takes in which they may not.
+            tokens: per row.
+        """
+        if self.left:
+            return
+        self.awake += 1
+        self._plain = plain
+        self._lost += min(period, _OUTLIER * _OUTLIER * plain) - plain * tokens
+        self._periods.append(period)
+        self._tokens += tokens
+        count = len(self._periods)
+        if count < _STRETCH and count not in _VERDICTS:
+            return
+        speed = self._tokens * plain / (count * _mean(self._periods))
+        if speed < _VERDICTS.get(count, self._worth):
+            self._fail()
+        elif count == _STRETCH:
+            self._fails, self._credit, self._lost = 0, min(self._credit + 1, _MOST_CREDIT), 0.0
+            self._forget()
+
+    def _fail(self) -> None:
+        """Drafts do not pay."""
+        self._forget()
+        self.naps = self._credit > 0
+        if self.naps:  # perhaps the machine was busy
+            self._credit -= 1
+            self.left = self._haste = _NAP
+            return
+        self._fails += 1
+        lost = min(max(self._lost / max(self._plain, 1e-9), self._least_lost), _MOST_LOST)
+        share = max(_LOST_SHARE / 2 ** min(self._fails - 1, _MOST_FAILS), _LEAST_LOST_SHARE)
+        self.sleep(round(lost / (self._share * share)))
+
+    def _forget(self) -> None:
+        self._periods, self._tokens = [], 0.0
+
+
+def _mean(periods: "deque[float] | list[float]") -> float:
+    most = _OUTLIER * median(periods)
+    return sum(min(period, most) for period in periods) / len(periods)

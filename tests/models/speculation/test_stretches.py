@@ -1,0 +1,142 @@
+"""Drafts in a crowd whose rows come and go, on a machine that is told what everything takes: never much slower than
+without, whatever the estimates do not see."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from troupellm.models.speculation.length import DraftLength
+
+MOST = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What steps take, of one without drafts; `hidden` is not seen by the thread that is asked for its time."""
+
+    draft: float = 0.05
+    """A draft, of a step of up to eight rows; of more it is a smaller part."""
+    deciding: float = 0.1
+    """Whoever is awake."""
+    verifying: float = 0.3
+    """Any drafts at all."""
+    following: float = 0.0
+    """What the proposer takes to follow, unless asleep."""
+    hidden: float = 0.0
+    noise: float = 0.0
+    first: float = 0.0
+    """In the first steps with drafts."""
+
+
+class Crowd:
+    """Rows that write 64 to 128 tokens each, one behind the other, drafting or not. A prompt takes a step longer."""
+
+    def __init__(self, machine: Machine, keep: float, rows: int, *, speculates: bool = True) -> None:
+        self._machine, self._keep, self._rows = machine, keep, rows
+        self._source = random.Random(5)
+        self._length = DraftLength(range(1, MOST + 1), sleeps=machine.following > 0) if speculates else None
+        self._wall = self._idled = self._spent = 0.0
+        """By the disturbed clock; of it, what a proposer took in vain; and without what disturbs it."""
+        self._able = [False] * rows
+        self._warm = 4
+        self.drafting_steps = 0
+
+    def round(self, answers: int = 6) -> float:
+        """Tokens per second; answers: of each row."""
+        begin, total = self._spent, answers * self._rows
+        left = [0] * self._rows
+        todo = [64 + 7 * number % 16 * 4 for number in range(total)]
+        tokens = sum(todo)
+        while todo or any(left):
+            new = [row for row in range(self._rows) if not left[row]][: len(todo)]
+            for row in new:
+                left[row] = todo.pop()
+            self._step([row for row in range(self._rows) if left[row]], new, left)
+        return tokens / (self._spent - begin)
+
+    def _step(self, rows: list[int], new: list[int], left: list[int]) -> None:
+        machine, length, size = self._machine, self._length, len(rows)
+        took, drafts, told = 0.6 + 0.4 * size / self._rows + 0.5 * len(new), 0, 0.0
+        kept = np.zeros(size, np.int64)
+        slots, drafted = np.array(rows), np.zeros(size, np.int64)
+        rests = True
+        if length is not None:
+            for row in new:
+                length.add_row(row)
+            rests = length.rests(size, self._wall - self._idled, mixed=bool(new))
+            asleep = rests and length.asleep(size)
+            for row in rows:
+                self._able[row] = row in new or (self._able[row] and not asleep)
+            if not rests:
+                most = np.array([0 if row in new else min(MOST, left[row] - 1) for row in rows])
+                asked = np.flatnonzero(most > 0)
+                if asked.size:
+                    drafted[asked] = length.limits(slots[asked], size, most[asked])
+                drafted *= np.array([self._able[row] for row in rows])
+                for place, limit in enumerate(drafted.tolist()):
+                    while kept[place] < limit and self._source.random() < self._keep:
+                        kept[place] += 1
+                drafts = int(drafted.sum())
+                told = machine.draft * drafts * min(1.0, 8 / self._rows) + machine.verifying * (drafts > 0)
+                if drafts and self._warm:
+                    self._warm, told = self._warm - 1, told + machine.first
+            followed = 0.0 if asleep else machine.following
+            took += told + followed + (0.0 if rests else machine.deciding + machine.hidden * (drafts > 0))
+            self._idled += followed if rests else 0.0
+        self._spent += took
+        self._wall += took * (1 + machine.noise * self._source.random() ** 4)
+        if length is not None and not rests:
+            self.drafting_steps += drafts > 0
+            length.learn(
+                slots, drafted, kept, size + drafts + 40 * len(new), took - machine.hidden * (drafts > 0),
+                following=machine.following, moment=self._wall,
+            )  # fmt: skip
+        for place, row in enumerate(rows):
+            left[row] = max(0, left[row] - 1 - int(kept[place]))
+
+
+DEAR = {
+    "marginal": (Machine(), 0.35),
+    "hidden": (Machine(hidden=1.0), 0.6),
+    "dear": (Machine(draft=0.12, verifying=1.0, first=3.0), 0.8),
+    "following": (Machine(draft=0.12, following=0.25, first=3.0), 0.7),
+    "noisy": (Machine(draft=0.12, noise=3.0), 0.5),
+}
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+@pytest.mark.parametrize("kind", list(DEAR))
+def test_a_crowd_for_which_drafts_do_not_pay_is_hardly_slower_than_without(kind: str, rows: int) -> None:
+    machine, keep = DEAR[kind]
+    ours, theirs = Crowd(machine, keep, rows), Crowd(machine, keep, rows, speculates=False)
+    ratios = [ours.round() / theirs.round() for _ in range(4)]
+    assert ratios[0] > 0.93, "when nothing is known"
+    assert min(ratios[1:]) > 0.975
+
+
+@pytest.mark.parametrize("following", [0.0, 0.15])
+def test_a_crowd_for_which_drafts_pay_has_them(following: float) -> None:
+    machine = Machine(draft=0.01, verifying=0.1, following=following, noise=1.0, first=3.0)
+    ours, theirs = Crowd(machine, 0.8, 8), Crowd(machine, 0.8, 8, speculates=False)
+    ratios = [ours.round() / theirs.round() for _ in range(3)]
+    assert min(ratios[1:]) > 1.5
+
+
+def test_one_sequence_keeps_what_drafts_bring_on_a_machine_that_is_disturbed() -> None:
+    machine = Machine(draft=0.06, noise=4.0, first=5.0)
+    ours, theirs = Crowd(machine, 0.9, 1), Crowd(machine, 0.9, 1, speculates=False)
+    ratios = [ours.round(20) / theirs.round(20) for _ in range(3)]
+    assert min(ratios[1:]) > 1.7
+
+
+def test_what_did_not_pay_is_found_to_pay_when_it_does() -> None:
+    crowd = Crowd(Machine(draft=0.12), 0.1, 8)
+    for _ in range(3):
+        crowd.round()
+    before = crowd.drafting_steps
+    crowd._keep, crowd._machine = 0.95, Machine(draft=0.02)
+    crowd.round()
+    crowd.round()
+    assert crowd.drafting_steps - before > 100
