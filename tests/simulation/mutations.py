@@ -140,8 +140,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "only one of two plans in flight has blocks for its drafts": Mutation(
         "actors.scheduler.elastic",
-        "if start + sequence.slack + width <= sequence.fence:",
-        "if start + 1 <= sequence.fence:",
+        "if reserved + width <= sequence.fence and",
+        "if start + 1 <= sequence.fence and",
     ),
     "what refused drafts had reserved is kept": Mutation(
         "actors.scheduler.acceptance", "                    sequence.slack -= limit\n", "                    pass\n"
