@@ -27,6 +27,9 @@ class Connection(TCPServer):  # type: ignore[misc]
     on_idle: Callable[["Connection", bool], None] | None = None
     """Told when it begins to wait for requests, and when it ceases to."""
 
+    _reads = True
+    """Requests can still come."""
+
     async def run(self) -> None:
         try:
             async with _TaskGroup(self.loop, self._write_piece) as group:
@@ -62,8 +65,11 @@ class Connection(TCPServer):  # type: ignore[misc]
         return True
 
     async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated) and self.on_idle is not None:
-            self.on_idle(self, event.idle)
+        if isinstance(event, Updated):
+            if not self._reads:
+                return  # an answer that ends after its client has left: nothing is worth a keep-alive timeout any more
+            if self.on_idle is not None:
+                self.on_idle(self, event.idle)
         await super().protocol_send(event)
 
     async def _read_data(self) -> None:
@@ -81,6 +87,7 @@ class Connection(TCPServer):  # type: ignore[misc]
                 break
             await self.protocol.handle(RawData(data))
             await asyncio.sleep(0)  # neither may have waited for anything: the others' turn, however much comes
+        self._reads = False
         await self.protocol.handle(Closed())
 
     async def _read(self, until: float | None) -> bytes:

@@ -7,7 +7,7 @@ import secrets
 import h11
 from h11._receivebuffer import ReceiveBuffer
 from h11._writers import ChunkedWriter
-from hypercorn.events import Closed, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, Event as StreamEvent, Response
 from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 
@@ -35,6 +35,14 @@ class Http1(H11Protocol):  # type: ignore[misc]
         self._piece_bytes = 0
         self._in_chunks = False
         """An answer has begun whose body goes out in chunks, and has not ended."""
+        self._closed = False
+        """The client has left, as reading or writing has shown."""
+
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self._closed = True
+            await self.can_read.set()  # whoever holds back a further request has no answer left to wait for
+        await super().handle(event)
 
     @property
     def inside_head(self) -> bool:
@@ -88,6 +96,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 await self._check_protocol(event)
                 await self._create_stream(event)
             elif event is h11.PAUSED:
+                if self._closed:
+                    break
                 await self.can_read.clear()
                 await self.can_read.wait()
             elif isinstance(event, h11.ConnectionClosed) or event is h11.NEED_DATA or self.stream is None:
