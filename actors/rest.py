@@ -208,13 +208,16 @@ class Rest:
             await waiter.wait(seconds)
         return answer == [True]
 
+    def call_off(self) -> None:
+        """The engine ends: what is to come to a standstill hears that, also if there is nothing left that moves."""
+        self._ending = True
+
     async def write_out(self, seconds: float) -> None:
         """For so long at most, until blocks that are to go to disk or to connectors are there, and resets carried out.
 
         Every request has ended before. Nothing is written while the engine sleeps so deeply that the worker's memory
-        is gone. Planning goes on for it, so nothing comes to a standstill any more.
+        is gone. Planning goes on for it.
         """
-        self._ending = True
         if self._over or (self.level is not None and self.level > PAUSED):
             return
         written: list[bool] = []
@@ -257,7 +260,7 @@ class Rest:
                     await waiter.wait()
                 finally:
                     self._finishing = False
-            if not settled or (self._ending and not settled[0]):
+            if not settled or self._ending:
                 raise self._error()
             if reason not in self._reasons:
                 raise Conflict("the engine was resumed before it stood still", code="resumed")

@@ -95,6 +95,7 @@ class System:
         """End the open requests, then stop stage by stage from the door inwards; what does not drain is cancelled."""
         try:
             self._supervisor.let_return()
+            self.rest.call_off()
             self._answer_everyone()
             if self._company.ready.tiers:
                 await self.rest.write_out(self._write_seconds())
