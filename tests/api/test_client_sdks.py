@@ -5,12 +5,12 @@ They live in an environment beside ours (`make test-all` makes it), for they bri
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from absence import absent
 from processes import ready_process
 
 from troupellm.models.source import BUILTIN_FOLDER
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = Path(os.environ.get("TROUPE_CLIENTS", ROOT / ".venv-clients"))
 PYTHON = ENVIRONMENT / "bin" / "python"
+PACKAGES = "lib/python3*/site-packages"
 SCRIPTS = Path(__file__).parent / "clients"
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -31,11 +32,11 @@ QUIET = {
 }
 
 
-def need(path: Path) -> None:
-    if not path.exists():
-        pytest.skip(
-            f"{path.relative_to(ENVIRONMENT)} is not there: `make clients` installs it where there is a network"
-        )
+def need(pattern: str) -> None:
+    """What is to be found in the environment of the clients."""
+    if not any(ENVIRONMENT.glob(pattern)):
+        name = pattern.rpartition("/")[2]
+        absent(f"{name} of {ENVIRONMENT.name}", "`make clients` installs it where there is a network")
 
 
 async def run(folder: Path, *command: object) -> dict[str, Any]:
@@ -52,7 +53,7 @@ ADD = [["add", ["first", "second"]]]
 
 
 async def test_langchain(tmp_path):
-    need(ENVIRONMENT / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages/langchain_openai")
+    need(f"{PACKAGES}/langchain_openai")
     async with ready_process(None, small=False) as server:
         seen = await run(tmp_path, PYTHON, SCRIPTS / "langchain_client.py", f"{server.url}/v1", "troupe-builtin")
     assert "68" in seen["whole"]
@@ -66,7 +67,7 @@ async def test_langchain(tmp_path):
 
 
 async def test_litellm(tmp_path):
-    need(PYTHON)
+    need(f"{PACKAGES}/litellm")
     async with ready_process(None, small=False) as server:
         seen = await run(tmp_path, PYTHON, SCRIPTS / "litellm_client.py", f"{server.url}/v1", "troupe-builtin")
     assert "68" in seen["whole"]
@@ -79,7 +80,7 @@ async def test_litellm(tmp_path):
 
 
 async def test_lm_eval(tmp_path):
-    need(PYTHON)
+    need(f"{PACKAGES}/lm_eval")
     async with ready_process(None, small=False) as server:
         script = SCRIPTS / "lm_eval_client.py"
         seen = await run(tmp_path, PYTHON, script, f"{server.url}/v1", "troupe-builtin", BUILTIN_FOLDER, tmp_path)
@@ -97,7 +98,7 @@ async def test_lm_eval(tmp_path):
 
 
 async def test_openai_node(tmp_path):
-    need(ENVIRONMENT / "node" / "node_modules" / "openai")
+    need("node/node_modules/openai")
     async with ready_process(None, small=False) as server:
         folder, url = ENVIRONMENT / "node", f"{server.url}/v1"
         seen = await run(tmp_path, "node", SCRIPTS / "node_client.mjs", folder, url, "troupe-builtin")
@@ -115,7 +116,7 @@ async def test_openai_node(tmp_path):
 
 
 async def test_a_client_generated_from_the_openapi_document(tmp_path):
-    need(ENVIRONMENT / "bin" / "openapi-python-client")
+    need("bin/openapi-python-client")
     generator = (PYTHON, "-m", "openapi_python_client")
     async with ready_process(None, "--files-dir", str(tmp_path / "files"), small=False) as server:
         async with server.client() as client:

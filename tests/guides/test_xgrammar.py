@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import jsonschema
 import pytest
+from absence import absent
 from guide_corpus import corpus
 from guide_crowd import Crowd
 
@@ -17,8 +18,14 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 
 INSTALLED = find_spec("xgrammar") is not None
-needs_xgrammar = pytest.mark.skipif(not INSTALLED, reason="xgrammar is an extra")
+needs_xgrammar = pytest.mark.usefixtures("xgrammar")
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def xgrammar() -> None:
+    if not INSTALLED:
+        absent("xgrammar, an extra,", "`make xgrammar` installs it")
 
 
 def program(kind: str, source: str, **options) -> GuideProgram:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from absence import absent
 from torch.nn import functional
 
 from troupellm import Engine
@@ -32,7 +33,7 @@ TEXTS = [
 def folder() -> Path:
     spec = find_spec(PACKAGE)  # not imported: its module is of no use here
     if spec is None or spec.origin is None:
-        pytest.skip(f"{PACKAGE} is not installed: make encoder")
+        absent(PACKAGE, "`make encoder` installs it")
     return Path(spec.origin).parent / "model"
 
 

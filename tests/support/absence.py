@@ -1,0 +1,19 @@
+"""What some tests need beside the environment of all: clients, an encoder, a second backend of guides.
+
+Without it they are skipped, which nobody notices in a run that is green. Where TROUPE_NEED_ALL is set, as
+`make test-all` does, they fail instead.
+"""
+
+import os
+from typing import NoReturn
+
+import pytest
+
+VARIABLE = "TROUPE_NEED_ALL"
+
+
+def absent(what: str, how: str) -> NoReturn:
+    """End the test that needs `what`; `how` tells where it comes from."""
+    if os.environ.get(VARIABLE):
+        pytest.fail(f"{what} is not there: {how}, and `make test-all ALLOW_ABSENT=1` does without", pytrace=False)
+    pytest.skip(f"{what} is not there: {how}")
