@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import json
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +19,14 @@ MOST_COST = 1.25
 LEAST_TOKENS = 100_000.0
 """Per second of CPU time, at the flush interval of a server."""
 MOST_GROWTH = 16 * 2**20
-"""Bytes that the server may grow by while nobody reads."""
+"""Bytes that the server may grow by once all who do not read are paused."""
+MOST_STALL_SECONDS = 45.0
+"""Until they are; the server gives up a reader that takes nothing for 60 s."""
 CHUNK_BYTES = 192
 """Of the bare app where the size of ours is not known."""
 READ_BYTES = 1 << 16
 STALLED_STREAM_BYTES = 1 << 10
+STALLED_WINDOW_BYTES = 4096
 
 
 class Subject:
@@ -71,8 +76,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    report: dict[str, Any] = {"kept": {}}
+    if args.repeats:
+        await _measure_costs(args, report)
+    if args.stalled:
+        print(f"{args.stalled} readers that never read", file=sys.stderr)
+        stalled = report["stalled"] = await _stalled(args)
+        report["kept"]["stalled"] = stalled["growth"] <= MOST_GROWTH and stalled["tokens_meanwhile"] == 0
+    return report
+
+
+async def _measure_costs(args: argparse.Namespace, report: dict[str, Any]) -> None:
     ours, bare, stock = [], [], []
-    print(f"{3 * args.repeats + 1 + bool(args.stalled)} measurements of {_seconds(args):.0f} s", file=sys.stderr)
+    print(f"{3 * args.repeats + 1} measurements of {_seconds(args):.0f} s", file=sys.stderr)
     for number in range(args.repeats):
         print(f"round {number + 1} of {args.repeats}", file=sys.stderr)
         ours.append(await _cost(args))
@@ -80,7 +96,7 @@ async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
         bare.append(await _cost(args, *chunk))
         stock.append(await _cost(args, *chunk, "--stock"))
     each = await _cost(args, per_token=True)
-    report: dict[str, Any] = {
+    report |= {
         "ours": _middle(ours),
         "bare": _middle(bare),
         "bare, hypercorn": _middle(stock),
@@ -88,16 +104,12 @@ async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
         "cost": _cost_ratio(ours, stock),
         "cost_on_our_front": _cost_ratio(ours, bare),
     }
-    report["kept"] = {
+    report["kept"] |= {
         "cost": report["cost"] <= MOST_COST,
         "tokens": report["ours"]["tokens_per_cpu_second"] >= LEAST_TOKENS,
         # Made and read are not counted at the same moment.
         "per_token_events": 0.95 <= each["tokens_per_event"] <= 1.05,
     }
-    if args.stalled:
-        report["stalled"] = await _stalled(args)
-        report["kept"]["stalled"] = report["stalled"]["growth"] <= MOST_GROWTH
-    return report
 
 
 def _seconds(args: argparse.Namespace) -> float:
@@ -130,23 +142,55 @@ async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -
 
 
 async def _stalled(args: argparse.Namespace) -> dict[str, float]:
-    """Memory while nobody reads: right after everybody has begun, and at the end."""
+    """Memory while nobody reads: before anybody comes, once all are paused, and some time later."""
     async with subject(args, args.stalled) as server:
-        writers = []
-        for _ in range(args.stalled):
-            # A small window: what the kernels hold between them is not the server's memory.
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=STALLED_STREAM_BYTES)
-            writer.write(_request(per_token=False))
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writers.append(writer)
-        await asyncio.sleep(args.warm_up_sec + 2)
-        before = await server.look()
+        idle, began = await server.look(), time.monotonic()
+        writers = [await _stalled_reader(server.port) for _ in range(args.stalled)]
+        before = await _standing_still(server, args.stalled)
+        took = time.monotonic() - began
         await asyncio.sleep(args.seconds)
         after = await server.look()
         for writer in writers:
             writer.transport.abort()
-    tokens = after["tokens"] - before["tokens"]
-    return {"rss": after["rss"], "growth": after["rss"] - before["rss"], "tokens_meanwhile": tokens}
+    return {
+        "readers": args.stalled,
+        "paused": before["paused"],
+        "seconds_until_paused": took,
+        "rss": after["rss"],
+        "held": before["rss"] - idle["rss"],
+        "seconds": args.seconds,
+        "growth": after["rss"] - before["rss"],
+        "tokens_meanwhile": after["tokens"] - before["tokens"],
+    }
+
+
+async def _stalled_reader(port: int) -> asyncio.StreamWriter:
+    """A client that never reads. Its window is small: with the usual one the kernels would take all that is sent."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STALLED_WINDOW_BYTES)
+    plain.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+    except BaseException:
+        plain.close()
+        raise
+    _, writer = await asyncio.open_connection(sock=plain, limit=STALLED_STREAM_BYTES)
+    writer.write(_request(per_token=False))
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    return writer
+
+
+async def _standing_still(server: Subject, readers: int) -> dict[str, Any]:
+    """What is seen of the server once all sequences are paused and what was in flight has come in."""
+    deadline = time.monotonic() + MOST_STALL_SECONDS
+    before = await server.look()
+    while True:
+        await asyncio.sleep(1.0)
+        seen = await server.look()
+        still = seen["paused"] == readers and seen["tokens"] == before["tokens"]
+        if still or time.monotonic() > deadline:
+            return seen
+        before = seen
 
 
 class _Reader:
@@ -183,6 +227,22 @@ def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def _lines(report: dict[str, Any]) -> list[str]:
     kept = {name: "kept" if good else "MISSED" for name, good in report["kept"].items()}
+    lines = _cost_lines(report, kept) if "cost" in report else []
+    if "stalled" in report:
+        stalled = report["stalled"]
+        lines.append(
+            f"{stalled['readers']} readers that never read: {stalled['paused']} paused after "
+            f"{stalled['seconds_until_paused']:.0f} s, {stalled['held'] / 2**20:.0f} MiB held "
+            f"({stalled['held'] / stalled['readers'] / 2**10:.0f} KiB each)"
+        )
+        lines.append(
+            f"grown by {stalled['growth'] / 2**20:.1f} MiB in the {stalled['seconds']:.0f} s after that (at most "
+            f"{MOST_GROWTH / 2**20:.0f}), {stalled['tokens_meanwhile']} tokens made meanwhile (none): {kept['stalled']}"
+        )
+    return lines
+
+
+def _cost_lines(report: dict[str, Any], kept: dict[str, str]) -> list[str]:
     lines = [f"{'':18}{'us/send':>10}{'bytes/send':>12}{'sends/s':>10}{'tokens/s':>10}{'tokens/CPU s':>14}{'busy':>7}"]
     for name in ("bare, hypercorn", "bare", "ours", "per_token_events"):
         row = report[name]
@@ -196,10 +256,4 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines.append(
         f"tokens per event on request: {report['per_token_events']['tokens_per_event']}: {kept['per_token_events']}"
     )
-    if "stalled" in report:
-        stalled = report["stalled"]
-        lines.append(
-            f"nobody reads: {stalled['rss'] / 2**20:.0f} MiB, grown by {stalled['growth'] / 2**20:.1f} MiB, "
-            f"{stalled['tokens_meanwhile']} tokens made meanwhile: {kept['stalled']}"
-        )
     return lines

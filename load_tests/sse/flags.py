@@ -10,7 +10,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=8.0, help="time between steps of the instant worker")
     parser.add_argument("--flush-ms", type=float, default=20.0, help="flush interval of streams")
     parser.add_argument("--stalled", type=int, default=500, help="readers that never read, for the memory; 0 skips it")
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of measurements, of which the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="of the costs, whose median counts; 0 skips them")
     parser.add_argument(
         "--fronts", type=int, default=0, help="HTTP in so many processes of its own; then their CPU time alone counts"
     )

@@ -36,6 +36,8 @@ ANSWER_TOKENS = 1 << 17
 DISTINCT_TOKENS = 64
 
 Send = Callable[[Any], Awaitable[None]]
+Made = Callable[[], dict[str, int]]
+"""What the engine has done until now."""
 
 
 class Counted:
@@ -104,7 +106,7 @@ async def _serve(args: argparse.Namespace) -> None:
         if args.stock:
             await _run_stock(Counted(bare), listener, url)
         else:
-            await _run(Counted(bare), config, listener, url, lambda: 0)
+            await _run(Counted(bare), config, listener, url, lambda: {"tokens": 0})
         return
     from troupellm.actors.engine import Engine
     from troupellm.load_tests.random_model import SHAPES, write_random_model
@@ -123,17 +125,21 @@ async def _serve(args: argparse.Namespace) -> None:
             stall_timeout=0,
         )
         async with engine:
+
+            def made() -> dict[str, int]:
+                return {"tokens": worker.tokens, "paused": engine.snapshot().scheduler.paused}
+
             if args.fronts:
-                await _run_fronts(engine, config, listener, url, lambda: worker.tokens)
+                await _run_fronts(engine, config, listener, url, made)
             else:
-                await _run(Counted(asgi(engine, config=config)), config, listener, url, lambda: worker.tokens)
+                await _run(Counted(asgi(engine, config=config)), config, listener, url, made)
 
 
-async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, tokens: Callable[[], int]) -> None:
+async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, made: Made) -> None:
     front = HttpFront(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
-        await _answer(url, lambda: {"sends": app.sends, "bytes": app.sent_bytes, "tokens": tokens()})
+        await _answer(url, lambda: {"sends": app.sends, "bytes": app.sent_bytes, **made()})
         await front.stop(0.0)
         group.cancel_scope.cancel()
 
@@ -150,15 +156,13 @@ async def _run_stock(app: Counted, listener: Any, url: str) -> None:
         over.set()
 
 
-async def _run_fronts(
-    engine: "Engine", config: ServerConfig, listener: Any, url: str, tokens: Callable[[], int]
-) -> None:
+async def _run_fronts(engine: "Engine", config: ServerConfig, listener: Any, url: str, made: Made) -> None:
     """HTTP in processes of its own, whose sends their readers count."""
     fleet = FrontFleet(config, listener)
     async with anyio.create_task_group() as group:
         await group.start(fleet.run)
         await fleet.open(engine)
-        await _answer(url, lambda: {"sends": 0, "bytes": 0, "tokens": tokens()})
+        await _answer(url, lambda: {"sends": 0, "bytes": 0, **made()})
         await fleet.stop(0.0)
         group.cancel_scope.cancel()
 
@@ -167,13 +171,14 @@ async def _answer(url: str, counts: Callable[[], dict[str, int]]) -> None:
     process = psutil.Process()
     print(json.dumps({"url": url}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        fronts = [child.cpu_times() for child in process.children()]
+        children = process.children()
+        fronts = [child.cpu_times() for child in children]
         seen = {
             **counts(),
             "cpu": time.process_time(),
             "fronts_cpu": sum(times.user + times.system for times in fronts),
             "wall": time.monotonic(),
-            "rss": process.memory_info().rss,
+            "rss": sum(one.memory_info().rss for one in (process, *children)),
         }
         print(json.dumps(seen), flush=True)
 
