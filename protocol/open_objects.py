@@ -20,6 +20,7 @@ SKIPPED_ITEMS = frozenset(
 """The same in a conversation with the responses API; the tools are not here either."""
 
 _TEXT: dict[str, Any] = {"type": "string"}
+_NAME: dict[str, Any] = {"type": "string", "minLength": 1}
 _FREE: dict[str, Any] = {"type": "object"}
 
 
@@ -50,6 +51,8 @@ def _list_of(*kinds: dict[str, Any]) -> dict[str, Any]:
 
 Refused = Annotated[Any, Meta(description="Not supported: refused when given.", extra_json_schema={"type": "null"})]
 
+_MAYBE_TEXT = _either(_TEXT, {"type": "null"})
+
 # Anthropic's.
 
 _TEXT_BLOCK = _kind("text", {"text": _TEXT})
@@ -60,7 +63,7 @@ _DOCUMENT = _either(
 _RESULTS = _either(_TEXT, _list_of(_TEXT_BLOCK, _kind("tool_reference", {"tool_name": _TEXT})))
 _BLOCKS = _either(
     _TEXT_BLOCK,
-    _kind("document", {"source": _DOCUMENT}, {"title": _either(_TEXT, {"type": "null"})}),
+    _kind("document", {"source": _DOCUMENT}, {"title": _MAYBE_TEXT}),
     _kind("search_result", {"title": _TEXT, "source": _TEXT, "content": _list_of(_TEXT_BLOCK)}),
     _kind("thinking", {"thinking": _TEXT, "signature": _TEXT}),
     _kind("tool_use", {"id": _TEXT, "name": _TEXT, "input": _FREE}),
@@ -89,7 +92,7 @@ MessageTool = Annotated[
         )
     ),
 ]
-"""A tool of the client's own; those of other types are skipped."""
+"""A tool of the client's own; those of other types are skipped, and named in x-troupellm-skipped."""
 
 # OpenAI's.
 
@@ -118,14 +121,20 @@ _ITEMS = _either(
             "content": _either(_list_of(_kind("reasoning_text", {"text": _TEXT})), {"type": "null"}),
         },
     ),
-    _kind("function_call", {"call_id": _TEXT, "name": _TEXT, "arguments": _TEXT}),
+    _kind("function_call", {"call_id": _TEXT, "name": _TEXT, "arguments": _TEXT}, {"namespace": _MAYBE_TEXT}),
     _kind("function_call_output", {"call_id": _TEXT, "output": _PARTS}),
-    _kind("custom_tool_call", {"call_id": _TEXT, "name": _TEXT, "input": _TEXT}),
+    _kind("custom_tool_call", {"call_id": _TEXT, "name": _TEXT, "input": _TEXT}, {"namespace": _MAYBE_TEXT}),
     _kind("custom_tool_call_output", {"call_id": _TEXT, "output": _PARTS}),
     _kind("local_shell_call", {"call_id": _TEXT, "action": _FREE}),
     _kind("local_shell_call_output", {"id": _TEXT, "output": _TEXT}),
     _kind("item_reference", {"id": _TEXT}),
     _of_kinds(SKIPPED_ITEMS),
+)
+_FUNCTION = _kind(
+    "function", {"name": _NAME}, {"description": _TEXT, "parameters": _FREE, "strict": {"type": "boolean"}}
+)
+_NAMESPACE = _kind(
+    "namespace", {"name": _NAME, "tools": _list_of(_FUNCTION, _other_than("function"))}, {"description": _TEXT}
 )
 InputItem = Annotated[dict[str, Any], Meta(extra_json_schema=_ITEMS)]
 """An input item: a message, reasoning, a call or its output, a reference to a kept item, or one that is skipped."""
@@ -133,16 +142,13 @@ ResponseTool = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema=_either(
-            _kind(
-                "function",
-                {"name": _TEXT},
-                {"description": _TEXT, "parameters": _FREE, "strict": {"type": "boolean"}},
-            ),
-            _other_than("function"),
+            _FUNCTION,
+            _NAMESPACE,
+            _other_than("function", "namespace"),
         )
     ),
 ]
-"""A function; tools of other types are skipped."""
+"""A function, or a namespace of functions; tools of other types are skipped, and named in x-troupellm-skipped."""
 TextFormat = Annotated[
     dict[str, Any],
     Meta(

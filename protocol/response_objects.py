@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from troupellm.protocol.usage_details import OutputTokensDetails
 
@@ -52,6 +53,8 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
+    """Where the function stands in one."""
     arguments: str = ""
     status: ItemStatus = "in_progress"
 
@@ -115,7 +118,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     text: dict[str, Any] = {}
     tool_choice: str | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
-    """Those that the model was told of; others were skipped."""
+    """Those that the model was told of; the header x-troupellm-skipped names the others."""
     top_logprobs: int = 0
     top_p: float
     truncation: Literal["auto", "disabled"] = "disabled"

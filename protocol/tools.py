@@ -17,7 +17,8 @@ MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 1024 * 1024
 """All tools together, as JSON."""
 MAX_SCHEMA_DEPTH: Final = 32
-NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+MAX_NAME: Final = 128
+NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 Tool = Mapping[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

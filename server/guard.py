@@ -12,12 +12,16 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import Headers, ambiguous_head, misdirected, origin_not_allowed
 from troupellm.server.exchange import Exchange
+from troupellm.server.skipped import HEADER as SKIPPED
 
 ANY = "*"
 PREFLIGHT_SECONDS = b"600"
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
-_EXPOSED = (b"access-control-expose-headers", b"x-request-id, request-id, retry-after, x-should-retry")
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b", ".join((b"x-request-id", b"request-id", b"retry-after", b"x-should-retry", SKIPPED)),
+)
 _ONCE = (b"host", b"origin", b"content-type", b"content-length")
 
 

@@ -22,6 +22,7 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
+from troupellm.server.skipped import Skipped
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
@@ -58,6 +59,7 @@ class EngineHost:
         self.vitals: Vitals | None = None
         """Of a process that is ours; a host application has its own."""
         self.counts = HttpCounts()
+        self.skipped = Skipped()
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
         self.told_elsewhere = False

@@ -17,6 +17,12 @@ _SKIPPED_ENDING = "_tool_result"
 """Of the results of such tools; the client's own are `tool_result`."""
 
 
+def skipped_blocks(given: Sequence[InputMessage]) -> list[str]:
+    """Types of the blocks that nobody here can read."""
+    blocks = [block for message in given if isinstance(message.content, list) for block in message.content]
+    return [kind for block in blocks if isinstance(kind := block.get("type"), str) and _is_skipped(kind)]
+
+
 def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessage]) -> list[dict[str, Any]]:
     """Chat messages.
 
@@ -134,11 +140,15 @@ def _texts(block: object, here: str) -> list[str]:
             return [_text(source.get("data"), f"{here}.source.data")]
         if source.get("type") == "content":
             return [text_of(source.get("content"), f"{here}.source.content")]
-    if kind in SKIPPED_BLOCKS or kind.endswith(_SKIPPED_ENDING):
+    if _is_skipped(kind):
         return []
     shown = "".join(character if character.isprintable() else "?" for character in kind[:64])
     message = f"{here}: blocks of type {shown} are not supported here, only text"
     raise InvalidRequest(message, param=f"{here}.type", code="unsupported_parameter")
+
+
+def _is_skipped(kind: str) -> bool:
+    return kind in SKIPPED_BLOCKS or kind.endswith(_SKIPPED_ENDING)
 
 
 def _kind(block: object, here: str) -> str:

@@ -47,7 +47,9 @@ async def _translated(
     speaker = host.require().speaker
     thinking = speaker.dialect.thinking
     work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=speaker.thinks)
-    return await offload(work) if is_large(exchange) else work()
+    translated = await offload(work) if is_large(exchange) else work()
+    host.skipped.report(exchange, translated.skipped)
+    return translated
 
 
 async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:

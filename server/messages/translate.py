@@ -9,8 +9,9 @@ from troupellm.protocol.anthropic import MessagesRequest, MessageToolChoice, Pro
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import invalid_field
-from troupellm.server.messages.blocks import messages_of
+from troupellm.server.messages.blocks import messages_of, skipped_blocks
 from troupellm.server.relabel import Names, relabel
+from troupellm.server.skipped import skipped_names
 
 MIN_BUDGET = 1_024
 """Fewest tokens of thinking that the API lets a client ask for."""
@@ -35,6 +36,8 @@ class Translated(msgspec.Struct, frozen=True):
     chat: ChatRequest
     names: Names
     """See `relabel`."""
+    skipped: list[str]
+    """What the model does not hear of."""
 
 
 def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -> Translated:
@@ -61,9 +64,12 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
         if request.stop_sequences:
             values["stop"] = request.stop_sequences
     try:
-        return Translated(msgspec.convert(values, ChatRequest), [*_NAMES, *names])
+        chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
         raise relabel(invalid_field(str(error), "the request"), [*_NAMES, *names]) from None
+    others = [kind for tool in request.tools or [] if (kind := _other_kind(tool)) is not None]
+    skipped = skipped_names("tool", others) + skipped_names("block", skipped_blocks(request.messages))
+    return Translated(chat, [*_NAMES, *names], skipped)
 
 
 def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
@@ -71,7 +77,7 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], li
     tools: list[dict[str, Any]] = []
     names: list[tuple[str, str]] = []
     for position, tool in enumerate(given):
-        if tool.get("type") not in (None, "custom"):
+        if _other_kind(tool) is not None:
             continue
         here = f"tools[{position}]"
         if not isinstance(tool.get("name"), str):
@@ -88,6 +94,12 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], li
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         tools.append({"type": "function", "function": function})
     return tools, names
+
+
+def _other_kind(tool: Mapping[str, Any]) -> str | None:
+    """The type of a tool that Anthropic's own server runs or defines; None for one of the client's own."""
+    kind = tool.get("type")
+    return None if kind in (None, "custom") else str(kind)
 
 
 def _choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

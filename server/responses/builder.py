@@ -6,6 +6,7 @@ Answers that are not streamed go the same way with the events left out, so both 
 from collections.abc import Iterable
 
 import msgspec
+from msgspec import UNSET
 
 from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
 from troupellm.protocol.openai import ErrorObject
@@ -49,6 +50,7 @@ from troupellm.protocol.response_objects import (
 from troupellm.protocol.usage_details import OutputTokensDetails
 from troupellm.server.errors import ErrorAnswer
 from troupellm.server.predictions import predictions
+from troupellm.server.responses.namespaces import Namespaced
 
 _PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
 
@@ -73,9 +75,14 @@ def error_event(number: int, answer: ErrorAnswer) -> bytes:
 class ResponseBuilder:
     """Follows one response. Every method gives the events that are new, numbered."""
 
-    def __init__(self, response: ResponseObject) -> None:
+    def __init__(self, response: ResponseObject, namespaced: Namespaced | None = None) -> None:
+        """
+        Args:
+            namespaced: what the model's names of functions in namespaces stand for.
+        """
         self.response = response
         """Its output is complete once `finish` or `fail` was called."""
+        self._namespaced = namespaced or {}
         self._number = 0
         self._items: list[OutputItem] = []
         self._texts: list[str] = []
@@ -104,7 +111,7 @@ class ResponseBuilder:
                     if text:
                         self._reasoning(text, told)
                 case CallStart(id=call_id, name=name):
-                    self._enter(FunctionCall(id=self._new_id(FunctionCall), call_id=call_id, name=name), told)
+                    self._call(call_id, name, told)
                 case CallArguments(text=text):
                     self._arguments(text, told)
                 case Finished(reason=reason):
@@ -162,6 +169,11 @@ class ResponseBuilder:
             self._enter(ReasoningItem(id=self._new_id(ReasoningItem)), told)
         self._texts.append(text)
         told.append(ReasoningTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
+
+    def _call(self, call_id: str, name: str, told: list[ResponseEvent]) -> None:
+        namespace, own = self._namespaced.get(name, (UNSET, name))
+        call = FunctionCall(id=self._new_id(FunctionCall), call_id=call_id, name=own, namespace=namespace)
+        self._enter(call, told)
 
     def _arguments(self, text: str, told: list[ResponseEvent]) -> None:
         if text:

@@ -64,7 +64,7 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
 
 async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
     given = await turn.collect()
-    builder = ResponseBuilder(plan.frame)
+    builder = ResponseBuilder(plan.frame, plan.namespaced)
     builder.feed(pieces_of(given.choices[0]))
     builder.finish(given.usage, host.now())
     response = await keep(host.responses, plan, builder.response)
@@ -73,7 +73,7 @@ async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -
 
 async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
     await turn.opened()
-    builder = ResponseBuilder(plan.frame)
+    builder = ResponseBuilder(plan.frame, plan.namespaced)
     exchange.error_event = builder.error_event
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         last = encoded(builder.begin())

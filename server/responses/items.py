@@ -12,6 +12,7 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_ITEMS
+from troupellm.server.responses.namespaces import flat_name
 
 Item = Mapping[str, Any]
 Items = list[dict[str, Any]]
@@ -124,6 +125,8 @@ class _Transcript:
 
     def _call(self, item: Item, kind: str, here: str) -> None:
         name = _text(item.get("name", "local_shell" if kind == "local_shell_call" else None), f"{here}.name")
+        if item.get("namespace"):
+            name = flat_name(_text(item["namespace"], f"{here}.namespace"), name)
         call_id = _text(item.get("call_id"), f"{here}.call_id")
         arguments = item.get(_CALLS[kind])
         if kind == "function_call":

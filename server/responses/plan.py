@@ -15,6 +15,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.relabel import Names
 from troupellm.server.responses.items import Items, item_type
+from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.past import gather
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import Translated, translate
@@ -25,6 +26,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chat: ChatRequest
     names: Names
     """See `relabel`."""
+    namespaced: Namespaced
+    """What the model's names of functions in namespaces stand for."""
     frame: ResponseObject
     """The response as long as nothing has been generated."""
     items: Items
@@ -55,6 +58,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         translated, items = await offload(work, limiter=host.responses.decoding)
     else:
         translated, items = await offload(work) if is_large(exchange) else work()
+    host.skipped.report(exchange, translated.skipped)
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
     frame = ResponseObject(
@@ -86,6 +90,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         owner=owner,
         chat=translated.chat,
         names=translated.names,
+        namespaced=translated.tools.namespaced,
         frame=frame,
         items=items,
         background=bool(request.background),

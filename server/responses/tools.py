@@ -1,7 +1,8 @@
-"""Tools of the responses API: functions are handed to the model, what else there is is skipped.
+"""Tools of the responses API: functions are handed to the model, what else there is is skipped, and told of.
 
-Coding agents send tools of their vendor's own server beside their functions (`web_search`, `namespace`,
-`image_generation` ...) and work without them.
+Functions may stand in a namespace, where Codex puts those of each MCP server. Models know plain functions only: there
+they have one name made of both, and their calls get the two names back. Coding agents also send tools of their vendor's
+own server beside them (`web_search`, `image_generation` ...) and work without those.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,41 @@ from typing import Any, Self
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.tools import MAX_NAME, MAX_TOOLS
+from troupellm.server.responses.namespaces import Namespaced, flat_name
 
 MODES = ("none", "auto", "required")
+_FIELDS: Mapping[str, tuple[type[object], str]] = {
+    "description": (str, "text"),
+    "parameters": (dict, "a JSON schema"),
+    "strict": (bool, "true or false"),
+}
+"""What is handed on of a function beside its name."""
+
+
+class _Function(msgspec.Struct, frozen=True):
+    here: str
+    """What the client calls the place where it stands."""
+    tool: Mapping[str, Any]
+    """As the client has sent it."""
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        """That the model knows it by."""
+        own: str = self.tool["name"]
+        return own if self.namespace is None else flat_name(self.namespace, own)
+
+
+class _Offer(msgspec.Struct):
+    """What stands in the tools of a request."""
+
+    functions: list[_Function] = []
+    kept: list[dict[str, Any]] = []
+    about: dict[str, str] = {}
+    """Descriptions of namespaces."""
+    skipped: list[str] = []
+    """Types of the others."""
 
 
 class ChosenTools(msgspec.Struct, frozen=True):
@@ -21,72 +55,162 @@ class ChosenTools(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     """`tools` and `tool_choice` of the chat request."""
     names: list[tuple[str, str]]
+    namespaced: Namespaced
+    """What the model's names of functions in namespaces stand for."""
+    skipped: list[str]
+    """Types of tools that the model is not told of."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> Self:
         """
         Raises:
-            InvalidRequest: a function without a name, or a choice of tools that are not there.
+            InvalidRequest: a function or a namespace without a name, or a choice of tools that are not there.
         """
-        kept: list[dict[str, Any]] = []
-        names: list[tuple[str, str]] = []
-        for position, tool in enumerate(tools):
-            here = f"tools[{position}]"
-            kind = tool.get("type")
-            if not isinstance(kind, str):
-                raise InvalidRequest(f"{here}.type is missing", param=f"{here}.type", code="missing_required_parameter")
-            if kind == "function":
-                if not isinstance(tool.get("name"), str):
-                    message = f"{here}.name is missing"
-                    raise InvalidRequest(message, param=f"{here}.name", code="missing_required_parameter")
-                names += [(f"tools[{len(kept)}].function", here), (f"tools[{len(kept)}]", here)]
-                kept.append(dict(tool))
-        chosen = _choice(choice, kept)
-        allowed = kept
+        offer = _read(tools)
+        chosen = _choice(choice, offer.functions)
+        allowed = offer.functions
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            allowed = _allowed(choice, kept)
+            allowed = _allowed(choice, offer.functions)
             chosen = _mode(choice.get("mode", "auto"), "tool_choice.mode", allowed)
         fields: dict[str, Any] = {}
         if allowed:
-            fields = {"tools": [_function(tool) for tool in allowed], "tool_choice": chosen}
-        return cls(kept, dict(choice) if isinstance(choice, Mapping) else choice or "auto", fields, names)
+            fields = {"tools": _told(allowed, offer.about), "tool_choice": chosen}
+        names: list[tuple[str, str]] = []
+        for position, function in enumerate(allowed):
+            names += [(f"tools[{position}].function", function.here), (f"tools[{position}]", function.here)]
+        given = dict(choice) if isinstance(choice, Mapping) else choice or "auto"
+        pairs = {one.name: (one.namespace, one.tool["name"]) for one in allowed if one.namespace is not None}
+        return cls(offer.kept, given, fields, names, pairs, offer.skipped)
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    described = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    return {"type": "function", "function": described}
+def _read(tools: Sequence[Mapping[str, Any]]) -> _Offer:
+    offer = _Offer()
+    for position, tool in enumerate(tools):
+        here = f"tools[{position}]"
+        kind = _text(tool, "type", here)
+        if kind == "function":
+            _check_function(tool, here)
+            offer.functions.append(_Function(here, tool))
+            offer.kept.append(dict(tool))
+        elif kind == "namespace":
+            _read_namespace(offer, tool, here)
+        else:
+            offer.skipped.append(kind)
+    if len(offer.functions) > MAX_TOOLS:
+        message = f"tools must have at most {MAX_TOOLS} functions, got {len(offer.functions)}"
+        raise InvalidRequest(message, param="tools")
+    return offer
 
 
-def _choice(choice: str | Mapping[str, Any] | None, kept: Sequence[Mapping[str, Any]]) -> str | dict[str, Any]:
+def _read_namespace(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
+    namespace = _text(tool, "name", here)
+    description, inner = tool.get("description"), tool.get("tools")
+    if not isinstance(description, str | None):
+        raise InvalidRequest(f"{here}.description must be text", param=f"{here}.description", code="invalid_type")
+    if not isinstance(inner, list) or not all(isinstance(one, Mapping) for one in inner):
+        raise InvalidRequest(f"{here}.tools must be a list of tools", param=f"{here}.tools", code="invalid_type")
+    kept = []
+    for position, one in enumerate(inner):
+        place = f"{here}.tools[{position}]"
+        kind = _text(one, "type", place)
+        if kind != "function":
+            offer.skipped.append(kind)
+            continue
+        _check_function(one, place)
+        length = len(flat_name(namespace, one["name"]))
+        if length > MAX_NAME:
+            message = f"{place}.name has {length} characters together with its namespace, of at most {MAX_NAME}"
+            raise InvalidRequest(message, param=f"{place}.name")
+        offer.functions.append(_Function(place, one, namespace))
+        kept.append(one)
+    if kept:
+        offer.kept.append({**tool, "tools": kept})
+        if description:
+            offer.about.setdefault(namespace, description)
+
+
+def _check_function(tool: Mapping[str, Any], here: str) -> None:
+    _text(tool, "name", here)
+    for field, (kind, what) in _FIELDS.items():
+        if tool.get(field) is not None and not isinstance(tool[field], kind):
+            place = f"{here}.{field}"
+            raise InvalidRequest(f"{place} must be {what}", param=place, code="invalid_type")
+
+
+def _text(tool: Mapping[str, Any], field: str, here: str) -> str:
+    value = tool.get(field)
+    if not isinstance(value, str) or not value:
+        message = f"{here}.{field} is missing"
+        raise InvalidRequest(message, param=f"{here}.{field}", code="missing_required_parameter")
+    return value
+
+
+def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Functions for the model. What a namespace is for stands in the first of its functions only: in all of them it
+    would take that much of the context each time."""
+    untold = dict(about)
+    told: list[dict[str, Any]] = []
+    for function in functions:
+        described: dict[str, Any] = {"name": function.name}
+        described |= {field: value for field in _FIELDS if (value := function.tool.get(field)) is not None}
+        purpose = None if function.namespace is None else untold.pop(function.namespace, None)
+        if purpose is not None:
+            own = described.get("description", "")
+            described["description"] = f"About {function.namespace}: {purpose}\n\n{own}".rstrip()
+        told.append({"type": "function", "function": described})
+    return told
+
+
+def _choice(choice: str | Mapping[str, Any] | None, functions: Sequence[_Function]) -> str | dict[str, Any]:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
-        return _mode(choice, "tool_choice", kept)
+        return _mode(choice, "tool_choice", functions)
     kind = choice.get("type")
     if kind == "allowed_tools":
         return "auto"
     if kind != "function":
         message = "tool_choice: only functions can be chosen, other tools are skipped"
         raise InvalidRequest(message, param="tool_choice", code="unsupported_parameter")
-    name = choice.get("name")
-    if not any(tool.get("name") == name for tool in kept):
-        raise InvalidRequest("tool_choice.name is not the name of a function in tools", param="tool_choice.name")
-    return {"type": "function", "function": {"name": name}}
+    return {"type": "function", "function": {"name": _named(choice, functions, "tool_choice")}}
 
 
-def _mode(mode: object, here: str, kept: Sequence[Mapping[str, Any]]) -> str:
+def _named(wanted: Mapping[str, Any], functions: Sequence[_Function], here: str) -> str:
+    """The model's name of a function. Its namespace may be left out where no other function has its own name."""
+    name, namespace = wanted.get("name"), wanted.get("namespace")
+    fitting = [one for one in functions if one.tool["name"] == name and namespace in (None, one.namespace)]
+    names = {one.name for one in fitting if one.namespace is None} or {one.name for one in fitting}
+    if not names:
+        raise InvalidRequest(f"{here}.name is not the name of a function in tools", param=f"{here}.name")
+    if len(names) > 1:
+        message = f"{here}.name is that of functions in several namespaces: name one in {here}.namespace"
+        raise InvalidRequest(message, param=f"{here}.name")
+    return names.pop()
+
+
+def _mode(mode: object, here: str, functions: Sequence[_Function]) -> str:
     if not isinstance(mode, str) or mode not in MODES:
         raise InvalidRequest(f"{here} must be one of {', '.join(MODES)}, or name a function", param=here)
-    if mode == "required" and not kept:
+    if mode == "required" and not functions:
         raise InvalidRequest(f"{here} is required, but there is no function in tools", param=here)
     return mode
 
 
-def _allowed(choice: Mapping[str, Any], kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    wanted = choice.get("tools")
+def _allowed(choice: Mapping[str, Any], functions: Sequence[_Function]) -> list[_Function]:
+    """The functions that may be called; what else is allowed are tools that were skipped."""
+    wanted, here = choice.get("tools"), "tool_choice.tools"
     if not isinstance(wanted, list) or not all(isinstance(tool, Mapping) for tool in wanted):
-        raise InvalidRequest("tool_choice.tools must be a list of tools", param="tool_choice.tools")
-    names = [tool.get("name") for tool in wanted if tool.get("type") == "function"]
-    return [tool for tool in kept if tool.get("name") in names]
+        raise InvalidRequest(f"{here} must be a list of tools", param=here)
+    if len(wanted) > MAX_TOOLS:
+        raise InvalidRequest(f"{here} must have at most {MAX_TOOLS} entries, got {len(wanted)}", param=here)
+    chosen: set[str] = set()
+    for position, tool in enumerate(wanted):
+        place = f"{here}[{position}]"
+        if tool.get("type") == "function":
+            chosen.add(_named(tool, functions, place))
+        elif tool.get("type") == "namespace":
+            inside = {one.name for one in functions if one.namespace is not None and one.namespace == tool.get("name")}
+            if not inside:
+                raise InvalidRequest(f"{place}.name is not a namespace of functions in tools", param=f"{place}.name")
+            chosen |= inside
+    return [one for one in functions if one.name in chosen]

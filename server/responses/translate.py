@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.responses import ResponsesRequest
 from troupellm.server.body import invalid_field
 from troupellm.server.relabel import Names, relabel
-from troupellm.server.responses.items import Item, messages_of
+from troupellm.server.responses.items import Item, item_type, messages_of
 from troupellm.server.responses.tools import ChosenTools
+from troupellm.server.skipped import skipped_names
 
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -48,6 +50,8 @@ class Translated(msgspec.Struct, frozen=True):
     tools: ChosenTools
     names: Names
     """What its errors call the fields, and what the client does; see `relabel`."""
+    skipped: list[str]
+    """What the model does not hear of, of the request's own."""
 
 
 def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 0) -> Translated:
@@ -73,7 +77,8 @@ def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
         raise relabel(invalid_field(str(error), "the request"), names) from None
-    return Translated(chat, tools, names)
+    unread = [kind for item in items[first:] if (kind := item_type(item)) in SKIPPED_ITEMS]
+    return Translated(chat, tools, names, skipped_names("tool", tools.skipped) + skipped_names("item", unread))
 
 
 _NAMES: Names = [

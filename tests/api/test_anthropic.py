@@ -115,6 +115,17 @@ async def test_errors_become_the_clients_own_classes(tiny_engine, fields, error,
     assert text in caught.value.body["error"]["message"]
 
 
+async def test_what_is_skipped_is_named_in_the_answer(tiny_engine):
+    tools = [{"type": "web_search_20250305", "name": "web_search"}]
+    async with tiny_engine() as engine, sdk(engine) as client:
+        whole = await client.messages.with_raw_response.create(messages=HI, tools=tools, **GREEDY)
+        counted = await client.messages.with_raw_response.count_tokens(model="tiny", messages=HI, tools=tools)
+        plain = await client.messages.with_raw_response.create(messages=HI, **GREEDY)
+    assert whole.headers["x-troupellm-skipped"] == "tool web_search_20250305"
+    assert counted.headers["x-troupellm-skipped"] == "tool web_search_20250305"
+    assert "x-troupellm-skipped" not in plain.headers
+
+
 async def test_a_full_waiting_room_is_a_rate_limit(tiny_engine):
     hold = {"max_tokens": 4000, "ignore_eos": True}
     async with (

@@ -22,6 +22,17 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "name": "get_weather", "description": "Get the weather in a city", "parameters": SCHEMA}
+ADD = {
+    "type": "function",
+    "name": "add",
+    "description": "Add two numbers",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+}
 USE = {"name": "get_weather", "description": "Get the weather in a city", "input_schema": SCHEMA}
 ASK = "What is the weather in Paris?"
 
@@ -160,6 +171,31 @@ async def test_an_answer_that_ends_at_once_has_one_usage_in_all_its_events(built
     assert (begin.input_tokens, begin.cache_read_input_tokens) == (end.input_tokens, end.cache_read_input_tokens)
 
 
+async def test_a_function_in_a_namespace_is_called_by_both_its_names(builtin_engine):
+    """As Codex has those of MCP servers; another namespace has one of the same name."""
+    group = {"type": "namespace", "name": "mcp__sums", "description": "Sums.", "tools": [ADD]}
+    tools = [TOOL, group | {"name": "mcp__other"}, group]
+    choice = {"type": "function", "name": "add", "namespace": "mcp__sums"}
+    request = {"input": "What is 3 + 4?", "tools": tools, "tool_choice": choice} | MODEL
+    async with clients(builtin_engine) as (gpt, _):
+        whole = await gpt.responses.create(**request)
+        events = [event async for event in await gpt.responses.create(stream=True, **request)]
+        (call,) = whole.output
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+        free = request | {"tool_choice": "none"}
+        kept = await gpt.responses.create(**free | {"input": [result], "previous_response_id": whole.id})
+        given = [{"role": "user", "content": request["input"]}, call, result]
+        by_hand = await gpt.responses.create(**free | {"input": given})
+    assert (call.type, call.namespace, call.name) == ("function_call", "mcp__sums", "add")
+    assert set(json.loads(call.arguments)) == {"a", "b"}
+    (streamed,) = events[-1].response.output
+    assert (streamed.namespace, streamed.name, streamed.arguments) == ("mcp__sums", "add", call.arguments)
+    begun = [event.item for event in events if event.type == "response.output_item.added"]
+    assert [(item.namespace, item.name) for item in begun] == [("mcp__sums", "add")]
+    assert kept.output_text == by_hand.output_text
+    assert kept.usage.input_tokens == by_hand.usage.input_tokens
+
+
 async def test_what_codex_sends(builtin_engine):
     """Its tools and items, reasoning from elsewhere among them, with nothing stored, streamed."""
     patch = {
@@ -167,7 +203,7 @@ async def test_what_codex_sends(builtin_engine):
         "name": "apply_patch",
         "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
     }
-    inner = {"type": "namespace", "name": "mcp__x", "description": "x", "tools": [TOOL | {"name": "other"}]}
+    inner = {"type": "namespace", "name": "mcp__x", "description": "", "tools": [ADD]}
     request = MODEL | {
         "instructions": "You are a coding agent.",
         "input": [
@@ -194,7 +230,7 @@ async def test_what_codex_sends(builtin_engine):
             await gpt.responses.retrieve(events[-1].response.id)
     assert events[-1].type == "response.completed"
     assert "21 degrees" in events[-1].response.output_text
-    assert [tool.name for tool in events[-1].response.tools] == ["get_weather"]
+    assert [tool.name for tool in events[-1].response.tools] == ["get_weather", "mcp__x"]
     assert probe.usage.output_tokens == 1
 
 

@@ -233,6 +233,18 @@ async def test_log_probabilities(tiny_engine):
     assert [entry.logprob for entry in deltas] == pytest.approx([entry.logprob for entry in entries], abs=1e-4)
 
 
+async def test_what_is_skipped_is_named_in_the_answer(tiny_engine):
+    tools = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    given = [search, {"role": "user", "content": "Hi"}]
+    async with tiny_engine() as engine, sdk(engine) as (client, _):
+        whole = await client.responses.with_raw_response.create(input=given, tools=tools, **GREEDY)
+        later = {"previous_response_id": whole.parse().id}
+        plain = await client.responses.with_raw_response.create(input="Hi", **later, **GREEDY)
+    assert whole.headers["x-troupellm-skipped"] == "tool web_search, tool custom, item web_search_call"
+    assert "x-troupellm-skipped" not in plain.headers
+
+
 async def test_prompts_are_counted(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         made = await client.responses.create(input="Hi", instructions="Be kind.", **GREEDY)

@@ -185,7 +185,20 @@ async def test_B11_tools(tiny_engine):
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
     ]
-    skipped = [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}, {"type": "image_generation"}]
+    group = {"type": "namespace", "name": "x"}
+    cases += [
+        ({"tools": [group]}, "tools[0].tools"),
+        ({"tools": [group | {"tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [group | {"tools": [TOOL], "name": "a b"}]}, "tools[0].tools[0].name"),
+        ({"tools": [group | {"tools": [TOOL], "name": "x" * 2**20}]}, "tools[0].tools[0].name"),
+        ({"tools": [group | {"tools": [TOOL, TOOL]}]}, "tools[0].tools[1].name"),
+        ({"tools": [TOOL | {"name": "x__get"}, group | {"tools": [TOOL]}]}, "tools[1].tools[0].name"),
+        ({"tools": [group | {"tools": [TOOL | {"parameters": 5}]}]}, "tools[0].tools[0].parameters"),
+        ({"tools": [group | {"tools": [TOOL] * 1_000}]}, "tools"),
+        ({"tools": [group | {"tools": [TOOL], "description": "y"}]}, OK),
+    ]
+    skipped = [{"type": kind} for kind in ("web_search", "image_generation\r\nx: y", "x" * 2**20)]
+    skipped.append(group | {"tools": []})
     cases += [({"tools": skipped}, OK), ({"tools": []}, OK), ({"tool_choice": "none"}, OK)]
     uses = [
         ({"tools": [{"name": "get"}]}, "tools[0].input_schema"),

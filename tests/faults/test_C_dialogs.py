@@ -39,7 +39,7 @@ BODIES = {
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
             {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
-            {"type": "function_call", "call_id": "c", "name": "get", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c", "namespace": "mcp__x", "name": "put", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
         ],
         "instructions": "Be kind.",
@@ -51,7 +51,10 @@ BODIES = {
         "metadata": {"a": "b"},
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
-        "tools": [{"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": False}],
+        "tools": [
+            {"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": False},
+            {"type": "namespace", "name": "mcp__x", "description": "y", "tools": [{"type": "function", "name": "put"}]},
+        ],
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get"}]},
         "truncation": "auto",
         "store": False,

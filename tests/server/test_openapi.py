@@ -112,12 +112,17 @@ TAKEN = {
             {"type": "reasoning", "id": "rs", "summary": [], "content": None, "encrypted_content": "x"},
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
             {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "x"},
+            {"type": "function_call", "call_id": "e", "namespace": "n", "name": "f", "arguments": "{}"},
             {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
             {"type": "local_shell_call", "call_id": "d", "status": "completed", "action": _SHELL},
             {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "x"}]},
             {"type": "web_search_call", "action": {"type": "search", "query": "x"}},
         ],
-        "tools": [{"type": "custom", "name": "apply_patch"}, {"type": "namespace"}, {"type": "function", "name": "f"}],
+        "tools": [
+            {"type": "custom", "name": "apply_patch"},
+            {"type": "function", "name": "f"},
+            {"type": "namespace", "name": "n", "description": "", "tools": [{"type": "function", "name": "f"}]},
+        ],
     },
     "MessagesRequest": {
         "max_tokens": 1,
@@ -131,7 +136,13 @@ TAKEN = {
     },
 }
 REFUSED = {
-    "ResponsesRequest": ({"input": [{"type": "nonsense"}]}, {"tools": [{"type": "function"}]}, {"tools": [{}]}),
+    "ResponsesRequest": (
+        {"input": [{"type": "nonsense"}]},
+        {"tools": [{"type": "function"}]},
+        {"tools": [{}]},
+        {"tools": [{"type": "namespace"}]},
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+    ),
     "MessagesRequest": tuple(
         {"max_tokens": 1, "messages": []} | wrong
         for wrong in (

@@ -101,6 +101,18 @@ def test_tools_of_the_clients_own_are_kept_and_the_vendors_are_skipped():
     assert [tool["function"]["name"] for tool in kept] == ["get", "put"]
     assert kept[0]["function"]["parameters"] == TOOL["input_schema"]
     assert dict(translated.names)["tools[0].function.parameters"] == "tools[1].input_schema"
+    assert translated.skipped == ["tool web_search_20250305"]
+
+
+def test_blocks_of_the_vendors_own_tools_are_told_of():
+    results = [{"type": "server_tool_use", "id": "s"}, {"type": "web_search_tool_result", "content": []}]
+    given = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [*results, {"type": "text", "text": "y"}, results[0]]},
+    ]
+    request = msgspec.convert({"max_tokens": 1, "messages": given}, MessagesRequest)
+    skipped = translate(request, switches=(), thinks=False).skipped
+    assert skipped == ["block server_tool_use", "block web_search_tool_result"]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ FRAME = ResponseObject(
 )
 
 
-def events_of(pieces, *, usage=USAGE, frame=FRAME, chunk=1):
-    builder = ResponseBuilder(frame)
+def events_of(pieces, *, usage=USAGE, frame=FRAME, chunk=1, namespaced=None):
+    builder = ResponseBuilder(frame, namespaced)
     told = builder.begin()
     events = [TurnEvent(0, piece) for piece in pieces]
     for start in range(0, len(events), chunk):
@@ -106,6 +106,23 @@ def test_reasoning_text_and_two_calls():
             body.get("text", body.get("arguments")) for body in bodies if body["type"] == f"response.{kind}.done"
         )
         assert deltas == whole
+
+
+def test_a_call_of_a_function_in_a_namespace_has_both_its_names_in_every_event():
+    pieces = [CallStart(0, "c1", "mcp__docs__search"), CallArguments(0, "{}"), CallStart(1, "c2", "get")]
+    namespaced = {"mcp__docs__search": ("mcp__docs", "search")}
+    bodies, response = events_of([*pieces, Finished("tool_calls")], namespaced=namespaced)
+    items = [body["item"] for body in bodies if body["type"].startswith("response.output_item.")]
+    assert [(item["name"], item.get("namespace")) for item in items] == [
+        ("search", "mcp__docs"),
+        ("search", "mcp__docs"),
+        ("get", None),
+        ("get", None),
+    ]
+    assert "namespace" not in items[-1]
+    done = [body["name"] for body in bodies if body["type"] == "response.function_call_arguments.done"]
+    assert done == ["search", "get"]
+    assert msgspec.convert(msgspec.to_builtins(response), ResponseObject) == response
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])

@@ -74,6 +74,18 @@ def test_what_other_servers_tools_have_left_is_skipped_and_custom_calls_are_read
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"input":"*** Begin"}'
 
 
+def test_calls_of_functions_in_a_namespace_have_the_name_that_the_model_knows():
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "function_call", "call_id": "c1", "namespace": "mcp__docs", "name": "search", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "namespace": "mcp__mail__", "name": "search", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c3", "namespace": None, "name": "search", "arguments": "{}"},
+    ]
+    calls = messages_of(items, None)[1]["tool_calls"]
+    names = [call["function"]["name"] for call in calls]
+    assert names == ["mcp__docs__search", "mcp__mail__search", "search"]
+
+
 @pytest.mark.parametrize(
     ("item", "param"),
     [
@@ -87,6 +99,7 @@ def test_what_other_servers_tools_have_left_is_skipped_and_custom_calls_are_read
         ({"type": "function_call_output", "call_id": "c", "output": "x"}, "input[0].call_id"),
         ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "input[0].name"),
         ({"type": "function_call", "call_id": "c", "name": "n", "arguments": {}}, "input[0].arguments"),
+        ({"type": "function_call", "call_id": "c", "name": "n", "namespace": 5}, "input[0].namespace"),
         ({"type": "nonsense"}, "input[0].type"),
         ({}, "input[0].role"),
     ],

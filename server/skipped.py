@@ -1,0 +1,52 @@
+"""What a request has that this server passes over: named in a header of its answer, and each kind once in the log.
+
+Coding agents always send tools that their vendor's own server runs, and leave their traces in conversations. They work
+without them, so these are no reason to refuse a request; but whoever misses one must be able to see where it went.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+
+from troupellm.server.exchange import Exchange
+
+logger = logging.getLogger("troupellm.server")
+
+HEADER = b"x-troupellm-skipped"
+MAX_NAMED = 16
+MAX_REMEMBERED = 64
+_ODD = re.compile(r"[^A-Za-z0-9_.-]")
+_MOST_LETTERS = 64
+_PLAIN = re.compile(r"[a-z]+ [a-z][a-z0-9_]{0,39}")
+"""What is logged; the rest is told to the client alone, who has made it up."""
+
+
+def skipped_names(what: str, kinds: Iterable[str]) -> list[str]:
+    """What to call things that are skipped, each kind once; all of it may stand in a header.
+
+    Args:
+        what: one word for them, such as `tool`.
+        kinds: their types, as the client has written them.
+    """
+    return list(dict.fromkeys(f"{what} {_ODD.sub('?', kind[:_MOST_LETTERS]) or '?'}" for kind in kinds))
+
+
+class Skipped:
+    """Logs each such name once, for the first 64 of them."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def report(self, exchange: Exchange, names: Sequence[str]) -> None:
+        """Tell of what `skipped_names` has named, before the answer begins."""
+        if not names:
+            return
+        more = len(names) - MAX_NAMED
+        shown = [*names[:MAX_NAMED], f"{more} more"] if more > 0 else names
+        exchange.further_headers = (*exchange.further_headers, (HEADER, ", ".join(shown).encode()))
+        for name in names[:MAX_REMEMBERED]:
+            if name in self._logged or len(self._logged) >= MAX_REMEMBERED:
+                continue
+            if _PLAIN.fullmatch(name):
+                self._logged.add(name)
+                logger.warning("requests have the %s, which is skipped: the model does not hear of it", name)
