@@ -86,7 +86,7 @@ class Machinery:
                 await self._start_process(config, progress, factory)
             folder, home, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink)
             if factory is None:  # before anything large is read
-                await self.pool.run(check_fit, tokenizer, folder, home)
+                await self.pool.run(check_fit, tokenizer, folder, home, None)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a worker that somebody brings along may know other tokens

@@ -37,13 +37,13 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
     return resolve_model(elsewhere, progress)
 
 
-def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None = None) -> None:
+def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) -> None:
     """Refuse a tokenizer that says more than the model knows.
 
     Args:
         folder: of the model, or its GGUF file.
         home: where the tokenizer was read.
-        rows: of the embedding; without it as many as config.json says, and where that says nothing there is no check.
+        rows: of the embedding; None is as many as config.json says, and where that says nothing there is no check.
 
     Raises:
         ModelLoadError: an id has no row; names the file, the token and the id.
