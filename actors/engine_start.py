@@ -26,10 +26,12 @@ from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import import_beside
+from troupellm.models.read_errors import load_failure
+from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.config import EngineConfig, ModelConfig
-from troupellm.protocol.errors import ConfigError, EngineStopped, ModelLoadError, TroupeError, WorkerCrashed
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
@@ -82,17 +84,20 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            folder, tokenizer_folder, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink)
+            folder, home, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink)
+            if factory is None:  # before anything large is read
+                await self.pool.run(check_fit, tokenizer, folder, home, None)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
+            if factory is None:  # a worker that somebody brings along may know other tokens
+                await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
         except TroupeError:
             raise
         except Exception as error:
-            text = str(error) or type(error).__name__
-            raise ModelLoadError(f"the model could not be loaded: {text}") from error
+            raise load_failure(error) from error
         return Loaded(
             names=served_names(config.model),
-            tokenizer_folder=tokenizer_folder,
+            tokenizer_folder=home,
             tokenizer=tokenizer,
             tables=tables,
             chat_template=speaker.template,
@@ -279,15 +284,12 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tok
     """What the front half needs from the model's folder."""
     model = config.model
     folder = resolve_model(model, progress)
-    tokenizer_folder = folder
-    if model.tokenizer is not None:
-        elsewhere = ModelConfig(model=model.tokenizer, download_dir=model.download_dir, hf_token=model.hf_token)
-        tokenizer_folder = resolve_model(elsewhere, progress)
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    template = ChatTemplate.load(tokenizer_folder, model.chat_template)
-    speaker = speaker_of(model, tokenizer, template, tokenizer_folder)
+    home = tokenizer_folder(folder, model, progress)
+    tokenizer = Tokenizer.load(home)
+    template = ChatTemplate.load(home, model.chat_template)
+    speaker = speaker_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
-    return folder, tokenizer_folder, tokenizer, speaker, defaults
+    return folder, home, tokenizer, speaker, defaults
 
 
 def _model_worker(folder: Path) -> Worker:

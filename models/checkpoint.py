@@ -1,7 +1,8 @@
 """Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from troupellm.kernels.quantized import Weight
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.hf_config import FILE
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
+from troupellm.models.read_errors import why
+from troupellm.models.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -65,21 +70,26 @@ class Checkpoint:
             files: names within the folder, where they are not the usual ones.
 
         Raises:
-            ModelLoadError: a file is missing, damaged or outside the folder.
+            ModelLoadError: a file is missing, damaged or outside the folder, or is not the one that the index means.
         """
-        self._dtype, self._taken = dtype, taken
+        self._folder, self._dtype, self._taken = folder, dtype, taken
         self._files: dict[str, Any] = {}
         self._homes: dict[str, str] = {}
-        for file in files or weight_files(folder):
+        listed = files or weight_files(folder)
+        told: dict[str, str] = {} if files else told_homes(folder)
+        self._steady = SteadyFiles(folder / file for file in listed)
+        for file in listed:
             try:
                 handle: Any = safe_open(folder / file, framework="pt")
                 names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
             except (OSError, SafetensorError) as error:
-                raise ModelLoadError(f"{file} cannot be read: {error}") from error
+                raise ModelLoadError(f"{file} cannot be read: {why(error)}") from error
             self._files[file] = handle
             for name in names:
                 if name in self._homes:
                     raise ModelLoadError(f"{file}: tensor {name} is in {self._homes[name]} too")
+                if told.get(name, file) != file:
+                    raise ModelLoadError(f"{INDEX}: tensor {name} is in {file}, not in {told[name]}")
                 self._homes[name] = file
         self.num_tensors = len(self._homes)
 
@@ -117,7 +127,11 @@ class Checkpoint:
             raise ModelLoadError(
                 f"{file}: tensor {name} has type {view.get_dtype()}, expected one of {', '.join(sorted(kinds))}"
             )
-        tensor: Tensor = self._files[file].get_tensor(name)
+        self._steady.check(self._folder / file)
+        try:
+            tensor: Tensor = self._files[file].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelLoadError(f"{file}: tensor {name} cannot be read: {why(error)}") from error
         return tensor
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -166,11 +180,12 @@ class Checkpoint:
         self._homes.pop(name, None)
 
     def finish(self) -> None:
-        """Check that nothing is left over, and close the files.
+        """Check that nothing is left over and that the files are those of the beginning, and close them.
 
         Raises:
-            ModelLoadError: a tensor was not asked for.
+            ModelLoadError: a tensor was not asked for, or a file has changed meanwhile.
         """
+        self._steady.check()
         unknown = [name for name in self._homes if not name.endswith(DERIVED)]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -219,7 +234,7 @@ def weight_files(folder: Path) -> list[str]:
         ModelLoadError: there are none, or the index is damaged or names a file outside the folder.
     """
     if (folder / INDEX).is_file():
-        return _shards(folder)
+        return sorted(set(told_homes(folder).values()))
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if any(next(folder.glob(pattern), None) for pattern in PICKLES):
@@ -230,18 +245,44 @@ def weight_files(folder: Path) -> list[str]:
     raise ModelLoadError(f"{SINGLE} is missing", hint="give a folder with safetensors weights")
 
 
-def _shards(folder: Path) -> list[str]:
+def told_homes(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the folder's index has it; empty where there is no index.
+
+    Raises:
+        ModelLoadError: the index is damaged, or names a file that is missing or outside the folder.
+    """
+    if not (folder / INDEX).is_file():
+        return {}
     try:
         index = json.loads((folder / INDEX).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{INDEX} cannot be read: {error}") from error
+        raise ModelLoadError(f"{INDEX} cannot be read: {why(error)}") from error
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         raise ModelLoadError(f"{INDEX}: weight_map must map tensors to files")
-    files = sorted(set(names.values()))
-    for file in files:
+    for file in sorted(set(names.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelLoadError(f"{INDEX}: {file!r} is not the name of a safetensors file in this folder")
         if not (folder / file).is_file():
             raise ModelLoadError(f"{file} is missing, though {INDEX} names it")
-    return files
+    return names
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """What a model is read from, its settings too, stays as it is while the block runs.
+
+    Args:
+        folder: of the model, or its GGUF file.
+
+    Raises:
+        ModelLoadError: in the end, if a file has changed or is gone.
+    """
+    files = [folder]
+    if not is_gguf(folder):
+        files = [folder / FILE, folder / INDEX]
+        with suppress(ModelLoadError):  # which says it again when it reads them, if it does
+            files += [folder / name for name in weight_files(folder)]
+    steady = SteadyFiles(files)
+    yield
+    steady.check()

@@ -7,6 +7,7 @@ from typing import Any
 
 from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.read_errors import why
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
@@ -38,7 +39,7 @@ class ConfigReader:
         except FileNotFoundError:
             raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{FILE} cannot be read: {error}") from error
+            raise ModelLoadError(f"{FILE} cannot be read: {why(error)}") from error
         if not isinstance(values, dict):
             raise ModelLoadError(f"{FILE}: expected an object, got {type(values).__name__}")
         return cls(values)

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
+from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
@@ -26,9 +27,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class _Definition(msgspec.Struct):
-    """The only part of tokenizer.json that is read here."""
+    """The only parts of tokenizer.json that are read here."""
 
     decoder: dict[str, Any] | None = None
+    added_tokens: tuple[AddedToken, ...] = ()
 
 
 class Tokenizer:
@@ -46,8 +48,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.form: DecoderForm = _decoder_form(msgspec.json.decode(definition, type=_Definition).decoder)
+        told = msgspec.json.decode(definition, type=_Definition)
+        self.form: DecoderForm = _decoder_form(told.decoder)
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        check_added(told.added_tokens, vocabulary)
         self.size: int = max(vocabulary.values(), default=-1) + 1
         if self.size > MOST_TOKENS:
             raise ModelLoadError(f"tokenizer.json: a token has the id {self.size - 1}, beyond {MOST_TOKENS}")
@@ -90,7 +94,7 @@ class Tokenizer:
         else:
             backend = _convert(folder)
             definition = backend.to_str().encode()
-        return cls(backend, definition, _eos_token_ids(folder, config, backend), _token_text(config.get("bos_token")))
+        return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's id by its form within the tokenizer."""
@@ -256,19 +260,18 @@ def _byte_level_bytes(text: str) -> bytes:
         return text.encode()
 
 
-def _token_text(entry: Any) -> str | None:
+def token_text(entry: Any) -> str | None:
     """A special token as tokenizer_config.json writes it: a string, or an object with `content`."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) else None
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
-    """The generation config's (or else the model config's) end tokens and the tokenizer's own.
+def told_ends(folder: Path) -> tuple[str, list[int]]:
+    """The end tokens of the generation config, or else of the model config, and the name of the file.
 
     Raises:
         ModelLoadError: an entry is no token id.
     """
-    found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         settings = read_json(folder / name)
         nested = settings.get("text_config")
@@ -280,10 +283,21 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> fr
         ids = given if isinstance(given, list) else [given]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
             raise ModelLoadError(f"{name}: eos_token_id must be a token id or a list of them, got {given!r}")
-        found.update(ids)
-        break
-    text = _token_text(config.get("eos_token"))
+        return name, ids
+    return "config.json", []
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+    """The end tokens that the model's files tell and the tokenizer's own. A model that tells of none may have none.
+
+    Raises:
+        ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.
+    """
+    found = set(told_ends(folder)[1])
+    text = token_text(config.get("eos_token"))
     own = None if text is None else backend.token_to_id(text)
     if own is not None:
         found.add(own)
+    elif text is not None and not found:
+        raise ModelLoadError(f"tokenizer_config.json: eos_token {text[:80]!r} is no token of the tokenizer")
     return frozenset(found)

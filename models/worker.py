@@ -14,6 +14,7 @@ from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
+from troupellm.models.checkpoint import unchanged
 from troupellm.models.cuda.place import GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
@@ -39,8 +40,8 @@ from troupellm.models.registry import is_encoder
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
 from troupellm.models.saturation import LEAST_TOKENS, measure_runner
+from troupellm.models.served_tokenizer import tokenizer_folder
 from troupellm.models.sleep import Parts
-from troupellm.models.source import resolve_model
 from troupellm.models.speculation.drafter import Drafter
 from troupellm.models.speculation.needs import DrafterNeeds
 from troupellm.models.speculation.planning import plan_drafting
@@ -49,7 +50,7 @@ from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
-from troupellm.protocol.config import EngineConfig, ModelConfig
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
@@ -117,6 +118,10 @@ class ModelWorker:
             ModelLoadError: the checkpoint cannot be served.
             ConfigError: a setting does not fit the model or the machine.
         """
+        with unchanged(self._folder):
+            return self._load(config, progress)
+
+    def _load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         begin = perf_counter()
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker.num_threads)
@@ -173,7 +178,9 @@ class ModelWorker:
         spare = make(decoder, cache, max_model_len=budget.max_model_len)
         saturation = _warmed(spare, ability, config, budget)
         guides = self._guides = Guides(
-            partial(_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
+            lambda folder=self._folder: Tokenizer.load(tokenizer_folder(folder, config.model)),
+            model.vocab_size,
+            jumps=config.guide.guide_fast_forward,
         )
         drafter = self._drafter = Drafter(drafting, config, self._folder, dtype, budget.max_model_len)
         moves = self._moves = open_offload(config, cache, same.fingerprint, num_blocks=budget.num_blocks)
@@ -331,14 +338,6 @@ class ModelWorker:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
         self._threads = StepThreads(torch.get_num_threads())
-
-
-def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """The one that the front half reads; it has been fetched by then."""
-    if config.tokenizer is not None:
-        elsewhere = ModelConfig(model=config.tokenizer, download_dir=config.download_dir)
-        folder = resolve_model(elsewhere, lambda progress: None)
-    return Tokenizer.load(folder)
 
 
 def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bool) -> RunnableDecoder:

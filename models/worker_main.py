@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 from troupellm.models.preload import preload_torch
+from troupellm.models.read_errors import load_failure
 from troupellm.protocol.errors import ModelLoadError, TroupeError
 from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
 from troupellm.protocol.frames import FrameError
@@ -171,7 +172,7 @@ def failed(error: Exception, *, loading: bool) -> Failed:
     """An exception as plain data; one of loading that nobody foresaw is the model's failure."""
     kind, text = type(error).__name__, str(error)
     if loading and not isinstance(error, TroupeError):
-        kind, text = "ModelLoadError", f"the model could not be loaded: {text or kind}"
+        kind, text = "ModelLoadError", load_failure(error).message
     return Failed(
         kind=kind,
         message=(error.message if isinstance(error, TroupeError) else text)[:_LONGEST_TEXT],

@@ -10,6 +10,7 @@ from torch import Tensor
 from troupellm.kernels.quantized import GgufBlocks, QuantizedWeight, Weight
 from troupellm.models.gguf.config import EMBEDDING, ROPE_FACTORS
 from troupellm.models.gguf.header import StoredTensor, read_header
+from troupellm.models.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -44,6 +45,7 @@ class GgufWeights:
         header = read_header(path)
         self._file, self._dtype, self._head_dim, self._taken = header.name, dtype, head_dim, taken
         self._tensors = dict(header.tensors)
+        self._steady = SteadyFiles({tensor.file for tensor in header.tensors.values()})
         self._embedding = header.tensors.get(EMBEDDING)
         self._turned = header.metadata.get("general.architecture") in _NEIGHBOURS
 
@@ -84,11 +86,12 @@ class GgufWeights:
             del self._tensors[name]
 
     def finish(self) -> None:
-        """Check that nothing is left over.
+        """Check that nothing is left over and that the files are those of the beginning.
 
         Raises:
-            ModelLoadError: a tensor was not asked for.
+            ModelLoadError: a tensor was not asked for, or a file has changed meanwhile.
         """
+        self._steady.check()
         unknown = [name for name in self._tensors if name != ROPE_FACTORS]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

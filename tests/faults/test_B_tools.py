@@ -131,7 +131,10 @@ async def test_B11_output_that_looks_like_code_is_only_text(tmp_path, parser):
     """Whatever the model writes is an answer: never an error, never run, and nobody else notices."""
     folder = write_echo_model(tmp_path / "echo")
     settings = {"tool_call_parser": parser, "served_model_name": ("echo",), "device": "cpu", "flush_interval": 0.0}
-    async with Engine(str(folder), worker=EchoWorker, **settings) as engine, under_attack(engine) as attacked:
+    async with (
+        Engine(str(folder), worker=EchoWorker, **settings) as engine,
+        under_attack(engine, logprobs=False) as attacked,
+    ):
         for text in NASTY:
             body = {"model": "echo", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
             body |= {"max_tokens": 5000, "temperature": 0}

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 PLAIN = {"temperature": 0.0, "ignore_eos": True}
 READERS = 6
+THREE = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2))]
 RESTARTED = [name for name, rule in SUPERVISION.items() if rule.strategy == "restart"]
 STOPPED = [name for name, rule in SUPERVISION.items() if rule.strategy == "stop"]
 
@@ -164,7 +165,8 @@ async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
     assert seats.worker.resets == 0
 
 
-async def test_E5_the_server_of_a_crash_loop_exits_with_code_1(checkpoint, tmp_path):
+@pytest.mark.parametrize("attempt", THREE)
+async def test_E5_the_server_of_a_crash_loop_exits_with_code_1(checkpoint, tmp_path, attempt):
     """After sixteen losses without a step the command ends by itself, and says why in one line."""
     odd = [sys.executable, str(Path(odd_server.__file__))]
     environment = {"ODD_FAIL_WHEN": str(tmp_path / "fail")}

@@ -1,21 +1,29 @@
-"""Rows E11 and E12 of the fault table: the wall clock jumps, the server process is killed."""
+"""Rows E4, E8, E11 and E12 of the fault table on the real server process: an actor falls for good, a wake-up is lost,
+the wall clock jumps, the process is killed."""
 
+import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import anyio
 import httpx
 import pytest
-from canary import under_attack
+from canary import beside_canaries, under_attack
 from processes import MODES, Leftovers, alive, free_port, ready_process
-from serving import events_of, server_config
+from serving import events_of, eventually, server_config
 
 pytestmark = pytest.mark.anyio
 
 HOUR = 3600.0
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 GONE_SECONDS = 2.0
+ENDED_SECONDS = 10.0
+"""The row wants one second; the rest is for a busy machine to end a process and to tell of it."""
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
+THREE = TWENTY[:3]
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 
 
 async def test_E11_only_created_follows_a_jump_of_the_wall_clock(tiny_engine, monkeypatch):
@@ -45,6 +53,100 @@ async def test_E11_only_created_follows_a_jump_of_the_wall_clock(tiny_engine, mo
         assert 0 <= snapshot.uptime_seconds < HOUR
         assert snapshot.last_step_age_seconds is not None
         assert 0 <= snapshot.last_step_age_seconds < HOUR
+
+
+async def streamed(client: httpx.AsyncClient, began: anyio.Event, pieces: list[str]) -> None:
+    """A long answer, as far as it came."""
+    request = SHORT | {"max_tokens": 3000, "stream": True}
+    try:
+        async with client.stream("POST", "/v1/completions", json=request) as response:
+            async for piece in response.aiter_text():
+                pieces.append(piece)
+                began.set()
+    except httpx.TransportError:  # cut without a last chunk
+        pieces.append("(cut)")
+
+
+@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.parametrize("actor", ["scheduler", pytest.param("worker", marks=pytest.mark.slow)])
+async def test_E4_a_server_whose_actor_cannot_come_back_ends_with_code_1(checkpoint, tmp_path, actor, attempt):
+    """And whoever waited is told so, or cut: nobody's answer ends as if it were whole."""
+    broken = tmp_path / "broken"
+    environment = {"ODD_BREAK_WHEN": str(broken), "ODD_BREAK": actor}
+    async with ready_process(checkpoint, prefix=ODD, environment=environment) as server, server.client() as client:
+        answers: list[list[str]] = [[] for _ in range(4)]
+        async with anyio.create_task_group() as group:
+            for pieces in answers:
+                began = anyio.Event()
+                group.start_soon(streamed, client, began, pieces)
+                await began.wait()
+            broken.touch()
+            assert await server.exit_code(ENDED_SECONDS) == 1
+        for pieces in answers:
+            text = "".join(pieces)
+            assert text.endswith("(cut)") or '"code":"engine_failed"' in text
+            assert '"finish_reason":"' not in text
+        await eventually(lambda: bool(server.logged(f"odd: {actor} broke")))
+        await eventually(lambda: not alive(server.children), GONE_SECONDS)
+
+
+@pytest.mark.parametrize("attempt", THREE)
+async def test_E8_a_server_notices_a_lost_wake_up_and_mends_it(checkpoint, tmp_path, attempt):
+    lost = tmp_path / "lost"
+    environment = {"ODD_LOSE_WHEN": str(lost)}
+    flags = ("--watchdog-timeout", "1")
+    async with (
+        ready_process(checkpoint, *flags, prefix=ODD, environment=environment) as server,
+        server.client() as client,
+    ):
+        request = SHORT | {"max_tokens": 30, "return_token_ids": True}
+        solo = (await client.post("/v1/completions", json=request)).json()["choices"][0]["token_ids"]
+        lost.touch()
+        again = await client.post("/v1/completions", json=request)
+        assert again.status_code == 200, again.text
+        assert again.json()["choices"][0]["token_ids"] == solo
+        assert not lost.exists(), "no wake-up was lost"
+        await eventually(lambda: bool(server.logged("no progress")))
+        with anyio.fail_after(ENDED_SECONDS):
+            while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - another process's state
+                await anyio.sleep(0.05)
+
+
+def jump(offset: Path, seconds: float) -> None:
+    """For the server to read as a whole."""
+    new = offset.with_suffix(".new")
+    new.write_text(str(seconds))
+    os.replace(new, offset)
+
+
+@pytest.mark.parametrize("attempt", THREE)
+async def test_E11_only_created_follows_a_jump_of_a_server_s_wall_clock(checkpoint, tmp_path, attempt):
+    """As above, on a process of its own: every deadline is short enough to pass within an hour."""
+    offset = tmp_path / "offset"
+    jump(offset, 0)
+    flags = ("--stall-timeout", "30", "--step-timeout", "30", "--write-timeout", "30", "--body-timeout", "30")
+    environment = {"ODD_WALL_OFFSET": str(offset)}
+    request = SHORT | {"max_tokens": 50, "stream": True}
+    async with (
+        ready_process(checkpoint, *flags, prefix=ODD, environment=environment) as server,
+        beside_canaries(server),
+        server.client() as client,
+    ):
+        created = []
+        for seconds in (0.0, HOUR, -HOUR, HOUR):
+            async with client.stream("POST", "/v1/completions", json=request) as response:
+                pieces = []
+                async for piece in response.aiter_text():
+                    if not pieces:
+                        jump(offset, seconds)
+                    pieces.append(piece)
+            events = events_of("".join(pieces))
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+            assert ": keep-alive" not in "".join(pieces)
+            answer = await client.post("/v1/completions", json=SHORT)
+            created.append(answer.json()["created"] - time.time())
+            assert (await client.get("/readyz")).status_code == 200
+        assert [round(shift / HOUR) for shift in created] == [0, 1, -1, 1]
 
 
 @pytest.mark.parametrize("attempt", TWENTY)

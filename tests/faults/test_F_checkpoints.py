@@ -1,4 +1,4 @@
-"""Rows F1 to F4, F6, F8 and F9 of the fault table: checkpoints that are damaged, or made to do harm.
+"""Rows F1 to F3, F6, F8 and F9 of the fault table: checkpoints that are damaged, or made to do harm.
 
 What is read from them is tested one by one beside the loaders; here it is that nothing of it is served.
 """
@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,18 @@ import anyio
 import numpy as np
 import psutil
 import pytest
-from engines import SETTINGS
 from processes import serving_process
+from refusals import Change, config, content, engine_of, refused
 from safetensors.numpy import load_file, save_file
 from serving import running_server
-from tiny_model import LOGITS_WIDTH, write_tiny_model
+from tiny_model import write_tiny_model
 
-from troupellm.actors.engine import Engine
-from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import translate
 from troupellm.server.exit_codes import EXIT_MODEL
 
 pytestmark = pytest.mark.anyio
 
-Change = Callable[[Path], object]
 MEBIBYTE = 2**20
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -36,21 +33,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "tiny")
-
-
-def engine_of(folder: Path) -> Engine:
-    return Engine(str(folder), **SETTINGS)
-
-
-async def refused(folder: Path) -> str:
-    """Why the model is not served: one line, and no path of this machine in it."""
-    with pytest.raises(ModelLoadError) as caught:
-        async with engine_of(folder):
-            raise AssertionError("it was served")
-    message = caught.value.message
-    assert "\n" not in message
-    assert str(folder) not in message
-    return message
 
 
 def safetensors(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
@@ -107,18 +89,6 @@ async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
     assert not (tmp_path / "harmed").exists()
 
 
-def config(**changes: Any) -> Change:
-    def change(folder: Path) -> None:
-        values = json.loads((folder / "config.json").read_text()) | changes
-        (folder / "config.json").write_text(json.dumps(values))
-
-    return change
-
-
-def content(text: bytes, name: str = "config.json") -> Change:
-    return lambda folder: (folder / name).write_bytes(text)
-
-
 NESTED = b'{"a":' * 100_000
 CONFIGS = {
     "missing": lambda folder: (folder / "config.json").unlink(),
@@ -152,43 +122,6 @@ async def test_F3_code_beside_a_checkpoint_is_not_run(folder, tmp_path, architec
     else:
         assert architecture in await refused(folder)
     assert not (tmp_path / "harmed").exists()
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"model": 5}', NESTED])
-async def test_F4_damaged_tokenizers(folder, text):
-    (folder / "tokenizer.json").write_bytes(text)
-    assert (await refused(folder)).startswith("tokenizer.json")
-
-
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
-async def test_F4_settings_beside_the_tokenizer(folder, name):
-    for text in (b"[]", b"{", NESTED):
-        (folder / name).write_bytes(text)
-        assert (await refused(folder)).startswith(name)
-
-
-async def test_F4_a_token_that_the_model_has_no_row_for_is_refused_by_its_number(folder):
-    path = folder / "tokenizer.json"
-    values = json.loads(path.read_text())
-    added = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    values["added_tokens"] += [added | {"id": number, "content": f"<|{number}|>"} for number in range(259, 300)]
-    path.write_text(json.dumps(values))
-    async with engine_of(folder) as engine, running_server(engine) as served, served.client() as client:
-        for number, status in ((LOGITS_WIDTH - 1, 200), (LOGITS_WIDTH, 400)):
-            body = {"model": "tiny", "prompt": f"Hi<|{number}|>", "max_tokens": 1}
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code == status, answer.text
-            assert status == 200 or str(number) in answer.json()["error"]["message"]
-
-
-async def test_F4_an_id_that_is_out_of_all_range(folder):
-    path = folder / "tokenizer.json"
-    values = json.loads(path.read_text())
-    values["model"]["vocab"]["far"] = 2**31
-    path.write_text(json.dumps(values))
-    message = await refused(folder)
-    assert message.startswith("tokenizer.json")
-    assert str(2**31) in message
 
 
 def index(file: str) -> Change:

@@ -15,6 +15,7 @@ from sockets import raw_socket
 pytestmark = pytest.mark.anyio
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
+THREE = TWENTY[:3]
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 QUESTION = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True}
 PACE = {"ODD_STEP_SECONDS": "0.01"}
@@ -63,7 +64,8 @@ class Answers:
         return "complete"
 
 
-async def test_I1_before_the_weights_are_loaded(checkpoint, tmp_path):
+@pytest.mark.parametrize("attempt", THREE)
+async def test_I1_before_the_weights_are_loaded(checkpoint, tmp_path, attempt):
     go = tmp_path / "go"
     environment = {"ODD_LOAD_UNTIL": str(go)}
     async with serving_process(checkpoint, prefix=ODD, environment=environment) as server:
@@ -84,7 +86,8 @@ async def test_I1_before_the_weights_are_loaded(checkpoint, tmp_path):
             assert (await client.post("/v1/completions", json=QUESTION)).status_code == 200
 
 
-async def test_I1_a_signal_ends_the_loading(checkpoint, tmp_path):
+@pytest.mark.parametrize("attempt", THREE)
+async def test_I1_a_signal_ends_the_loading(checkpoint, tmp_path, attempt):
     environment = {"ODD_LOAD_UNTIL": str(tmp_path / "never")}
     async with serving_process(checkpoint, prefix=ODD, environment=environment) as server:
         await server.listening()

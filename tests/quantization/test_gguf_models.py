@@ -1,5 +1,6 @@
 """GGUF files written by the format's own package: its own weights, and the tokens of transformers run on them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,14 @@ def test_blocks_mean_what_the_package_reads(kind: Kind) -> None:
         data = gguf.quants.quantize(random.normal(0, 1, (6, 512)).astype(np.float32), kind)
     ours = GgufBlocks(torch.from_numpy(data), kind.name).dequantize()
     torch.testing.assert_close(ours, torch.from_numpy(gguf.quants.dequantize(data, kind)), rtol=1e-6, atol=1e-9)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = MODELS["q8_0"](tmp_path / "tiny.gguf").path
+    weights, state = GgufWeights(path, torch.float32, 64), path.stat()
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))
+    with pytest.raises(ModelLoadError, match=r"^tiny\.gguf has changed while the model was read from it$"):
+        weights.finish()
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,31 @@
 """Two clients that must not notice an attack, and what must be as before when it is over.
 
-The first streams long greedy answers over and over; each must have the tokens of its solo run. The second asks a short
-question every 100 ms and must always be answered the same. Afterwards the engine is idle, every block is free, and
-tasks, descriptors and open requests are back where they were.
+The first streams long greedy answers over and over, with log-probabilities; each must have the tokens of its solo run,
+and the log-probabilities within 1e-4. The second asks a short question every 100 ms and must always be answered the
+same. Within a second after the attack the engine is idle, every block is free, and tasks, descriptors, threads and open
+requests are back where they were.
 
-How long short answers took and how late the event loop was is recorded and printed; the bounds on them only tell a
-server that stands still from one on a busy machine.
+Two kinds of bounds are looser than in the table of faults, which means them for a server on cores of its own:
+
+* How late the event loop is (there 20 ms, at worst 100) and how long short answers take (there three times the solo
+  run). Attack, canaries, server and model share an event loop and one or two cores here; an attack that builds a body
+  of megabytes holds the loop up by itself; and where a worker is killed, everybody waits for another one. Both are
+  recorded and printed beside the solo run. What is asserted tells a server that stands still; benchmarks tell the rest.
+* How much memory grows (there 32 MiB, after three rounds): an attack is one block here. It is printed, and `rounds`
+  holds the bound for attacks that are repeated.
 """
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import httpx
 import psutil
+import pytest
+from own_time import own_time, waited_for_a_core
 from processes import ServerProcess
 from serving import Served, events_of, eventually, guarded_app, running_server, server_config
 
@@ -24,40 +33,63 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 
 PLAIN = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+TOLERANCE = 1e-4
+"""Of log-probabilities."""
 PERIOD_SECONDS = 0.1
+SOLO_ANSWERS = 5
+"""Short ones, of the canary alone."""
 LATENCY_LIMIT_SECONDS = 30.0
 """For the slowest short answer."""
 LAG_LIMIT_SECONDS = 5.0
 """For the latest call of a timer on the event loop that server, engine and clients share."""
 TICK_SECONDS = 0.02
+AFTER_SECONDS = 1.0
+"""Until all is as before; see `own_time`."""
 SLACK = 2
-"""Tasks and descriptors that may differ: connections close a little later than their clients think."""
+"""Tasks, threads and descriptors that may differ: connections close a little later than their clients think."""
+WARM_UP_ROUNDS = 3
+GROWTH_LIMIT_BYTES = 32 * 2**20
+
+Answer = tuple[list[int], list[float]]
+"""Tokens and log-probabilities."""
 
 
 class Canaries:
     """The two clients, and what they felt. Works on any server that `make_client` reaches."""
 
-    def __init__(self, make_client: Callable[[], httpx.AsyncClient], model: str, length: int) -> None:
+    def __init__(
+        self, make_client: Callable[[], httpx.AsyncClient], model: str, length: int, *, logprobs: bool = True
+    ) -> None:
+        """`logprobs`: whether the model's worker computes log-probabilities."""
         self._make_client = make_client
         self._long = {"model": model, "prompt": "canary one", "max_tokens": length} | PLAIN
+        if logprobs:
+            self._long["logprobs"] = 1
+        self._logprobs = logprobs
         self._short = {"model": model, "prompt": "two", "max_tokens": 4} | PLAIN
         self.answered = {"long": 0, "short": 0}
+        self.solo: list[float] = []
+        """Seconds of every short answer without an attack."""
         self.latencies: list[float] = []
-        """Seconds of every short answer."""
+        """And under it."""
         self.lags: list[float] = []
-        """Seconds by which the event loop was late."""
+        """Seconds by which the event loop was late, without what it waited for a core."""
         self._over = False
 
     @asynccontextmanager
     async def singing(self) -> AsyncIterator[None]:
-        """They sing alone once, then until the block ends; at least once each while it runs."""
+        """They sing alone first, then until the block ends; at least once each while it runs."""
         async with self._make_client() as client:
-            solo = [await _tokens(client, request) for request in (self._long, self._short)]
+            long = await _answer(client, self._long)
+            assert len(long[1]) == len(long[0]) * self._logprobs
+            short = await _answer(client, self._short)
+            for _ in range(SOLO_ANSWERS):
+                self.solo.append(await self._ask_short(client, short))
         async with anyio.create_task_group() as watching:
             watching.start_soon(self._watch_the_loop)
             async with anyio.create_task_group() as group:
-                group.start_soon(self._long_answers, solo[0])
-                group.start_soon(self._short_answers, solo[1])
+                group.start_soon(self._long_answers, long)
+                group.start_soon(self._short_answers, short)
                 try:
                     yield
                 finally:
@@ -68,35 +100,41 @@ class Canaries:
         assert max(self.lags, default=0.0) < LAG_LIMIT_SECONDS, self.report()
         assert min(self.answered.values()) > 0
 
-    async def _long_answers(self, solo: list[int]) -> None:
+    async def _long_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
             while not (self._over and self.answered["long"]):
                 response = await client.post("/v1/completions", json=self._long | {"stream": True})
                 assert response.status_code == 200, response.text
-                choices = [event["choices"][0] for event in events_of(response.text)]
-                assert [token for choice in choices for token in choice["token_ids"]] == solo
+                _check(_joined([event["choices"][0] for event in events_of(response.text)]), solo)
                 self.answered["long"] += 1
 
-    async def _short_answers(self, solo: list[int]) -> None:
+    async def _short_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
+            due = anyio.current_time()
             while not (self._over and self.answered["short"]):
-                began = time.perf_counter()
-                assert await _tokens(client, self._short) == solo
-                self.latencies.append(time.perf_counter() - began)
+                self.latencies.append(await self._ask_short(client, solo))
                 self.answered["short"] += 1
-                await anyio.sleep(PERIOD_SECONDS)
+                due = max(due + PERIOD_SECONDS, anyio.current_time())
+                await anyio.sleep_until(due)
+
+    async def _ask_short(self, client: httpx.AsyncClient, solo: Answer) -> float:
+        began = time.perf_counter()
+        _check(await _answer(client, self._short), solo)
+        return time.perf_counter() - began
 
     async def _watch_the_loop(self) -> None:
         while True:
-            due = time.perf_counter() + TICK_SECONDS
+            due, waited = time.perf_counter() + TICK_SECONDS, waited_for_a_core()
             await anyio.sleep(TICK_SECONDS)
-            self.lags.append(max(0.0, time.perf_counter() - due))
+            late = time.perf_counter() - due
+            self.lags.append(max(0.0, late - (waited_for_a_core() - waited)))
 
     def report(self) -> str:
         """What the canaries felt."""
         return (
             f"canaries: {self.answered['long']} long answers, {self.answered['short']} short ones in p50 "
-            f"{_milliseconds(self.latencies, 0.5)}, p99 {_milliseconds(self.latencies, 0.99)} ms; event loop late by "
+            f"{_milliseconds(self.latencies, 0.5)}, p99 {_milliseconds(self.latencies, 0.99)} ms (alone "
+            f"{_milliseconds(self.solo, 0.5)} and {_milliseconds(self.solo, 0.99)}); event loop late by "
             f"p99 {_milliseconds(self.lags, 0.99)}, worst {_milliseconds(self.lags, 1.0)} ms"
         )
 
@@ -104,8 +142,10 @@ class Canaries:
 class Attacked(Canaries):
     """A server in this process with canaries in it, and a client for the attack."""
 
-    def __init__(self, engine: Engine, served: Served, headers: Mapping[str, str], length: int) -> None:
-        super().__init__(self.new_client, engine.model_names[0], length)
+    def __init__(
+        self, engine: Engine, served: Served, headers: Mapping[str, str], length: int, *, logprobs: bool
+    ) -> None:
+        super().__init__(self.new_client, engine.model_names[0], length, logprobs=logprobs)
         self.engine = engine
         self.served = served
         self.headers = dict(headers)
@@ -119,50 +159,102 @@ class Attacked(Canaries):
 
 @asynccontextmanager
 async def under_attack(
-    engine: Engine, config: ServerConfig | None = None, *, canary_tokens: int = 100, guarded: bool = False
+    engine: Engine,
+    config: ServerConfig | None = None,
+    *,
+    canary_tokens: int = 100,
+    guarded: bool = False,
+    logprobs: bool = True,
 ) -> AsyncIterator[Attacked]:
     """Serve an open engine with canaries; the block is the attack."""
     config = config or server_config()
     headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
     app = guarded_app(engine, config) if guarded else None
     async with running_server(engine, config, app=app) as served:
-        attacked = Attacked(engine, served, headers, canary_tokens)
+        attacked = Attacked(engine, served, headers, canary_tokens, logprobs=logprobs)
         async with attacked.new_client() as client:
             assert (await client.get("/readyz")).status_code == 200
         await eventually(lambda: _idle(engine))
-        tasks, descriptors = len(anyio.get_running_tasks()), _descriptors()
+        tasks, descriptors, resident = len(anyio.get_running_tasks()), _descriptors(), resident_bytes()
         async with attacked.client, attacked.singing():
             yield attacked
-        await eventually(lambda: _idle(engine), 2)
-        await eventually(lambda: len(anyio.get_running_tasks()) <= tasks + SLACK, 2)
-        await eventually(lambda: _descriptors() <= descriptors + SLACK, 2)
-        await eventually(lambda: not served.host.in_flight, 2)
+        began = own_time()
+        while left := _left(engine, served, tasks, descriptors):
+            assert own_time() - began < AFTER_SECONDS, f"after the attack: {left}"
+            await anyio.sleep(0.005)
+        print(f"memory grew by {(resident_bytes() - resident) / 2**20:.1f} MiB")
         assert engine.state == "ready"
+
+
+def _left(engine: Engine, served: Served, tasks: int, descriptors: int) -> dict[str, int]:
+    """What is not yet as it was before."""
+    scheduler = engine.snapshot().scheduler
+    waiting = sum(mailbox.depth for actor in engine.snapshot().actors for mailbox in actor.mailboxes)
+    found = {
+        "running": scheduler.running,
+        "waiting": scheduler.waiting,
+        "blocks in use": scheduler.blocks_used,
+        "open requests": engine.snapshot().open_requests,
+        "messages": waiting,
+        "requests in flight": len(served.host.in_flight),
+        "tasks": max(0, len(anyio.get_running_tasks()) - tasks - SLACK),
+        "descriptors": max(0, _descriptors() - descriptors - SLACK),
+    }
+    return {name: number for name, number in found.items() if number}
 
 
 @asynccontextmanager
 async def beside_canaries(server: ServerProcess, *, canary_tokens: int = 100) -> AsyncIterator[Canaries]:
     """The same around a server process of the tiny model: the block is the attack, afterwards it is as before."""
     canaries = Canaries(server.client, "tiny", canary_tokens)
+    process = psutil.Process(server.pid)
     async with server.client() as client:
         assert (await client.get("/readyz")).status_code == 200
-    process = psutil.Process(server.pid)
     await server.until_idle()
-    descriptors, threads = process.num_fds(), process.num_threads()
+    descriptors, threads, resident = process.num_fds(), process.num_threads(), process.memory_info().rss
     async with canaries.singing():
         yield canaries
-    await server.until_idle(2)
-    with anyio.fail_after(2):
-        while process.num_fds() > descriptors + SLACK:  # noqa: ASYNC110 - another process's state
+    began = own_time(server.pid)
+    async with server.client() as client:  # one for all questions: to make one takes a while
+        while held := await server.held(client):
+            assert own_time(server.pid) - began < AFTER_SECONDS, f"after the attack: {held}"
             await anyio.sleep(0.02)
-    assert process.num_threads() <= threads + SLACK
+    began = own_time(server.pid)
+    while process.num_fds() > descriptors + SLACK or process.num_threads() > threads + SLACK:
+        now = f"{process.num_fds()} descriptors and {process.num_threads()} threads"
+        assert own_time(server.pid) - began < AFTER_SECONDS, f"{now}, before: {descriptors} and {threads}"
+        await anyio.sleep(0.02)
+    print(f"the server's memory grew by {(process.memory_info().rss - resident) / 2**20:.1f} MiB")
 
 
-async def _tokens(client: httpx.AsyncClient, request: Mapping[str, Any]) -> list[int]:
+async def rounds(attack: Callable[[], Awaitable[None]], count: int = 3) -> None:
+    """Repeat an attack: what the first three rounds make once stays, and the others may hardly add to it."""
+    for _ in range(WARM_UP_ROUNDS):
+        await attack()
+    before = resident_bytes()
+    for _ in range(count):
+        await attack()
+    growth = resident_bytes() - before
+    print(f"{count} rounds after {WARM_UP_ROUNDS} let memory grow by {growth / 2**20:.1f} MiB")
+    assert growth < GROWTH_LIMIT_BYTES
+
+
+async def _answer(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Answer:
     response = await client.post("/v1/completions", json=request)
     assert response.status_code == 200, response.text
-    tokens: list[int] = response.json()["choices"][0]["token_ids"]
-    return tokens
+    return _joined(response.json()["choices"])
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> Answer:
+    """Of the parts of one choice."""
+    tokens = [token for part in parts for token in part["token_ids"]]
+    told = [part["logprobs"]["token_logprobs"] for part in parts if part.get("logprobs") is not None]
+    return tokens, [value for values in told for value in values]
+
+
+def _check(answer: Answer, solo: Answer) -> None:
+    assert answer[0] == solo[0]
+    assert answer[1] == pytest.approx(solo[1], abs=TOLERANCE)
 
 
 def _idle(engine: Engine) -> bool:

@@ -1,7 +1,7 @@
 """A model worker that does harm, for processes that tests start: named by its import path, never by a request.
 
 Harm comes from a prompt that holds a marker token, or from a file named `fault` in the model's folder, which is used up
-by the step that finds it.
+by the step that finds it: a fault by the next one, a wrong reply by the next one that has tokens.
 """
 
 import ctypes
@@ -13,12 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.worker import NewRow, StepPlan, StepResult
+from troupellm.protocol.worker import NewRow, RowError, StepPlan, StepResult
 
 FACTORY: Final = "faulty_worker:FaultyWorker"
 POISON: Final = 33
 """Token that ends the process: `B` of the tiny model's tokenizer."""
+SICK: Final = 34
+"""Token that fails its row: `C`."""
 
 
 class FaultyWorker(ModelWorker):
@@ -26,21 +30,32 @@ class FaultyWorker(ModelWorker):
         super().__init__(folder)
         self._fault = folder / "fault"
         self._poisoned: set[int] = set()
+        self._sick: set[int] = set()
 
     def collect(self, ticket: LaunchedStep) -> StepResult:
         plan = ticket.plan
         self._poisoned.update(new.row for new in plan.new_rows if POISON in _prompt(new))
+        self._sick.update(new.row for new in plan.new_rows if SICK in _prompt(new))
         if not self._poisoned.isdisjoint(plan.rows):
             os._exit(9)
-        if self._fault.exists():
-            name = self._fault.read_text()
+        name = self._fault.read_text() if self._fault.exists() else ""
+        if name in FAULTS:
             self._fault.unlink()
             FAULTS[name](plan)
-        return super().collect(ticket)
+        result = super().collect(ticket)
+        if name in REPLIES and result.tokens:
+            self._fault.unlink()
+            return REPLIES[name](result)
+        errors = tuple(RowError(row, "this row cannot go on") for row in plan.rows if row in self._sick)
+        return _changed(result, errors=errors) if errors else result
 
 
 def _prompt(new: NewRow) -> list[int]:
     return memoryview(new.token_ids).cast("i").tolist()[: new.num_prompt_tokens]
+
+
+def _changed(result: StepResult, **fields: object) -> StepResult:
+    return msgspec.structs.replace(result, **fields)
 
 
 def _write(data: bytes) -> None:
@@ -78,3 +93,10 @@ FAULTS: Final[dict[str, Callable[[StepPlan], None]]] = {
     "speak": lambda plan: print("a word from the worker\nand another", file=sys.stderr, end=""),
 }
 _PICKLED: Final = pickle.dumps(Path("x"))
+REPLIES: Final[dict[str, Callable[[StepResult], StepResult]]] = {
+    "wrong shape": lambda result: _changed(result, token_counts=(*result.token_counts, 1)),
+    "id out of range": lambda result: _changed(result, tokens=tuple(2**30 for _ in result.tokens)),
+    "missing row": lambda result: _changed(result, rows=result.rows[1:], epochs=result.epochs[1:]),
+    "stale epoch": lambda result: _changed(result, engine_epoch=result.engine_epoch - 1),
+    "no tokens": lambda result: _changed(result, token_counts=tuple(0 for _ in result.rows), tokens=()),
+}

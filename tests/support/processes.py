@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -81,19 +81,21 @@ class ServerProcess:
             lines = (await client.get("/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
-    async def busy(self) -> float:
-        """Requests, blocks and messages that the engine holds; 0 when it is idle."""
-        async with self.client() as client:
-            text = (await client.get("/metrics")).text
+    async def held(self, client: httpx.AsyncClient) -> list[str]:
+        """Requests, blocks and messages that the server holds, as its metrics have them; none when it is idle."""
+        text = (await client.get("/metrics")).text
         idle_at_zero = ("requests_running{", "requests_waiting{", "requests_open{", "actor_mailbox_depth{")
         prefixes = tuple(f"troupellm_{name}" for name in idle_at_zero)
-        held = [line for line in text.splitlines() if line.startswith(prefixes) or 'state="used"' in line]
-        return sum(float(line.split()[-1]) for line in held if line.startswith("troupellm_"))
+        found = [line for line in text.splitlines() if line.startswith(prefixes) or 'state="used"' in line]
+        held = [line for line in found if line.startswith("troupellm_") and float(line.split()[-1])]
+        load = (await client.get("/load")).json()["server_load"]
+        return [*held, f"server_load {load}"] if load else held
 
     async def until_idle(self, timeout: float = 20.0) -> None:
         with anyio.fail_after(timeout):
-            while await self.busy() or await self.in_flight():  # noqa: ASYNC110 - another process's state
-                await anyio.sleep(0.02)
+            async with self.client() as client:
+                while await self.held(client):  # noqa: ASYNC110 - another process's state
+                    await anyio.sleep(0.02)
 
     async def in_flight(self) -> float:
         """Requests that the server works on."""
@@ -107,9 +109,19 @@ class ServerProcess:
                 await anyio.sleep(0.02)
 
     def workers(self) -> list[int]:
-        """Processes that run the model, spares too."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        return [child.pid for child in children if any("worker_main" in word for word in child.cmdline())]
+        """Processes that run the model, spares too; the one that computes comes first, since it is the oldest."""
+        found = []
+        for child in psutil.Process(self.pid).children(recursive=True):
+            with suppress(psutil.Error):  # it ends just now
+                if any("worker_main" in word for word in child.cmdline()):
+                    found.append((child.create_time(), child.pid))
+        return [pid for _, pid in sorted(found)]
+
+    async def with_spare(self) -> None:
+        """Until a spare process stands beside the worker."""
+        with anyio.fail_after(START_SECONDS):
+            while len(self.workers()) < 2:  # noqa: ASYNC110 - another process's state
+                await anyio.sleep(0.05)
 
     async def read_log(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

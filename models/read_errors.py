@@ -1,0 +1,27 @@
+"""What is said of a model that cannot be read: one line that names the file, and no folder of this machine."""
+
+import os
+from pathlib import Path
+
+from troupellm.protocol.errors import ModelLoadError
+
+_WITHOUT_NUMBER: dict[type[OSError], str] = {
+    FileNotFoundError: "No such file or directory",
+    PermissionError: "Permission denied",
+}
+"""Libraries raise these with a text of their own, which has the whole path in it."""
+
+
+def why(error: Exception) -> str:
+    """The reason alone."""
+    if isinstance(error, OSError):
+        return error.strerror or _WITHOUT_NUMBER.get(type(error), "it cannot be read")
+    return str(error) or type(error).__name__
+
+
+def load_failure(error: Exception) -> ModelLoadError:
+    """For what goes wrong while a model is loaded and nobody foresaw."""
+    name = error.filename if isinstance(error, OSError) else None
+    if isinstance(name, str | bytes | os.PathLike):
+        return ModelLoadError(f"{Path(os.fsdecode(name)).name}: {why(error)}")
+    return ModelLoadError(f"the model could not be loaded: {str(error) or type(error).__name__}")

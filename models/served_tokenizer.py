@@ -1,0 +1,101 @@
+"""Which tokenizer a model is served with, and whether it belongs to it: what a text can become must have a row in the
+model's embedding.
+
+Tokens that stand for pictures, sounds and films may lack one. Some families share a tokenizer between models that see
+and models that do not, and the latter have no row for them; a prompt that spells one out is refused by its number.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.source import resolve_model
+from troupellm.models.tokenizer import Tokenizer, read_json, token_text, told_ends
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.worker import LoadProgress, ProgressSink
+
+_MEDIA = ("image_token", "audio_token", "video_token")
+_HINT = "use the tokenizer that belongs to the model; --tokenizer names another folder"
+_SHOWN = 80
+
+
+def _silent(progress: LoadProgress) -> None:
+    """Says nothing of what was fetched before."""
+
+
+def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink = _silent) -> Path:
+    """Where the tokenizer of the model in `folder` is read.
+
+    Raises:
+        ModelLoadError: it is elsewhere, and cannot be fetched.
+    """
+    if config.tokenizer is None:
+        return folder
+    elsewhere = ModelConfig(model=config.tokenizer, download_dir=config.download_dir, hf_token=config.hf_token)
+    return resolve_model(elsewhere, progress)
+
+
+def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) -> None:
+    """Refuse a tokenizer that says more than the model knows.
+
+    Args:
+        folder: of the model, or its GGUF file.
+        home: where the tokenizer was read.
+        rows: of the embedding; None is as many as config.json says, and where that says nothing there is no check.
+
+    Raises:
+        ModelLoadError: an id has no row; names the file, the token and the id.
+    """
+    rows = _told_rows(folder) if rows is None else rows
+    if rows is None:
+        return
+    _check_tokens(tokenizer, home, rows)
+    name, ends = told_ends(home)
+    for number in ends:
+        if number >= rows:
+            raise ModelLoadError(
+                f"{name}: eos_token_id {number} is beyond the model's embedding, which has {rows} rows", hint=_HINT
+            )
+    for number in tokenizer.encode("", add_special_tokens=True):
+        if number >= rows:
+            raise ModelLoadError(
+                f"tokenizer.json: every prompt gets the id {number}, but the model's embedding has {rows} rows",
+                hint=_HINT,
+            )
+
+
+def _check_tokens(tokenizer: Tokenizer, home: Path, rows: int) -> None:
+    if tokenizer.size <= rows:
+        return
+    spared = _placeholders(read_json(home / "tokenizer_config.json"))
+    beyond = sorted(
+        (number, text) for text, number in tokenizer.vocabulary().items() if number >= rows and text not in spared
+    )
+    if beyond:
+        number, text = beyond[0]
+        more = f" and {len(beyond) - 1} more have greater ones" if len(beyond) > 1 else ""
+        raise ModelLoadError(
+            f"tokenizer.json: token {text[:_SHOWN]!r} has the id {number}{more}, "
+            f"but the model's embedding has {rows} rows",
+            hint=_HINT,
+        )
+
+
+def _placeholders(settings: dict[str, Any]) -> frozenset[str]:
+    extra = settings.get("extra_special_tokens")
+    places = [settings, extra] if isinstance(extra, dict) else [settings]
+    found = (token_text(place.get(name)) for place in places for name in _MEDIA)
+    return frozenset(text for text in found if text is not None)
+
+
+def _told_rows(folder: Path) -> int | None:
+    values = ConfigReader.load(folder).values
+    nested = values.get("text_config")
+    places: list[Mapping[str, Any]] = [nested, values] if isinstance(nested, dict) else [values]
+    for place in places:
+        rows = place.get("vocab_size")
+        if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
+            return rows
+    return None

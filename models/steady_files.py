@@ -1,0 +1,40 @@
+"""Files that stay as they are while a model is read from them.
+
+One that is replaced meanwhile would leave a model of parts of two. One that is cut short would take the whole process
+with it, since weights are mapped into memory: so it is looked at before every tensor, too.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from troupellm.protocol.errors import ModelLoadError
+
+
+class SteadyFiles:
+    """Holds files against what they were at first. Those that are not there at first are left to whoever reads them."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._states = {file: state for file in files if (state := _state(file)) is not None}
+
+    def check(self, *files: Path) -> None:
+        """Look at all of them again, or at these.
+
+        Raises:
+            ModelLoadError: one has changed, or is gone.
+        """
+        for file in files or self._states:
+            before, now = self._states.get(file), _state(file)
+            if before is not None and now != before:
+                what = "has gone" if now is None else "has changed"
+                raise ModelLoadError(
+                    f"{file.name} {what} while the model was read from it", hint="start again when the files are whole"
+                )
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Size and time of the last change. Not the inode: some network file systems make up another one every time."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
