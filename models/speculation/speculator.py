@@ -260,7 +260,8 @@ class Speculator:
         slots = trial.spans.slots
         if self._sleeper is not None and (told := slots.tobytes()) != self._missed:
             self._missed = told
-            self._sleeper.miss(slots, trial.spans.starts)
+            writing = self._rows.pooled[slots] == 0  # it knows of no others
+            self._sleeper.miss(slots[writing], trial.spans.starts[writing])
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
         spans = trial.spans
