@@ -3,6 +3,8 @@
 What it keeps of a position depends on nothing but the row's tokens up to there (one further for a network that reads
 states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
 an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
+Where drafts do not pay for a while nothing is written; a network that reads tokens reads them later, of another one the
+states are lost, and its rows go on without (`gaps`).
 
 The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
 Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
@@ -69,7 +71,7 @@ class PagedProposer:
         self._pending = Pending(network.width, dtype, paging.device)
         """For a network that reads states."""
         self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        """Slots of rows some of whose states were not seen."""
+        """Slots of rows whose last states were not seen."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -86,6 +88,7 @@ class PagedProposer:
             self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
         self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
         self._prompts[slot], self._lost[slot] = new.num_prompt_tokens, False
+        self._paging.gaps.close(slot)
         if self._network.reads_states:
             self._pending.restart(np.array([slot]), np.array([UNKNOWN]))
 
@@ -95,14 +98,18 @@ class PagedProposer:
 
     def reset(self) -> None:
         """As `Proposer.reset`."""
-        self._ready[:], self._covered[:], self._drafted[:] = 0, UNKNOWN, UNKNOWN
+        self._ready[:], self._covered[:], self._drafted[:], self._lost[:] = 0, UNKNOWN, UNKNOWN, False
+        self._paging.gaps.close_all()
         self._pending.restart(np.arange(self._pending.counts.size), np.array([UNKNOWN]))
 
     @torch.inference_mode()
     def observe(self, seen: Observation) -> None:
         """As `Proposer.observe`: what completes a block gets its entries, since it may be shared from now on, and so do
         prompts; the rest waits for the next drafts, and many tokens cost little more than one."""
-        wanted = (seen.starts + seen.counts < self._longest) & ~self._lost[seen.slots]
+        wanted = seen.starts + seen.counts < self._longest
+        missed = self._lost[seen.slots]
+        if missed.any():
+            wanted &= ~missed | self._paging.gaps.may_open(seen.starts)
         kept = np.flatnonzero(wanted)
         slots, starts, counts = seen.slots[kept], seen.starts[kept], seen.counts[kept]
         if not slots.size:
@@ -113,6 +120,7 @@ class PagedProposer:
         hidden = seen.hidden
         if kept.size < seen.slots.size:
             hidden = hidden[self._index(np.flatnonzero(np.repeat(wanted, seen.counts)))]
+        self._resume(slots, starts)
         self._renew_borders(slots, starts, seen)
         states = self._network.states(hidden)
         self._keep_borders(slots, starts, counts, seen.blocks, states)
@@ -136,11 +144,22 @@ class PagedProposer:
             )
 
     def miss(self, slots: Ints, starts: Ints) -> None:
-        """As `Sleeper.miss`. Tokens are read later. States are lost: a row that lacks entries is not drafted for."""
+        """As `Sleeper.miss`. Tokens are read later. States are lost: those of entries that are still to be made, too,
+        since their blocks may be gone when the row goes on."""
         new = self._covered[slots] == UNKNOWN
         self._covered[slots[new]] = starts[new]
         if self._network.reads_states:
             self._lost[slots] = True
+            self._pending.restart(slots, np.where(new, starts, self._pending.starts[slots]))
+
+    def _resume(self, slots: Ints, starts: Ints) -> None:
+        """Rows that are seen again after some time have their next entries from here on."""
+        lost = self._lost[slots]
+        if lost.any():
+            slots, starts = slots[lost], starts[lost]
+            self._paging.gaps.open(slots, self._pending.starts[slots], starts)
+            self._pending.restart(slots, starts)
+            self._lost[slots] = False
 
     def _completes(self, slots: Ints, ends: Ints, done: Ints) -> NDArray[np.bool_]:
         """Whether rows have a block before `ends` [rows] that is not done up to its last position."""

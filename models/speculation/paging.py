@@ -1,5 +1,7 @@
 """A drafter's own layers over the blocks of the model's rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from troupellm.models.cache_layout import CacheLayout, cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.gaps import Gaps
 from troupellm.models.speculation.transfer import to_device
 
 Ints = NDArray[np.int64]
@@ -32,13 +35,18 @@ def own_windows(config: DecoderConfig, target: CacheLayout) -> tuple[int | None,
 
 
 class Paging:
-    """Makes the batches of one drafter."""
+    """Makes the batches of one drafter.
+
+    Attributes:
+        gaps: what rows lack.
+    """
 
     def __init__(self, config: DecoderConfig, cache: KVCache, dtype: torch.dtype, *, batch_invariant: bool) -> None:
         """config: of the drafter's layers; their windows are those of `own_windows`."""
         self._views = cache_layout(config).views
         self._group = lying_in(cache.layout)
         self.block_size, self._heads = cache.block_size, config.num_kv_heads
+        self.gaps = Gaps(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
         self._plan = plan_attention(
             config, cache.block_size, dtype, device=self.device, kv_dtype=cache.storage.dtype,
@@ -53,20 +61,31 @@ class Paging:
             blocks: int32 [groups, slots, width], the model's tables.
             slots, starts, counts: [rows].
             token_ids: int64 [sum of counts], on the device.
-            places: int64 [sum of counts] within the row's blocks: their positions, but for those of a tree.
+            places: int64 [sum of counts] within the row's blocks, if it lacks nothing: their positions, but for those
+            of a tree.
             tree: what its nodes see.
         """
         ends = np.cumsum(counts)
-        columns = places // self.block_size
-        table = blocks[self._group, slots, : int(columns.max()) + 1]
         owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)
+        positions, lying = places if tree is None else tree.positions, places
+        if self.gaps.some:
+            shift = self.gaps.shift(slots)
+            starts, lying = starts - shift, places - shift[owner]
+            if tree is not None:
+                tree = replace(tree, bases=tree.bases - shift, positions=positions - shift[owner])
+        columns = lying // self.block_size
+        width = int(columns.max()) + 1
+        if self.gaps.some:
+            table = self.gaps.table(blocks[self._group], slots, width)
+        else:
+            table = blocks[self._group, slots, :width]
         blocks_of = table[owner, columns].astype(np.int64)
         rows = to_device(
-            host_kv_rows(blocks_of, places - columns * self.block_size, self._heads, self.block_size), self.device
+            host_kv_rows(blocks_of, lying - columns * self.block_size, self._heads, self.block_size), self.device
         )
         return ForwardBatch(
             token_ids=token_ids.to(self.device),
-            positions=to_device(places if tree is None else tree.positions, self.device),
+            positions=to_device(positions, self.device),
             groups=tuple(
                 GroupBatch(rows, self._plan(table, starts, counts, view.window, tree)) for view in self._views
             ),

@@ -260,34 +260,36 @@ class Speculator:
         slots = trial.spans.slots
         if self._sleeper is not None and (told := slots.tobytes()) != self._missed:
             self._missed = told
-            self._sleeper.miss(slots, trial.spans.starts)
+            writing = self._rows.pooled[slots] == 0  # it knows of no others
+            self._sleeper.miss(slots[writing], trial.spans.starts[writing])
 
     def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
         spans = trial.spans
-        ends, drafted = np.cumsum(spans.counts), trial.draft_counts()
-        places, rows, counts = [], [], []
-        for row in np.flatnonzero(self._rows.pooled[spans.slots] == 0).tolist():
-            kept = judged.get(row)
-            if kept is not None and not kept.tokens:
-                continue
-            first, own = int(ends[row] - spans.counts[row]), int(spans.counts[row] - drafted[row])
-            path = [] if kept is None else kept.path
-            places.append(np.arange(first, first + own))
-            places.append(first + own + np.array(path, dtype=np.int64))
-            rows.append(row)
-            counts.append(own + len(path))
-        if not rows:
+        writing, own = self._rows.pooled[spans.slots] == 0, spans.counts - trial.draft_counts()
+        counts = own.copy()
+        for row, kept in judged.items():
+            writing[row] &= bool(kept.tokens)
+            counts[row] += len(kept.path)
+        rows = np.flatnonzero(writing)
+        if not rows.size:
             return
-        index = np.concatenate(places)
+        firsts, counts = (np.cumsum(spans.counts) - spans.counts)[rows], counts[rows]
+        ends = np.cumsum(counts)
+        index = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
+        if trial.trees:  # what is kept of a tree need not lie side by side
+            for place, row in enumerate(rows.tolist()):
+                path = judged[row].path if row in judged else []
+                index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)
         hidden = torch.empty(index.size, 0)
         if tapped:
-            hidden = torch.cat(tuple(tapped))[to_device(index, tapped[0].device)]
+            states = tapped[0] if len(tapped) == 1 else torch.cat(tuple(tapped))
+            hidden = states[to_device(index, states.device)]
         self._rows.settle()
         self.proposer.observe(
             Observation(
                 slots=spans.slots[rows],
                 starts=spans.starts[rows],
-                counts=np.array(counts, dtype=np.int64),
+                counts=counts,
                 hidden=hidden,
                 tokens=self._rows.tokens,
                 blocks=self._rows.blocks,

@@ -132,7 +132,7 @@ class Stretches:
         began, rows, rested = self._last
         period, size = moment - began, rounded(rows)
         if rested:
-            self._plain.setdefault(size, _Periods()).learn(period)
+            self._periods(size).learn(period)
             return
         # Of a crowd that scatters, no size lasts long enough.
         known = [other for other, plain in self._plain.items() if plain.seen]
@@ -140,9 +140,15 @@ class Stretches:
             plain = self._plain[min(known, key=lambda other: abs(other - size))]
             self._spell(rows).learn(period, plain.mean, 1 + self._gained / rows)
 
+    def _periods(self, size: int) -> "_Periods":
+        found = self._plain.get(size)
+        if found is None:
+            found = self._plain[size] = _Periods()
+        return found
+
     def _compares(self, spell: "_Spell", rows: int) -> bool:
         """Whether the coming step is to have no drafts although all are awake, to compare with."""
-        plain = self._plain.setdefault(rounded(rows), _Periods())
+        plain = self._periods(rounded(rows))
         if spell.awake > spell.stale:
             spell.awake, spell.stale, plain.seen = 0, min(2 * spell.stale, _MOST_STALE_STEPS), 0
         if plain.seen >= _PLAIN_WANTED:
@@ -198,8 +204,8 @@ class _Spell:
         self._fails = self._quiet = 0
         self._credit = 1  # first steps of a kind take long
         self._periods: list[float] = []
-        self._tokens = 0.0
-        """Of the stretch, per row."""
+        self._earned = 0.0
+        """Seconds that the stretch's tokens would have taken without drafts, step by step: its rows come and go."""
         self._plain = 0.0
         self._lost = 0.0
         """Seconds since somebody was last found to be worth it."""
@@ -250,11 +256,11 @@ class _Spell:
         self._plain = plain
         self._lost += min(period, _OUTLIER * _OUTLIER * plain) - plain * tokens
         self._periods.append(period)
-        self._tokens += tokens
+        self._earned += plain * tokens
         count = len(self._periods)
         if count < _STRETCH and count not in _VERDICTS:
             return
-        speed = self._tokens * plain / (count * _mean(self._periods))
+        speed = self._earned / (count * _mean(self._periods))
         if speed < _VERDICTS.get(count, self._worth):
             self._fail()
         elif count == _STRETCH:
@@ -275,7 +281,7 @@ class _Spell:
         self.sleep(round(lost / (self._share * share)))
 
     def _forget(self) -> None:
-        self._periods, self._tokens = [], 0.0
+        self._periods, self._earned = [], 0.0
 
 
 def _mean(periods: "deque[float] | list[float]") -> float:

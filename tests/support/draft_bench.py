@@ -17,7 +17,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.registry import describe_model
 from troupellm.models.speculation.needs import Target
 from troupellm.models.speculation.paging import Paging, positions_of
-from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
+from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Sleeper, Taps
 from troupellm.models.speculation.requirements import drafter_needs, settle
 from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.config import ModelConfig
@@ -114,11 +114,14 @@ class DraftBench:
         )
 
     @torch.inference_mode()
-    def step(self, most: int, chunk: int, check: Callable[[Row, list[int]], None] | None = None) -> list[int]:
+    def step(
+        self, most: int, chunk: int, check: Callable[[Row, list[int]], None] | None = None, *, shown: bool = True
+    ) -> list[int]:
         """One step of all rows: a chunk of what a row has to compute, or its last token and `most` drafts.
 
         Args:
             check: told of every row's drafts, before they are judged.
+            shown: to the proposer; else it is told that it is not.
 
         Returns:
             how many drafts were kept, of each row that drafted.
@@ -155,6 +158,10 @@ class DraftBench:
             counts.append(len(part))
             row.computed += len(part)
         slots = np.array([row.slot for row in self.rows], dtype=np.int64)
+        if not shown:
+            assert isinstance(self.proposer, Sleeper)
+            self.proposer.miss(slots, np.array(starts))
+            return kept
         self.proposer.observe(
             Observation(slots, np.array(starts), np.array(counts), torch.cat(pieces), self.tokens, self.blocks)
         )

@@ -58,20 +58,21 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
-def turned(x: Tensor) -> Tensor:
-    """x: [positions, heads, head_dim], from position 0 on."""
+def turned(x: Tensor, positions: Tensor) -> Tensor:
+    """x: [positions, heads, head_dim]."""
     half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[0])[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    angles = positions[:, None] * 10000.0 ** (-torch.arange(half) / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
 
 
-def attended(x: Tensor, weights: dict[str, Tensor], prefix: str) -> Tensor:
+def attended(x: Tensor, weights: dict[str, Tensor], prefix: str, positions: Tensor | None) -> Tensor:
     query, key, value = (
         F.linear(x, weights[f"{prefix}.self_attn.{name}_proj.weight"]).view(x.shape[0], count, -1)
         for name, count in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
     )
-    query, key = turned(query), turned(key)
+    positions = torch.arange(x.shape[0]) if positions is None else positions
+    query, key = turned(query, positions), turned(key, positions)
     key, value = (part.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1) for part in (key, value))
     scores = query.transpose(0, 1) @ key.transpose(1, 2) * query.shape[-1] ** -0.5
     hidden = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool).triu(1)
@@ -85,23 +86,29 @@ def fed_forward(x: Tensor, weights: dict[str, Tensor], prefix: str) -> Tensor:
 
 
 def eagle(
-    weights: dict[str, Tensor], embedding: Tensor, features: Tensor, tokens: Sequence[int], layers: int
-) -> Tensor:
-    """The next features [positions, size], of features [positions, size] and the tokens behind them."""
+    weights: dict[str, Tensor], embedding: Tensor, features: Tensor, tokens: Sequence[int], layers: int,
+    positions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The next features [positions, size], of features [positions, size] and the tokens behind them; positions: where
+    these stand in the text, if not from its beginning on."""
     x = F.linear(torch.cat((embedding[list(tokens)], features), -1), weights["fc.weight"], weights.get("fc.bias"))
     for layer in range(layers):
         prefix = f"layers.{layer}"
-        x = x + attended(normed(x, weights[f"{prefix}.input_layernorm.weight"]) if layer else x, weights, prefix)
+        entering = normed(x, weights[f"{prefix}.input_layernorm.weight"]) if layer else x
+        x = x + attended(entering, weights, prefix, positions)
         x = x + fed_forward(normed(x, weights[f"{prefix}.post_attention_layernorm.weight"]), weights, prefix)
     return x
 
 
-def eagle3(weights: dict[str, Tensor], embedding: Tensor, vectors: Tensor, tokens: Sequence[int]) -> Tensor:
-    """The next vectors [positions, size], before the norm."""
+def eagle3(
+    weights: dict[str, Tensor], embedding: Tensor, vectors: Tensor, tokens: Sequence[int],
+    positions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The next vectors [positions, size], before the norm; positions: as of `eagle`."""
     at = "midlayer"
     embedded = normed(embedding[list(tokens)], weights[f"{at}.input_layernorm.weight"])
     hidden = normed(vectors, weights[f"{at}.hidden_norm.weight"])
-    x = vectors + attended(torch.cat((embedded, hidden), -1), weights, at)
+    x = vectors + attended(torch.cat((embedded, hidden), -1), weights, at, positions)
     return x + fed_forward(normed(x, weights[f"{at}.post_attention_layernorm.weight"]), weights, at)
 
 

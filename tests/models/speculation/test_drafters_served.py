@@ -13,6 +13,7 @@ from plain_heads import write_drafters
 
 import troupellm
 from troupellm.models.runner import ModelRunner
+from troupellm.models.speculation import drafter
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
@@ -138,6 +139,95 @@ async def test_drafters_sleep_and_wake_with_their_model(home: Path, kept: Kept) 
             after = await engine.generate(prompt, max_tokens=20, temperature=0.0, ignore_eos=True)
             assert after.token_ids == before.token_ids
             assert len(kept) > drafted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
+async def test_a_text_in_the_middle_of_which_the_engine_sleeps_is_drafted_for_behind_that(
+    home: Path, kept: Kept, method: str
+) -> None:
+    folder = home / ("target" if method == "draft_model" else method)
+    wanted = {"method": method, "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
+    asked: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
+    async with troupellm.Engine(home / "target", **(SETTINGS | ROOMY)) as engine:
+        alone = (await engine.generate(prompts()[1], **asked)).token_ids
+    async with troupellm.Engine(home / "target", speculative_config=wanted, **(SETTINGS | ROOMY)) as engine:
+        for level in (1, 2):
+            said: list[int] = []
+            async with engine.stream(prompts()[1], **asked) as stream:
+                async for delta in stream:
+                    if not said:
+                        await engine.sleep(level, "keep")
+                        await engine.wake()
+                        kept.clear()
+                    said += delta.token_ids
+            assert tuple(said) == tuple(alone)
+            assert sum(drafted for drafted, _ in kept) >= 20
+            if method == "draft_model":
+                assert all(drafted == accepted for drafted, accepted in kept), "it is the model itself"
+
+
+class Dozes:
+    """A proposer is neither asked nor shown anything in three steps of ten."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def add_row(self, slot: int) -> None:
+        """All are alike."""
+
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
+        self._steps += 1
+        return self._steps % 10 < 3
+
+    def asleep(self, batch_size: int) -> bool:
+        return True
+
+    def limits(self, slots: np.ndarray, batch_size: int, most: np.ndarray) -> np.ndarray:
+        return most
+
+    def learn(self, *seen: Any, **more: Any) -> None:
+        """Whatever it was."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"method": "draft_model", "num_speculative_tokens": 2},
+        {"method": "eagle", "num_speculative_tokens": 3},
+        {"method": "eagle", "tree_widths": [3, 2, 2]},
+        {"method": "eagle3", "num_speculative_tokens": 3},
+        {"method": "medusa", "num_speculative_tokens": 3},
+    ],
+    ids=["draft_model", "eagle", "trees of eagle", "eagle3", "medusa"],
+)
+async def test_rows_draft_again_behind_every_sleep_of_their_drafter(
+    home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, object]
+) -> None:
+    folder = home / ("small" if wanted["method"] == "draft_model" else str(wanted["method"]))
+    monkeypatch.setattr(drafter, "_length", lambda *_: Dozes())
+    settings = {"max_num_batched_tokens": 64}
+    found = await answers(home / "target", wanted | {"model": str(folder)}, **(ROOMY | settings))
+    assert sum(drafted > 0 for drafted, _ in kept) > 200, "most rows are there for some four such sleeps"
+    small = await answers(home / "target", wanted | {"model": str(folder)}, **(SMALL | settings))
+    assert found == small == await answers(home / "target", None, **(ROOMY | settings))
+
+
+@pytest.mark.anyio
+async def test_a_drafter_that_sleeps_is_told_nothing_of_rows_that_do_not_write(
+    home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter, "_length", lambda *_: Dozes())
+    wanted = {"method": "eagle", "model": str(home / "eagle"), "num_speculative_tokens": 3}
+    async with troupellm.Engine(home / "target", **(SETTINGS | ROOMY)) as engine:
+        vectors = await engine.embed(prompts())
+    async with troupellm.Engine(home / "target", speculative_config=wanted, **(SETTINGS | ROOMY)) as engine:
+        found = await engine.embed(prompts())
+        await engine.generate(prompts()[1], max_tokens=20, temperature=0.0, ignore_eos=True)
+        assert engine.snapshot().scheduler.worker_losses == 0
+    assert np.allclose(found, vectors, atol=1e-4)
+    assert sum(drafted for drafted, _ in kept) > 10
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])

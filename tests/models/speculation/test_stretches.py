@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from troupellm.models.speculation.length import DraftLength
+from troupellm.models.speculation.stretches import Stretches
 
 MOST = 4
 
@@ -140,3 +141,21 @@ def test_what_did_not_pay_is_found_to_pay_when_it_does() -> None:
     crowd.round()
     crowd.round()
     assert crowd.drafting_steps - before > 100
+
+
+@pytest.mark.parametrize("sizes", [(20, 32), (32, 20)])
+@pytest.mark.parametrize(("speed", "pays"), [(0.97, False), (1.2, True)])
+def test_each_step_of_a_stretch_is_compared_with_those_of_as_many_rows(
+    sizes: tuple[int, int], speed: float, pays: bool
+) -> None:
+    stretches, moment, drafting = Stretches(), 0.0, 0
+    for step in range(400):
+        rows = sizes[step % 2]
+        took = rows / 20
+        if not stretches.rests(rows, moment, mixed=False):
+            drafting += 1
+            stretches.drafts(rows, worth=True, tried=True)
+            stretches.gained(rows // 2)
+            took *= 1.5 / speed
+        moment += took
+    assert drafting > 250 if pays else 32 <= drafting < 100
