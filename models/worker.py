@@ -177,8 +177,9 @@ class ModelWorker:
             make = place.make_runner
         spare = make(decoder, cache, max_model_len=budget.max_model_len)
         saturation = _warmed(spare, ability, config, budget)
+        folder = self._folder
         guides = self._guides = Guides(
-            lambda folder=self._folder: Tokenizer.load(tokenizer_folder(folder, config.model)),
+            lambda: Tokenizer.load(tokenizer_folder(folder, config.model)),
             model.vocab_size,
             jumps=config.guide.guide_fast_forward,
         )
