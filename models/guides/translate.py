@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.lark import lark_of, literal
+from troupellm.models.guides.plain_schema import plain_schema
 from troupellm.models.guides.structural_tag import tag_grammar
 from troupellm.protocol.guide import GuideSpec
 
@@ -114,7 +115,9 @@ def _no_constant(name: str) -> Any:
 
 def _prepared(spec: GuideSpec) -> Callable[[Any], Any]:
     """What is done with each schema before it is compiled."""
-    return without_options if spec.additional_properties else lambda schema: close_objects(without_options(schema))
+    if spec.additional_properties:
+        return lambda schema: plain_schema(without_options(schema))
+    return lambda schema: plain_schema(close_objects(without_options(schema)))
 
 
 def without_options(schema: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from troupellm.models.guides.backend import BackendError, GuideError, Masks, Matcher
 from troupellm.models.guides.lark import literal
+from troupellm.models.guides.plain_schema import plain_schema
 from troupellm.models.guides.translate import close_objects, object_of, read_json
 from troupellm.models.guides.xgrammar_schema import check_schema
 from troupellm.models.tokenizer import Tokenizer
@@ -32,10 +33,7 @@ def xgrammar_text(spec: GuideSpec, depth: int) -> str:
                 schema = object_of(schema)
             if not isinstance(schema, dict):
                 raise GuideError("a JSON schema is an object, true or false")
-            check_schema(schema)
-            if not spec.additional_properties:
-                schema = close_objects(schema)
-            made = {"schema": json.dumps(schema), "any_whitespace": spec.any_whitespace}
+            made = {"schema": json.dumps(_prepared(schema, spec)), "any_whitespace": spec.any_whitespace}
         case "regex":
             made = {"regex": spec.source}
         case "choice":
@@ -43,8 +41,27 @@ def xgrammar_text(spec: GuideSpec, depth: int) -> str:
         case "grammar":
             made = {"ebnf" if "::=" in spec.source else "lark": spec.source}
         case "structural_tag":
-            made = {"structural_tag": json.dumps(read_json(spec.source, depth))}
+            made = {"structural_tag": json.dumps(_prepared_tag(read_json(spec.source, depth), spec))}
     return json.dumps(made)
+
+
+def _prepared(schema: Any, spec: GuideSpec) -> Any:
+    """Raises GuideError: it has keywords that would be passed over."""
+    plain = plain_schema(schema if spec.additional_properties else close_objects(schema))
+    check_schema(plain)
+    return plain
+
+
+def _prepared_tag(tag: Any, spec: GuideSpec) -> Any:
+    """A structural tag with each schema in it prepared, in both of its forms."""
+    if isinstance(tag, list):
+        return [_prepared_tag(part, spec) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    holds = "json_schema" if "type" in tag else "schema"
+    return {
+        name: _prepared(value, spec) if name == holds else _prepared_tag(value, spec) for name, value in tag.items()
+    }
 
 
 class XGrammarMatcher:

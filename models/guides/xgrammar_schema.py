@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from troupellm.models.guides.backend import GuideError
+from troupellm.models.guides.exclusive import pointed_at
+from troupellm.models.guides.plain_schema import CONSTRAINING
 
-_ANNOTATIONS: Final = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"}
-    | {"$defs", "definitions", "contentEncoding", "contentMediaType", "nullable"}
-)
 _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"pattern"}),
     "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
@@ -25,11 +23,13 @@ _ALONE: Final = ("$ref", "const", "enum", "anyOf")
 
 def check_schema(schema: Any) -> None:
     """Raises GuideError: a keyword, or two together, that this backend would pass over."""
-    pending = [schema]
+    pending: list[Any] = [schema]
+    seen: set[int] = set()
     while pending:
         part = pending.pop()
-        if isinstance(part, bool):
+        if isinstance(part, bool) or id(part) in seen:
             continue
+        seen.add(id(part))
         if not isinstance(part, dict):
             raise GuideError("each schema must be an object or a boolean")
         _check(part)
@@ -40,10 +40,20 @@ def check_schema(schema: Any) -> None:
             if isinstance(part.get(name), list):
                 pending += part[name]
         pending += [part[name] for name in ("items", "additionalProperties") if name in part]
+        if "$ref" in part:
+            pending.append(_target(part["$ref"], schema))
+
+
+def _target(reference: Any, schema: Any) -> Any:
+    """It need not stand where schemas usually do."""
+    found = pointed_at(reference, schema)
+    if found is None:
+        raise GuideError(f"$ref: there is no schema at {str(reference)[:64]}")
+    return found
 
 
 def _check(schema: Mapping[str, Any]) -> None:
-    keywords = {name for name in schema if name not in _ANNOTATIONS and not name.startswith("x-")}
+    keywords = {name for name in schema if name in CONSTRAINING}
     alone = [name for name in _ALONE if name in keywords]
     if alone:
         beside = keywords - {alone[0]}

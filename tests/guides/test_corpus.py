@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 import pytest
-from guide_corpus import REFUSED, corpus
+from guide_corpus import REFUSED, corpus, idle_corpus
 from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.guides.backend import GuideError
@@ -47,8 +47,13 @@ def test_there_are_enough_schemas_and_each_is_one():
     schemas = corpus()
     assert len(schemas) >= 300
     assert len({json.dumps(schema) for _, schema in schemas}) >= 300
-    for _, schema in schemas:
+    for _, schema in schemas + idle_corpus():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_keywords_that_constrain_nothing(library: GuideLibrary, tokenizer: Tokenizer, helper):
+    schemas = idle_corpus()
+    assert sample(schemas, library, tokenizer, helper, seed=1) >= 0.9 * len(schemas)
 
 
 def test_a_sample_of_the_corpus(library: GuideLibrary, tokenizer: Tokenizer, helper):

@@ -18,6 +18,7 @@ from guide_schemas import (
     scalars,
     strings,
 )
+from idle_schemas import exclusive_ones, from_makers, idle
 
 NUM_GENERATED = 120
 
@@ -25,6 +26,11 @@ NUM_GENERATED = 120
 def corpus() -> Named:
     found = scalars() + strings() + numbers() + arrays() + objects() + combined() + annotated() + from_life() + nasty()
     return found + [(f"generated {seed}", generated(Random(seed))) for seed in range(NUM_GENERATED)]
+
+
+def idle_corpus() -> Named:
+    """Schemas with keywords that constrain nothing, or that say in another way what is supported."""
+    return idle() + exclusive_ones() + from_makers()
 
 
 def generated(random: Random) -> Schema:
@@ -95,23 +101,30 @@ INTEGER = {"type": "integer"}
 REFUSED: list[tuple[str, Any]] = [
     ("uniqueItems", {"type": "array", "uniqueItems": True}),
     ("contains", {"type": "array", "contains": INTEGER}),
-    ("minContains", {"type": "array", "minContains": 2}),
-    ("maxContains", {"type": "array", "maxContains": 2}),
+    ("minContains", {"type": "array", "contains": INTEGER, "minContains": 2}),
+    ("maxContains", {"type": "array", "contains": INTEGER, "maxContains": 2}),
     ("not", {"not": INTEGER}),
     ("if", {"if": INTEGER, "then": {"minimum": 1}}),
-    ("then", {"then": INTEGER}),
-    ("else", {"else": INTEGER}),
+    ("then", {"if": INTEGER, "then": {"minimum": 1}, "else": {}}),
+    ("else", {"if": INTEGER, "else": {"type": "string"}}),
     ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
     ("dependentSchemas", {"type": "object", "dependentSchemas": {"a": INTEGER}}),
     ("dependencies", {"type": "object", "dependencies": {"a": ["b"]}}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"if": ["b"]}}),
     ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}),
+    ("propertyNames", {"type": "object", "propertyNames": {"type": "string", "maxLength": 3}}),
+    ("propertyNames", {"type": "object", "propertyNames": {"type": "number"}}),
+    ("propertyNames", {"type": "object", "propertyNames": {"format": "uuid"}}),
+    ("propertyNames", {"type": "object", "propertyNames": False}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
     ("unevaluatedItems", {"type": "array", "unevaluatedItems": False}),
     ("$dynamicRef", {"$dynamicRef": "#x"}),
     ("$recursiveRef", {"$recursiveRef": "#"}),
-    ("format", {"type": "string", "format": "regex"}),
-    ("format", {"type": "string", "format": "no such thing"}),
+    ("uniqueItems", {"type": ["string", "array"], "uniqueItems": True}),
+    ("not", {"type": "object", "not": {"required": ["a"]}}),
     ("oneOf", {"oneOf": [INTEGER, {"type": "number"}]}),
+    ("oneOf", {"$defs": {"a": INTEGER}, "oneOf": [{"$ref": "#/$defs/a"}, {"type": "number"}]}),
+    ("look-around", {"type": "string", "pattern": "^(?!\\.)b|c"}),
     ("minProperties", {"type": "object", "properties": {"a": INTEGER}, "minProperties": 1}),
     ("maxProperties", {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "maxProperties": 1}),
     ("look-around", {"type": "string", "pattern": "(?=a)b"}),

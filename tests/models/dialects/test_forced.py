@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from idle_schemas import from_makers
 
 from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
 from troupellm.models.dialects.engine import Parser
@@ -89,6 +90,30 @@ def test_a_strict_tool_is_called_well_or_not_at_all(name: str, backend, tokenize
     assert fits(backend, tokenizer, guide, written(name, "count", '{"n": 3}'))
     assert fits(backend, tokenizer, guide, written(name, "stop", '{"anything": [1]}'))
     assert not fits(backend, tokenizer, guide, written(name, "count", '{"m": 3}'))
+
+
+ORDER = (
+    '{"id": "123e4567-e89b-12d3-a456-426614174000", "at": "2026-11-22T10:00:00Z", "note": null,'
+    ' "pet": {"kind": "dog", "age": 3}, "price": "2.50"}'
+)
+OWNED = '{"id": 3, "file": "x", "owner": {"name": "ann", "tags": [1, 1]}}'
+
+
+@pytest.mark.parametrize(
+    ("maker", "arguments", "wrong"),
+    [
+        ("pydantic", ORDER, ORDER.replace("dog", "cow")),
+        ("pydantic", ORDER, ORDER.replace("2.50", "-.")),
+        ("pydantic", ORDER, ORDER.replace("11-22T", "11-31T")),
+        ("zod", '{"count": 3, "scores": {"ann": 1}}', '{"count": 3, "scores": {"ann": 10}}'),
+        ("OpenAPI", OWNED, OWNED.replace("ann", "Ann")),
+    ],
+)
+def test_strict_tools_as_makers_of_schemas_write_them(maker, arguments, wrong, backend, tokenizer):
+    tools = [{"function": {"name": "order", "parameters": dict(from_makers())[maker], "strict": True}}]
+    guide = calls_guide(dialect_named("hermes", "none"), tool_use(tools, "required"), after="", thoughts=False)
+    assert fits(backend, tokenizer, guide, written("hermes", "order", arguments))
+    assert not fits(backend, tokenizer, guide, written("hermes", "order", wrong))
 
 
 def test_a_free_answer_with_tags_or_a_call(backend, tokenizer):

@@ -1,0 +1,28 @@
+r"""Patterns that begin with look-aheads, which no backend supports, as several patterns without any.
+
+Makers of schemas put a few of them before what they mean: pydantic for decimals, up to its version 2.13, and zod for
+addresses of mail. Each says that the text matches another pattern as well.
+"""
+
+from typing import Any, Final
+
+_HEADS: Final = {
+    "(?!^[-+.]*$)": "[^-+.]",
+    r"(?!\.)": "^([^.](?s:.*))?$",
+    r"(?!.*\.\.)": r"^\.?([^.]+\.)*[^.]*$",
+}
+"""At the start of a pattern, and what it says of a text."""
+
+
+def without_look_ahead(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with such a pattern written as several; others stay, look-aheads and all."""
+    pattern, other = schema.get("pattern"), schema.get("allOf", [])
+    if not isinstance(pattern, str) or not pattern.startswith("^(?!") or not isinstance(other, list):
+        return schema
+    rest, also = pattern[1:], []
+    while (head := next((head for head in _HEADS if rest.startswith(head)), None)) is not None:
+        rest = rest.removeprefix(head)
+        also.append({"pattern": _HEADS[head]})
+    if "(?" in rest.replace("(?:", "") or "|" in rest:
+        return schema
+    return schema | {"pattern": "^" + rest, "allOf": [*other, *also]} if also else schema
