@@ -6,6 +6,7 @@ from importlib import import_module
 from troupellm.load_tests.chain import flags as chain
 from troupellm.load_tests.embed import flags as embed
 from troupellm.load_tests.eviction import flags as eviction
+from troupellm.load_tests.forks import flags as forks
 from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.handover import flags as handover
 from troupellm.load_tests.heartbeat import flags as heartbeat
@@ -14,11 +15,13 @@ from troupellm.load_tests.offline import flags as offline
 from troupellm.load_tests.offload import flags as offload
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
+from troupellm.load_tests.recovery import flags as recovery
 from troupellm.load_tests.scheduler import flags as scheduler
 from troupellm.load_tests.serve import flags as serve
 from troupellm.load_tests.soak import flags as soak
 from troupellm.load_tests.speculation import flags as speculation
 from troupellm.load_tests.sse import flags as sse
+from troupellm.load_tests.start import flags as start
 from troupellm.load_tests.step import flags as step
 from troupellm.load_tests.throughput import flags as throughput
 
@@ -46,6 +49,7 @@ _BENCHMARKS = {
         "troupellm.load_tests.prefill.command",
         "prompts that come together",
     ),
+    "forks": (forks.add_flags, "troupellm.load_tests.forks.command", "forks and beams beside independent requests"),
     "offload": (offload.add_flags, "troupellm.load_tests.offload.command", "what KV offload gives, and what it costs"),
     "overload": (overload.add_flags, "troupellm.load_tests.overload.command", "five times what fits, and a flood"),
     "guide": (guide.add_flags, "troupellm.load_tests.guide.command", "what structured outputs cost"),
@@ -55,6 +59,8 @@ _BENCHMARKS = {
         "what drafts bring",
     ),
     "sse": (sse.add_flags, "troupellm.load_tests.sse.command", "what sending events costs, beside a bare app"),
+    "start": (start.add_flags, "troupellm.load_tests.start.command", "from starting a server to its first token"),
+    "recovery": (recovery.add_flags, "troupellm.load_tests.recovery.command", "a worker killed under its streams"),
     "handover": (handover.add_flags, "troupellm.load_tests.handover.command", "prefill here, decode there"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }

@@ -74,6 +74,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     answered: float = 0.0
     """Arrival of the last chunk of the answer: the one with the finish reason."""
     pieces: list[str] = []
+    token_ids: list[int] = []
+    """Where the server tells them (`return_token_ids`)."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_usage: bool = False
@@ -138,6 +140,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
                 continue
             if choice.token_ids is not None:
                 new_tokens = len(choice.token_ids)
+                self.token_ids += choice.token_ids
             self._add_chunk(choice, new_tokens, now)
 
     def _read_usage(self, usage: _Usage | None) -> int | None:

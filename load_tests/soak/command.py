@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from troupellm.load_tests.soak.server import Held, SoakServer, soak_server
+from troupellm.load_tests.own_server import OwnServer, own_server
+from troupellm.load_tests.soak.server import Held, held_when_idle, resident_mebibytes
 from troupellm.load_tests.soak.traffic import UNEXPECTED, Traffic
 
 SAMPLE_SECONDS = 2.0
@@ -68,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _soak(args: argparse.Namespace) -> Report:
-    async with soak_server(args.model, args.serve_arg) as server:
+    async with own_server(args.model, args.serve_arg) as server:
         seconds = 60 * args.minutes
         warm_up = min(max(seconds * WARM_UP_SHARE, WARM_UP_SECONDS[0]), WARM_UP_SECONDS[1])
         await _drive(server, args, args.seed, warm_up)
-        before = await server.held()
+        before = await held_when_idle(server)
         samples, ends, kills = await _drive(server, args, args.seed + 1, seconds)
-        after = await server.held()
+        after = await held_when_idle(server)
         judged = samples[int(len(samples) * (1 - JUDGED_SHARE)) :]
         tenth = max(1, len(judged) // 10)
         return Report(
@@ -94,7 +95,7 @@ async def _soak(args: argparse.Namespace) -> Report:
 
 
 async def _drive(
-    server: SoakServer, args: argparse.Namespace, seed: int, seconds: float
+    server: OwnServer, args: argparse.Namespace, seed: int, seconds: float
 ) -> tuple[list[tuple[float, float]], dict[str, int], int]:
     """Traffic for so long; memory samples, how calls ended, and the number of workers killed."""
     traffic, samples, kills = Traffic(server, seed), [], 0
@@ -102,7 +103,7 @@ async def _drive(
     clients = [asyncio.create_task(traffic.run()) for _ in range(args.concurrency)]
     try:
         while (now := time.monotonic()) - began < seconds and server.running:
-            samples.append(((now - began) / 60, server.resident_mebibytes()))
+            samples.append(((now - began) / 60, resident_mebibytes(server)))
             due = args.kill_every and now - killed >= args.kill_every and now - began < KILLING_SHARE * seconds
             if due and (workers := server.workers()):
                 killed = now

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from troupellm.load_tests.soak.server import SoakServer
+from troupellm.load_tests.own_server import OwnServer
 
 REQUEST_SECONDS = 120.0
 STALL_SECONDS = 3.0
@@ -30,7 +30,7 @@ UNEXPECTED = "unexpected: "
 class Traffic:
     """`ends` counts outcomes by class; those that start with `unexpected` fail the soak."""
 
-    def __init__(self, server: SoakServer, seed: int) -> None:
+    def __init__(self, server: OwnServer, seed: int) -> None:
         self._server = server
         self._random = random.Random(seed)
         self._client = httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=REQUEST_SECONDS)

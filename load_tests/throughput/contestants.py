@@ -126,6 +126,34 @@ class StaticBatches:
         return [output[row, width : width + request.output_len].tolist() for row, request in enumerate(batch)]
 
 
+class BeamSearch:
+    """Its beam search over the prompt of one request; the answers are the beams, best first."""
+
+    def __init__(self, reference: Reference, *, width: int) -> None:
+        self._reference = reference
+        self._width = width
+        self._model: Any = None
+
+    async def start(self, turn: AsyncExitStack) -> None:
+        self._model = await self._reference.model()
+
+    async def answer(self, requests: Sequence[Request]) -> list[list[int]]:
+        (request,) = requests
+        return await on_own_thread(self._search, request)
+
+    def _search(self, request: Request) -> list[list[int]]:
+        import torch
+
+        ids = torch.tensor([request.prompt])
+        with torch.inference_mode():
+            output = self._model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.output_len, do_sample=False,
+                num_beams=self._width, num_return_sequences=self._width, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        beams: list[list[int]] = output[:, len(request.prompt) :].tolist()
+        return beams
+
+
 class ContinuousBatching:
     """`transformers`' continuous batching over a paged cache; its manager starts before the clock does."""
 

@@ -94,7 +94,7 @@ def test_tokens_per_chunk_come_from_running_usage_or_token_ids() -> None:
     )
     assert (running.ok, running.chunk_tokens) == (True, [2, 1])
     ids = read({"choices": [{"text": "ab", "token_ids": [1, 2], "finish_reason": "length"}]}, usage(2), wanted=2)
-    assert (ids.ok, ids.chunk_tokens) == (True, [2])
+    assert (ids.ok, ids.chunk_tokens, ids.token_ids) == (True, [2], [1, 2])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""`bench start`: from starting `troupellm serve` to its port, to its readiness, and to the first token of an answer.
+
+A client sees all of it from outside: it tries to connect, asks `/readyz`, and sends a request once that is 200. The
+environment is in place, and a first start, which is not counted, has read the files into memory.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from troupellm.load_tests.own_server import START_SECONDS, OwnServer, starting_server
+from troupellm.load_tests.peers.servers import free_port
+from troupellm.load_tests.serve.client import Target, exchange
+from troupellm.load_tests.serve.records import RequestRecord, SampleRequest
+
+BAR_SECONDS = 10.0
+"""Within which the first token is wanted, on two cores."""
+POLL_SECONDS = 0.02
+REQUEST_SECONDS = 60.0
+_HOST = "127.0.0.1"
+_PROMPT = SampleRequest(prompt="Once upon a time", output_len=16)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one server. Seconds since its process was started."""
+
+    bound: float
+    """Connections are accepted."""
+    ready: float
+    first_token: float
+    """Of a request that was sent when it was ready."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    uncounted: Start
+    starts: list[Start]
+
+    def seconds(self, name: str) -> list[float]:
+        return [getattr(start, name) for start in self.starts]
+
+    @property
+    def kept(self) -> bool:
+        return median(self.seconds("first_token")) < BAR_SECONDS
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every server started, answered and stopped; raises RuntimeError where one did not."""
+    report = asyncio.run(_measure(args))
+    print(text(report))
+    if args.result_json:
+        Path(args.result_json).write_bytes(msgspec.json.encode(report))
+    return 0
+
+
+async def _measure(args: argparse.Namespace) -> Report:
+    from tqdm import tqdm
+
+    starts = []
+    with tqdm(total=args.rounds + 1, unit="start") as bar:
+        for _ in range(args.rounds + 1):
+            starts.append(await start_once(args.model, args.serve_arg))
+            bar.update()
+    return Report(uncounted=starts[0], starts=starts[1:])
+
+
+async def start_once(model: str | None, flags: list[str]) -> Start:
+    """
+    Raises:
+        RuntimeError: the server did not start, did not answer, or did not stop as it should.
+    """
+    port = free_port()
+    began = time.perf_counter()
+    async with starting_server(model, [*flags, f"--port={port}"]) as server:
+        bound = await _when(server, lambda: _connects(port))
+        async with httpx.AsyncClient(base_url=f"http://{_HOST}:{port}", trust_env=False, verify=False) as client:
+            ready = await _when(server, lambda: _is_ready(client))
+        await server.ready()
+        first_token = await _first_token(server)
+        if code := await server.stop():
+            raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(server.log))
+    return Start(bound=bound - began, ready=ready - began, first_token=first_token - began)
+
+
+async def _when(server: OwnServer, holds: Callable[[], Awaitable[bool]]) -> float:
+    """The moment when something holds for the first time."""
+    async with asyncio.timeout(START_SECONDS):
+        while not await holds():
+            if not server.running:
+                await server.ready()  # which raises, with all that it said, unless it had been ready before
+                raise RuntimeError("the server ended by itself:\n" + "\n".join(server.log))
+            await asyncio.sleep(POLL_SECONDS)
+    return time.perf_counter()
+
+
+async def _connects(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(_HOST, port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz")).status_code == 200
+    except httpx.HTTPError:  # it has gone, or is too busy to answer
+        return False
+
+
+async def _first_token(server: OwnServer) -> float:
+    body = {"temperature": 0.0, "ignore_eos": True}
+    target = Target.make(
+        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model=server.model, body=body,
+        timeout=REQUEST_SECONDS,
+    )  # fmt: skip
+    record = RequestRecord(index=0, wanted_tokens=_PROMPT.output_len, ignore_eos=True)
+    await exchange(target, _PROMPT, record)
+    if record.error:
+        raise RuntimeError(f"the first request failed: {record.error}")
+    return record.chunk_times[0]
+
+
+def text(report: Report) -> str:
+    lines = [f"{'seconds since the start of the process':<40}{'median':>8}{'least':>8}{'most':>8}{'uncounted':>11}"]
+    for label, name in (("port bound", "bound"), ("ready", "ready"), ("first token", "first_token")):
+        seconds = report.seconds(name)
+        lines.append(
+            f"{label:<40}{median(seconds):>8.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}"
+            f"{getattr(report.uncounted, name):>11.2f}"
+        )
+    verdict = "kept" if report.kept else "MISSED"
+    lines.append(f"{len(report.starts)} starts; the first token is wanted within {BAR_SECONDS:g} s   {verdict}")
+    return "\n".join(lines)
