@@ -51,10 +51,10 @@ class Tokenizer:
         told = msgspec.json.decode(definition, type=_Definition)
         self.form: DecoderForm = _decoder_form(told.decoder)
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        check_added(told.added_tokens, vocabulary)
         self.size: int = max(vocabulary.values(), default=-1) + 1
         if self.size > MOST_TOKENS:
             raise ModelLoadError(f"tokenizer.json: a token has the id {self.size - 1}, beyond {MOST_TOKENS}")
+        check_added(told.added_tokens, vocabulary)
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
         self.special_token_ids = frozenset(

@@ -107,9 +107,9 @@ def _is_idle(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
         case "format":
             return isinstance(value, str) and value not in ENFORCED_FORMATS
         case "minLength" | "minItems":
-            return _at_most(value, 0)
+            return _is_count(value, 0)
         case "minProperties":
-            return _at_most(value, len(set(_texts(schema.get("required")))))
+            return _is_count(value, len(set(_texts(schema.get("required")))))
         case "maxProperties":
             return _is_closed(schema) and _at_most(len(schema.get("properties", {})), value)
         case "exclusiveMinimum" | "exclusiveMaximum" | "uniqueItems" | "not":
@@ -161,6 +161,11 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
     """Whether an object has no other names than those that are listed."""
     listed = isinstance(schema.get("properties", {}), dict)
     return listed and schema.get("additionalProperties") is False and not schema.get("patternProperties")
+
+
+def _is_count(value: Any, most: int) -> bool:
+    """Whether it is a number from 0 to most; a negative one is no count, and refused."""
+    return _at_most(0, value) and _at_most(value, most)
 
 
 def _at_most(value: Any, most: Any) -> bool:

@@ -39,7 +39,7 @@ def test_a_longer_file_has_changed(file: Path) -> None:
     steady, state = SteadyFiles([file]), file.stat()
     file.write_bytes(b"weights and more")
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-    with pytest.raises(ModelLoadError, match=r"^a\.safetensors has changed while the model was read from it$"):
+    with pytest.raises(ModelLoadError, match=r"(?m)^a\.safetensors has changed while the model was read from it$"):
         steady.check()
 
 
@@ -54,7 +54,7 @@ def test_a_file_of_the_same_size_has_changed(file: Path) -> None:
 def test_a_file_that_is_not_there_any_more_has_gone(file: Path) -> None:
     steady = SteadyFiles([file])
     file.unlink()
-    with pytest.raises(ModelLoadError, match=r"^a\.safetensors has gone while the model was read from it$"):
+    with pytest.raises(ModelLoadError, match=r"(?m)^a\.safetensors has gone while the model was read from it$"):
         steady.check()
 
 

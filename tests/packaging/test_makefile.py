@@ -21,7 +21,7 @@ def commands_of(target: str, *settings: str) -> list[str]:
     return done.stdout.replace("\\\n", " ").splitlines()
 
 
-def tests_of(target: str, *settings: str) -> str:
+def pytest_of(target: str, *settings: str) -> str:
     (tests,) = [command for command in commands_of(target, *settings) if " -m pytest " in command]
     return tests
 
@@ -39,9 +39,9 @@ def test_all_tests_have_their_clients_and_their_encoder() -> None:
 
 def test_what_could_not_be_installed_is_a_failure_unless_it_may_be_absent() -> None:
     needed = f"{VARIABLE}=1 "
-    assert tests_of("test-all").startswith(needed)
-    assert needed not in tests_of("test-all", "ALLOW_ABSENT=1")
-    assert needed not in tests_of("test")
+    assert pytest_of("test-all").startswith(needed)
+    assert needed not in pytest_of("test-all", "ALLOW_ABSENT=1")
+    assert needed not in pytest_of("test")
 
 
 @pytest.mark.parametrize(
