@@ -159,7 +159,8 @@ class Guides:
             jumps: take tokens that must come next without drawing them.
         """
         self._jumps = jumps
-        self._library = GuideLibrary(read_tokenizer, vocab_width, len(os.sched_getaffinity(0)))
+        cores = max(1, len(os.sched_getaffinity(0)) - 1)  # one is left to the thread that makes steps
+        self._library = GuideLibrary(read_tokenizer, vocab_width, cores)
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:
