@@ -117,11 +117,13 @@ class ModelRunner:
         check: Verification | None = None
         if self.speculator is not None and trial is not None and trial.unusual(len(plan.rows)):
             check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
+        pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
+        # Only now, before a stretch that needs no interpreter: who fills masks needs it.
+        if check is not None:
             drawn, filled = check.drawn, check.begin_masks()
         else:
             drawn = [plan.rows[index] for index in np.flatnonzero(sampling).tolist()]
             filled = None if self.guides is None else self.guides.begin(drawn)
-        pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
         prepared = perf_counter()
         late = self._quick and int(whole.counts.sum()) <= QUICK_TOKENS
         if meanwhile is not None and not late:

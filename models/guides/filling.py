@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from troupellm.models.guides.backend import Backend
+from troupellm.models.guides.backend import Backend, Masks
 from troupellm.models.guides.backends import BITS
 from troupellm.models.guides.guided_row import GuidedRow
 from troupellm.models.guides.library import GuideLibrary
@@ -128,26 +128,63 @@ class FilledLater:
 
     def _fill_awake(self, backend: Backend, places: list[int], *, drafts: bool) -> None:
         """drafts: what goes wrong here has not happened yet. Where the drafts are kept it does a step later."""
-        matchers = [matcher for place in places if (matcher := self._rows[place].matcher) is not None]
+        rows = [self._rows[place] for place in places]
         whole = len(places) == len(self._rows)
         masks = self._masks if whole else np.empty((len(places), self._masks.shape[1]), dtype=np.int32)
-        seconds = backend.fill(matchers, masks)
-        for number, place in enumerate(places):
-            row, broken = self._rows[place], matchers[number].error is not None
+        seconds = _computed(backend, rows, masks)
+        for number, row in enumerate(rows):
+            taken, broken = seconds[number], row.matcher is not None and row.matcher.error is not None
             if drafts:
-                if seconds:
-                    row.charge_draft(seconds[number])
+                if taken is not None:
+                    row.charge_draft(taken)
                 if broken:
                     masks[number] = 0
                 continue
-            if seconds:
-                row.charge(seconds[number])
+            if taken is not None:
+                row.charge(taken)
             if broken and row.retry() and row.matcher is not None:
                 backend.fill([row.matcher], masks[number : number + 1])
-            if (broken or seconds) and not row.check():
+            if (broken or taken is not None) and not row.check():
                 masks[number] = 0
         if not whole:
             self._masks[places] = masks
+
+
+def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> None:
+    """Compute the next masks of rows that want one, before it is known which step they will stand in."""
+    groups: dict[str, list[GuidedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.backend, []).append(row)
+    for name, group in groups.items():
+        masks = np.empty((len(group), library.mask_words), dtype=np.int32)
+        seconds = _computed(library.backend(name), group, masks)
+        for number, row in enumerate(group):
+            row.ahead = masks[number], seconds[number]
+
+
+def _computed(backend: Backend, rows: Sequence[GuidedRow], masks: Masks) -> list[float | None]:
+    """Write the masks of rows that are awake, of which some may have been filled ahead.
+
+    Returns:
+        CPU seconds of each, where they were taken.
+    """
+    seconds: list[float | None] = [None] * len(rows)
+    left = []
+    for number, row in enumerate(rows):
+        if row.ahead is None:
+            left.append(number)
+        else:
+            masks[number], seconds[number] = row.ahead
+    if not left:
+        return seconds
+    matchers = [matcher for number in left if (matcher := rows[number].matcher) is not None]
+    part = masks if len(left) == len(rows) else np.empty((len(left), masks.shape[1]), dtype=np.int32)
+    taken = backend.fill(matchers, part)
+    for number, each in zip(left, taken, strict=False):  # empty where they were not taken
+        seconds[number] = each
+    if part is not masks:
+        masks[left] = part
+    return seconds
 
 
 class Walk:

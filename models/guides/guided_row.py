@@ -6,7 +6,7 @@ from typing import Final
 
 from troupellm.models.guides.backend import BackendError, GuideError, Matcher
 from troupellm.models.guides.library import Built, GuideLibrary
-from troupellm.models.guides.thinking import Sleep, allows
+from troupellm.models.guides.thinking import Mask, Sleep, allows
 from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import RowError
@@ -32,8 +32,8 @@ class GuidedRow:
     """One row's guide."""
 
     __slots__ = (
-        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "at_fault",
-        "building", "error", "jumps", "matcher", "only", "sleep",
+        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "ahead",
+        "at_fault", "building", "error", "jumps", "matcher", "only", "sleep",
     )  # fmt: skip
 
     def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
@@ -47,6 +47,8 @@ class GuidedRow:
         """The request is to blame for the error."""
         self.only: int | None = None
         """The one token that may come next, where that is known."""
+        self.ahead: tuple[Mask, float | None] | None = None
+        """Its next mask, where it was filled ahead, and the CPU seconds that it took, where they were taken."""
         self._library = library
         self._program = program
         self._built: Built | None = None
@@ -76,7 +78,14 @@ class GuidedRow:
 
     def _moved(self) -> None:
         """Forget what was known of where the matcher was."""
-        self._stopped = self.only = None
+        self._stopped = self.only = self.ahead = None
+
+    @property
+    def wants_mask(self) -> bool:
+        """Its next mask must be computed, and is not known."""
+        if self.error is not None or self.matcher is None or self.asleep or self.stopped:
+            return False
+        return self.only is None and self.ahead is None
 
     def failure(self, row: int) -> RowError:
         """What to say if no token is left for it."""

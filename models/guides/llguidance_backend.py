@@ -149,7 +149,7 @@ class LLGuidance:
         self._tokens = tokens
         self.special_tokens = special_tokens or {}
         self._limits = limits()
-        self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+        self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._suspicious = False
         self._timers: ThreadPoolExecutor | None = None
@@ -162,8 +162,10 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
         inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
-        if self._executor is None or len(inner) <= FEW_MATCHERS:
+        if len(inner) <= FEW_MATCHERS:
             return [_fill_one(matcher, masks, index) for index, matcher in enumerate(inner)]
+        if self._executor is None:
+            self._executor = LLExecutor(self._num_threads)
         begin = perf_counter()
         seconds: list[float] = []
         if self._suspicious:

@@ -1,16 +1,17 @@
 """The guided rows of a worker: where each is in its grammar, and which tokens may come next.
 
 Masks for a step are filled on a thread of their own while the model computes the step; a handful of rows with a small
-vocabulary is quicker done on the spot. What a mask allows depends on a row's own program and tokens only.
+vocabulary is quicker done on the spot. Those of more rows are begun as soon as their tokens are drawn: until the next
+step is computed most cores have nothing to do. What a mask allows depends on a row's own program and tokens only.
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from troupellm.models.guides.backend import GuideError
-from troupellm.models.guides.filling import FilledLater, Walk
+from troupellm.models.guides.filling import FilledLater, Walk, fill_ahead
 from troupellm.models.guides.guided_row import GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import Advanced, TokenMasks
@@ -21,6 +22,8 @@ from troupellm.protocol.worker import SamplingState
 
 ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
+LEAST_AHEAD = 5
+"""Rows whose masks are worth another thread before they are wanted."""
 _SMOOTHING = 0.1
 
 
@@ -34,6 +37,8 @@ class GuidedRows:
         self._helper = helper
         self._rows: dict[int, GuidedRow] = {}
         self._seconds_per_row = 0.0
+        self._ahead: Future[None] | None = None
+        """Masks that are being filled ahead, on the helper: nobody else may use their matchers meanwhile."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -60,6 +65,7 @@ class GuidedRows:
         guided = self._rows.get(row)
         if guided is None or not len(drafts):
             return
+        self._settle()
         if (guided.building is not None and not guided.building.done()) or not guided.takes_drafts:
             drafts.keep(())
             return
@@ -88,6 +94,8 @@ class GuidedRows:
         filled = FilledLater(index, numbers, guided, followed)
         expected = self._seconds_per_row * len(guided)
         quick = 0.0 < expected < ON_THE_SPOT_SECONDS and all(row.building is None for row in guided)
+        if quick and (quick := self._ahead is None or self._ahead.done()):
+            self._settle()
         filled.start(self._library, None if quick else self._helper)
         return filled
 
@@ -104,6 +112,8 @@ class GuidedRows:
         Args:
             room: tokens that each row may have beyond them.
         """
+        self._settle()
+        ahead: list[GuidedRow] = []
         finished: list[int] = []
         forced: dict[int, list[int]] = {}
         kept: dict[int, int] = {}
@@ -120,7 +130,17 @@ class GuidedRows:
                 forced[row] = following
             if guided.stopped:
                 finished.append(row)
+            elif guided.wants_mask:
+                ahead.append(guided)
+        if len(ahead) >= LEAST_AHEAD:
+            self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
+
+    def _settle(self) -> None:
+        """Wait for masks that are being filled ahead."""
+        if self._ahead is not None:
+            self._ahead.result()
+            self._ahead = None
 
 
 def _may_jump(state: SamplingState) -> bool:
@@ -139,7 +159,8 @@ class Guides:
             jumps: take tokens that must come next without drawing them.
         """
         self._jumps = jumps
-        self._library = GuideLibrary(read_tokenizer, vocab_width, len(os.sched_getaffinity(0)))
+        cores = max(1, len(os.sched_getaffinity(0)) - 1)  # one is left to the thread that makes steps
+        self._library = GuideLibrary(read_tokenizer, vocab_width, cores)
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:

@@ -1,0 +1,90 @@
+"""Masks are filled as soon as tokens are drawn, before it is known which rows the next step has."""
+
+import numpy as np
+import pytest
+
+from troupellm.models.guides.backends import program_text
+from troupellm.models.guides.library import GuideLibrary
+from troupellm.models.guides.llguidance_backend import LLGuidance
+from troupellm.models.guides.rows import LEAST_AHEAD, GuidedRows
+from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.worker import SamplingState
+
+PROGRAM = GuideProgram(
+    backend="llguidance",
+    text=program_text(GuideSpec(kind="regex", source="[ab][cd][ef][gh]{1,40}"), "llguidance", 64, {}),
+)
+
+
+def begun(library, helper, count: int) -> GuidedRows:
+    rows = GuidedRows(library, helper)
+    for row in range(count):
+        rows.add(row, SamplingState(guide=PROGRAM), [])
+    rows.filled(rows.begin(list(range(count))))
+    return rows
+
+
+def advance(rows: GuidedRows, numbers, token: int) -> None:
+    rows.advance(numbers, [[token]] * len(numbers), [100] * len(numbers))
+
+
+def mask_behind(library: GuideLibrary, tokens) -> np.ndarray:
+    matcher, masks = library.matcher(PROGRAM), np.zeros((1, library.mask_words), dtype=np.int32)
+    assert matcher.accept(tokens)
+    library.backend("llguidance").fill([matcher], masks)
+    return masks[0]
+
+
+@pytest.fixture
+def letters(tokenizer) -> list[int]:
+    return [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ace"]
+
+
+def test_a_step_of_any_of_the_rows_finds_their_masks(library, helper, letters, monkeypatch):
+    a, count = letters[0], LEAST_AHEAD + 3
+    rows, expected = begun(library, helper, count), mask_behind(library, [a])
+    advance(rows, list(range(count)), a)
+    helper.submit(int).result()  # which comes behind what is filled ahead
+    monkeypatch.setattr(LLGuidance, "fill", lambda *_: pytest.fail("the masks are there"))
+    for numbers in ([6, 1, 3], list(range(count)), [2]):
+        bits = rows.filled(rows.begin(numbers)).bits.numpy()
+        assert (bits == expected).all()
+        assert len(bits) == len(numbers)
+
+
+def test_a_row_that_goes_on_has_another_mask(library, helper, letters):
+    a, c, e = letters
+    count = LEAST_AHEAD + 1
+    rows = begun(library, helper, count)
+    advance(rows, list(range(count)), a)
+    advance(rows, [0, 1], c)
+    advance(rows, [1], e)
+    bits = rows.filled(rows.begin([2, 1, 0])).bits.numpy()
+    for mask, tokens in zip(bits, ([a], [a, c, e], [a, c]), strict=True):
+        assert (mask == mask_behind(library, tokens)).all()
+    assert len({mask.tobytes() for mask in bits}) == 3
+
+
+def test_a_handful_of_rows_waits_for_its_step(library, helper, letters):
+    rows = begun(library, helper, LEAST_AHEAD - 1)
+    advance(rows, list(range(LEAST_AHEAD - 1)), letters[0])
+    helper.submit(int).result()
+    assert all(row.ahead is None for row in rows._rows.values())
+
+
+def test_a_row_that_cannot_go_on_says_so_when_its_step_comes(library, helper, letters, monkeypatch):
+    """A mask that fails ahead of its step ends its own row alone."""
+    a, count = letters[0], LEAST_AHEAD
+    rows, fill = begun(library, helper, count), LLGuidance.fill
+
+    def breaking(self, matchers, masks):
+        matchers[2].accept([a])  # which does not fit
+        return fill(self, matchers, masks)
+
+    monkeypatch.setattr(LLGuidance, "fill", breaking)
+    advance(rows, list(range(count)), a)
+    helper.submit(int).result()
+    monkeypatch.undo()
+    bits = rows.filled(rows.begin(list(range(count)))).bits.numpy()
+    assert [bool(mask.any()) for mask in bits] == [True, True, False, True, True]
+    assert rows._rows[2].error is not None
