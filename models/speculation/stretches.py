@@ -24,12 +24,13 @@ _REMEMBERED: Final = 24
 _OUTLIER: Final = 2.5
 """Times the median, beyond which a step does not count as longer: others had the processor."""
 _VERDICTS: Final = {4: 0.6, 8: 0.75, 16: 0.9}
-"""After so many steps, the share of the speed without drafts below which a stretch ends."""
+"""After so many steps, the share of what a whole stretch must reach below which it ends."""
 _STRETCH: Final = 32
 """Steps of a whole stretch."""
 _FEW_ROWS: Final = 4
-_WORTH, _WORTH_OF_MANY = 1.0, 1.03
-"""Times the speed without drafts that a whole stretch must reach: with many rows those that draft end out of turn."""
+_WORTH, _WORTH_OF_MANY = 1.0, 1.2
+"""Times the speed without drafts that a whole stretch must reach. Many rows share what a step costs whatever they are:
+those that draft end before the others, whose steps are as many as before, and have fewer to share it with."""
 _LOOK: Final = 16
 """Steps in which somebody must have been worth a draft."""
 _QUIET: Final = 8
@@ -261,7 +262,7 @@ class _Spell:
         if count < _STRETCH and count not in _VERDICTS:
             return
         speed = self._earned / (count * _mean(self._periods))
-        if speed < _VERDICTS.get(count, self._worth):
+        if speed < self._worth * _VERDICTS.get(count, 1.0):
             self._fail()
         elif count == _STRETCH:
             self._fails, self._credit, self._lost = 0, min(self._credit + 1, _MOST_CREDIT), 0.0

@@ -144,7 +144,7 @@ def test_what_did_not_pay_is_found_to_pay_when_it_does() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(20, 32), (32, 20)])
-@pytest.mark.parametrize(("speed", "pays"), [(0.97, False), (1.2, True)])
+@pytest.mark.parametrize(("speed", "pays"), [(0.97, False), (1.1, False), (1.4, True)])
 def test_each_step_of_a_stretch_is_compared_with_those_of_as_many_rows(
     sizes: tuple[int, int], speed: float, pays: bool
 ) -> None:
