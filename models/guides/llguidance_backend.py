@@ -162,7 +162,7 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
         inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
-        if len(inner) <= FEW_MATCHERS:
+        if self._num_threads == 1 or len(inner) <= FEW_MATCHERS:
             return [_fill_one(matcher, masks, index) for index, matcher in enumerate(inner)]
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
