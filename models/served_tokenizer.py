@@ -1,8 +1,9 @@
 """Which tokenizer a model is served with, and whether it belongs to it: what a text can become must have a row in the
 model's embedding.
 
-Tokens that stand for pictures, sounds and films may lack one. Some families share a tokenizer between models that see
-and models that do not, and the latter have no row for them; a prompt that spells one out is refused by its number.
+Tokens that stand for pictures, sounds and films may lack one: some families share a tokenizer between models that see
+and models that do not, and the latter have no row for them. So may the one for padding, which some tokenizers were
+given later and nothing is padded with here. A prompt that spells one out is refused by its number.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
-_MEDIA = ("image_token", "audio_token", "video_token")
+_SPARED = ("image_token", "audio_token", "video_token", "pad_token")
 _HINT = "use the tokenizer that belongs to the model; --tokenizer names another folder"
 _SHOWN = 80
 
@@ -86,7 +87,7 @@ def _check_tokens(tokenizer: Tokenizer, home: Path, rows: int) -> None:
 def _placeholders(settings: dict[str, Any]) -> frozenset[str]:
     extra = settings.get("extra_special_tokens")
     places = [settings, extra] if isinstance(extra, dict) else [settings]
-    found = (token_text(place.get(name)) for place in places for name in _MEDIA)
+    found = (token_text(place.get(name)) for place in places for name in _SPARED)
     return frozenset(text for text in found if text is not None)
 
 

@@ -298,6 +298,6 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> fr
     own = None if text is None else backend.token_to_id(text)
     if own is not None:
         found.add(own)
-    elif text is not None and not found:
+    elif text and not found:
         raise ModelLoadError(f"tokenizer_config.json: eos_token {text[:80]!r} is no token of the tokenizer")
     return frozenset(found)

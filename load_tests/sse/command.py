@@ -22,6 +22,8 @@ MOST_GROWTH = 16 * 2**20
 """Bytes that the server may grow by once all who do not read are paused."""
 MOST_STALL_SECONDS = 45.0
 """Until they are; the server gives up a reader that takes nothing for 60 s."""
+ANSWER_SECONDS = 300.0
+"""For one line of the measured process."""
 CHUNK_BYTES = 192
 """Of the bare app where the size of ours is not known."""
 READ_BYTES = 1 << 16
@@ -38,7 +40,7 @@ class Subject:
 
     async def line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        found: dict[str, Any] = json.loads(await self._process.stdout.readline())
+        found: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), ANSWER_SECONDS))
         return found
 
     async def look(self) -> dict[str, Any]:
@@ -82,7 +84,9 @@ async def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
     if args.stalled:
         print(f"{args.stalled} readers that never read", file=sys.stderr)
         stalled = report["stalled"] = await _stalled(args)
-        report["kept"]["stalled"] = stalled["growth"] <= MOST_GROWTH and stalled["tokens_meanwhile"] == 0
+        standing = stalled["paused"] == stalled["paused_after"] == args.stalled
+        still = stalled["growth"] <= MOST_GROWTH and stalled["tokens_meanwhile"] == 0
+        report["kept"]["stalled"] = standing and still
     return report
 
 
@@ -155,6 +159,7 @@ async def _stalled(args: argparse.Namespace) -> dict[str, float]:
     return {
         "readers": args.stalled,
         "paused": before["paused"],
+        "paused_after": after["paused"],
         "seconds_until_paused": took,
         "rss": after["rss"],
         "held": before["rss"] - idle["rss"],

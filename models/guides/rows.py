@@ -70,9 +70,10 @@ class GuidedRows:
             drafts.keep(())
             return
         guided.wait()
-        walk = Walk(guided)
+        ahead, walk = guided.ahead, Walk(guided)
         drafts.keep([node for node in range(len(drafts)) if walk.to(drafts, node)])
         walk.back()
+        guided.ahead = ahead  # it is where it was
 
     def begin(self, rows: Sequence[int], drafts: Mapping[int, RowDrafts] | None = None) -> FilledLater | None:
         """Start to fill the masks of those of the rows that have a guide; None when there are none.
@@ -132,15 +133,16 @@ class GuidedRows:
                 finished.append(row)
             elif guided.wants_mask:
                 ahead.append(guided)
-        if len(ahead) >= LEAST_AHEAD:
+        # Not behind a grammar that is being built: what is quick would wait for it.
+        if len(ahead) >= LEAST_AHEAD and all(row.building is None for row in self._rows.values()):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
 
     def _settle(self) -> None:
         """Wait for masks that are being filled ahead."""
-        if self._ahead is not None:
-            self._ahead.result()
-            self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.result()
 
 
 def _may_jump(state: SamplingState) -> bool:

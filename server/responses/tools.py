@@ -2,7 +2,8 @@
 
 Functions may stand in a namespace, where Codex puts those of each MCP server. Models know plain functions only: there
 they have one name made of both, and their calls get the two names back. Coding agents also send tools of their vendor's
-own server beside them (`web_search`, `image_generation` ...) and work without those.
+own server beside them (`web_search`, `image_generation` ...) and work without those. Of namespaces as many functions
+are offered as fit: some clients send hundreds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ class _Offer(msgspec.Struct):
     """Descriptions of namespaces."""
     skipped: list[str] = []
     """Types of the others."""
+    room: int = MAX_TOOLS
+    """Functions of namespaces that still fit beside the plain ones."""
 
 
 class ChosenTools(msgspec.Struct, frozen=True):
@@ -79,12 +82,15 @@ class ChosenTools(msgspec.Struct, frozen=True):
         for position, function in enumerate(allowed):
             names += [(f"tools[{position}].function", function.here), (f"tools[{position}]", function.here)]
         given = dict(choice) if isinstance(choice, Mapping) else choice or "auto"
-        pairs = {one.name: (one.namespace, one.tool["name"]) for one in allowed if one.namespace is not None}
+        plain = {one.name for one in allowed if one.namespace is None}
+        # Of those that are not allowed too: a model may call what it has called before.
+        inner = [(one.name, one.namespace, one.tool["name"]) for one in offer.functions if one.name not in plain]
+        pairs = {name: (namespace, own) for name, namespace, own in inner if namespace is not None}
         return cls(offer.kept, given, fields, names, pairs, offer.skipped)
 
 
 def _read(tools: Sequence[Mapping[str, Any]]) -> _Offer:
-    offer = _Offer()
+    offer = _Offer(room=MAX_TOOLS - sum(tool.get("type") == "function" for tool in tools))
     for position, tool in enumerate(tools):
         here = f"tools[{position}]"
         kind = _text(tool, "type", here)
@@ -117,10 +123,10 @@ def _read_namespace(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
             offer.skipped.append(kind)
             continue
         _check_function(one, place)
-        length = len(flat_name(namespace, one["name"]))
-        if length > MAX_NAME:
-            message = f"{place}.name has {length} characters together with its namespace, of at most {MAX_NAME}"
-            raise InvalidRequest(message, param=f"{place}.name")
+        if offer.room <= 0 or len(flat_name(namespace, one["name"])) > MAX_NAME:
+            offer.skipped.append("namespace_function")
+            continue
+        offer.room -= 1
         offer.functions.append(_Function(place, one, namespace))
         kept.append(one)
     if kept:

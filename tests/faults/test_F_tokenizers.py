@@ -60,12 +60,14 @@ async def test_F4_as_many_tokens_as_the_embedding_has_rows(folder):
     assert len(completion.token_ids) == 2
 
 
-@pytest.mark.parametrize("place", ["image_token", "extra_special_tokens"])
-async def test_F4_a_token_that_stands_for_a_picture_needs_no_row_and_is_refused_in_a_prompt(folder, place):
+@pytest.mark.parametrize("place", ["image_token", "pad_token", "extra_special_tokens"])
+async def test_F4_a_token_that_stands_for_a_picture_or_for_nothing_needs_no_row_and_is_refused_in_a_prompt(
+    folder, place
+):
     """Families of models that see and models that do not share a tokenizer."""
     text = f"<|{LOGITS_WIDTH}|>"
     add(folder, numbered(LOGITS_WIDTH))
-    named: dict[str, Any] = {place: text if place == "image_token" else {"image_token": text}}
+    named: dict[str, Any] = {place: text if place != "extra_special_tokens" else {"image_token": text}}
     config("tokenizer_config.json", **named)(folder)
     async with engine_of(folder) as engine, running_server(engine) as served, served.client() as client:
         for prompt, status in (("Hi", 200), (f"Hi{text}", 400)):
