@@ -2,6 +2,8 @@
 
 import argparse
 
+from troupellm.load_tests.serve.flags import count
+
 SIDES = ("spare", "no-spare")
 
 
@@ -10,9 +12,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sides", nargs="+", choices=SIDES, default=list(SIDES), help="with and without a spare worker"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="kills of each side, a fresh server for each")
-    parser.add_argument("--streams", type=int, default=32, help="answers that are under way at the kill")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--rounds", type=count, default=3, help="kills of each side, a fresh server for each")
+    parser.add_argument("--streams", type=count, default=32, help="answers that are under way at the kill")
+    parser.add_argument("--max-tokens", type=count, default=256, help="of each answer")
     parser.add_argument(
         "--serve-arg",
         action="append",

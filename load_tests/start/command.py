@@ -91,12 +91,16 @@ async def start_once(model: str | None, flags: list[str]) -> Start:
 
 async def _when(server: OwnServer, holds: Callable[[], Awaitable[bool]]) -> float:
     """The moment when something holds for the first time."""
-    async with asyncio.timeout(START_SECONDS):
-        while not await holds():
-            if not server.running:
-                await server.ready()  # which raises, with all that it said, unless it had been ready before
-                raise RuntimeError("the server ended by itself:\n" + "\n".join(server.log))
-            await asyncio.sleep(POLL_SECONDS)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not await holds():
+                if not server.running:
+                    await server.ready()  # which raises, with all that it said, unless it had been ready before
+                    raise RuntimeError("the server ended by itself:\n" + "\n".join(server.log))
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        said = "\n".join(server.log)
+        raise RuntimeError(f"the server was not that far within {START_SECONDS:.0f} s:\n{said}") from None
     return time.perf_counter()
 
 
