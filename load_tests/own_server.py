@@ -11,8 +11,11 @@ from contextlib import asynccontextmanager
 
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
+LINE_BYTES = 16_384
+"""What is kept of a longer line of the log."""
 _READY = re.compile(r"ready: (\S+) at (http://\S+)")
 _KEPT_LINES = 200
+_PIECE_BYTES = 65_536
 
 
 class OwnServer:
@@ -31,7 +34,7 @@ class OwnServer:
 
     async def read_log(self) -> None:
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
+        async for line in lines_of(self._process.stderr):
             text = line.decode(errors="replace").rstrip()
             self.log = [*self.log[-_KEPT_LINES:], text]
             if found := _READY.search(text):
@@ -86,6 +89,18 @@ async def own_server(model: str | None, flags: Sequence[str]) -> AsyncIterator[O
     async with starting_server(model, flags) as server:
         await server.ready()
         yield server
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a stream, of long ones the beginning: the stream's own iterator fails where a line is too long."""
+    held = b""
+    while piece := await stream.read(_PIECE_BYTES):
+        *ended, held = (held + piece).split(b"\n")
+        for line in ended:
+            yield line[:LINE_BYTES]
+        held = held[:LINE_BYTES]
+    if held:
+        yield held
 
 
 def process_tree(root: int) -> list[int]:

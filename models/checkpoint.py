@@ -14,12 +14,14 @@ from troupellm.kernels.quantized import Weight
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import FILE
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
-from troupellm.models.read_errors import why
+from troupellm.models.read_errors import plain_name, why
+from troupellm.models.safetensors_header import check_names
 from troupellm.models.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LONGEST_FILE_NAME = 255
 READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Buffers that old checkpoints carry and that follow from config.json."""
@@ -84,14 +86,16 @@ class Checkpoint:
                 names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
             except (OSError, SafetensorError) as error:
                 raise ModelLoadError(f"{file} cannot be read: {why(error)}") from error
+            check_names(folder / file)
             self._files[file] = handle
             for name in names:
                 if name in self._homes:
-                    raise ModelLoadError(f"{file}: tensor {name} is in {self._homes[name]} too")
+                    raise ModelLoadError(f"{file}: tensor {plain_name(name)} is in {self._homes[name]} too")
                 if told.get(name, file) != file:
-                    raise ModelLoadError(f"{INDEX}: tensor {name} is in {file}, not in {told[name]}")
+                    raise ModelLoadError(f"{INDEX}: tensor {plain_name(name)} is in {file}, not in {told[name]}")
                 self._homes[name] = file
         self.num_tensors = len(self._homes)
+        self._told_but_nowhere = {name: file for name, file in told.items() if name not in self._homes}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor.
@@ -119,7 +123,7 @@ class Checkpoint:
     def _read(self, name: str, shape: tuple[int, ...], kinds: frozenset[str]) -> Tensor:
         file = self._homes.pop(name, None)
         if file is None:
-            raise ModelLoadError(f"{' and '.join(self._files)}: tensor {name} is missing")
+            raise self._missing(name)
         view = self._files[file].get_slice(name)
         if tuple(view.get_shape()) != shape:
             raise ModelLoadError(f"{file}: tensor {name} has shape {list(view.get_shape())}, expected {list(shape)}")
@@ -133,6 +137,13 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{file}: tensor {name} cannot be read: {why(error)}") from error
         return tensor
+
+    def _missing(self, name: str) -> ModelLoadError:
+        if (told := self._told_but_nowhere.get(name)) is not None:  # the index is not that of these shards
+            return ModelLoadError(f"{INDEX}: tensor {name} is not in {told}, nor in another shard")
+        files = list(self._files)
+        named = " and ".join(files if len(files) < 3 else [files[0], f"{len(files) - 1} more files"])
+        return ModelLoadError(f"{named}: tensor {name} is missing")
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, of a layer's weight."""
@@ -189,7 +200,7 @@ class Checkpoint:
         unknown = [name for name in self._homes if not name.endswith(DERIVED)]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            raise ModelLoadError(f"{self._homes[unknown[0]]}: unknown tensor {unknown[0]}{more}")
+            raise ModelLoadError(f"{self._homes[unknown[0]]}: unknown tensor {plain_name(unknown[0])}{more}")
         self._files.clear()
 
 
@@ -237,9 +248,10 @@ def weight_files(folder: Path) -> list[str]:
         return sorted(set(told_homes(folder).values()))
     if (folder / SINGLE).is_file():
         return [SINGLE]
-    if any(next(folder.glob(pattern), None) for pattern in PICKLES):
+    if (pickle := next((path.name for pattern in PICKLES for path in folder.glob(pattern)), None)) is not None:
         raise ModelLoadError(
-            f"{SINGLE} is missing; the folder has pickled weights only, which can run code when they are read",
+            f"{SINGLE} is missing; the folder has pickled weights only, such as {plain_name(pickle)}, "
+            "which can run code when they are read",
             hint="convert them with the `safetensors` package, or look for a safetensors version of the model",
         )
     raise ModelLoadError(f"{SINGLE} is missing", hint="give a folder with safetensors weights")
@@ -261,10 +273,10 @@ def told_homes(folder: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         raise ModelLoadError(f"{INDEX}: weight_map must map tensors to files")
     for file in sorted(set(names.values())):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ModelLoadError(f"{INDEX}: {file!r} is not the name of a safetensors file in this folder")
+        if Path(file).name != file or not file.endswith(".safetensors") or len(file) > _LONGEST_FILE_NAME:
+            raise ModelLoadError(f"{INDEX}: {plain_name(file)!r} is not the name of a safetensors file in this folder")
         if not (folder / file).is_file():
-            raise ModelLoadError(f"{file} is missing, though {INDEX} names it")
+            raise ModelLoadError(f"{plain_name(file)} is missing, though {INDEX} names it")
     return names
 
 

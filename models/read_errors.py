@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import ModelLoadError
 
 _WITHOUT_NUMBER: dict[type[OSError], str] = {
@@ -10,6 +11,12 @@ _WITHOUT_NUMBER: dict[type[OSError], str] = {
     PermissionError: "Permission denied",
 }
 """Libraries raise these with a text of their own, which has the whole path in it."""
+_LONGEST_NAME = 128
+
+
+def plain_name(name: str) -> str:
+    """The name of a file or a tensor as somebody has chosen it, for one line of an error."""
+    return printable(name, _LONGEST_NAME)
 
 
 def why(error: Exception) -> str:
@@ -23,5 +30,5 @@ def load_failure(error: Exception) -> ModelLoadError:
     """For what goes wrong while a model is loaded and nobody foresaw."""
     name = error.filename if isinstance(error, OSError) else None
     if isinstance(name, str | bytes | os.PathLike):
-        return ModelLoadError(f"{Path(os.fsdecode(name)).name}: {why(error)}")
+        return ModelLoadError(f"{plain_name(Path(os.fsdecode(name)).name)}: {why(error)}")
     return ModelLoadError(f"the model could not be loaded: {str(error) or type(error).__name__}")

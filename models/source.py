@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.model_folder import check_folder
 from troupellm.models.resume import fetch_blob
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -54,7 +55,7 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
     With `load_format` "dummy" no weights are fetched.
 
     Raises:
-        ModelLoadError: there is no such model, or it could not be fetched.
+        ModelLoadError: there is no such model, it could not be fetched, or its folder holds links that lead elsewhere.
     """
     if config.model is None:
         if not (BUILTIN_FOLDER / "config.json").is_file():
@@ -66,6 +67,7 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
         raise ModelLoadError("the model's name is empty", hint="leave it out to serve the built-in model")
     folder = Path(config.model).expanduser()
     if folder.is_dir():
+        check_folder(folder)
         return folder if (folder / "config.json").is_file() else _only_gguf(folder)
     if is_gguf(folder):
         return folder

@@ -1,11 +1,24 @@
 """Checks of single values, with error texts that name the field and what it may be."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from troupellm.protocol.errors import InvalidRequest
 
 MAX_ID_LIST = 65_536
+MAX_ECHO: Final = 64
+"""Most characters of somebody else's text that an error repeats."""
+
+
+def printable(text: str, most: int = MAX_ECHO) -> str:
+    """Somebody else's text for one line of an error: its beginning, and no character that a terminal or log obeys."""
+    shown = "".join(character if character.isprintable() else "?" for character in text[:most])
+    return f"{shown}..." if len(text) > most else shown
+
+
+def got(value: Any) -> str:
+    """How an error text ends that repeats what was sent, where that was a text."""
+    return f", got {printable(value)}" if isinstance(value, str) else ""
 
 
 def check_number(field: str, value: Any, low: float, high: float, *, exclusive: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
 
 MAX_TOOLS: Final = 128
@@ -69,7 +70,7 @@ def tool_use(tools: Sequence[Tool] | None, choice: Any = None, parallel: bool | 
         return _allowed(choice.get("allowed_tools"), names, strict, parallel=parallel is not False)
     name = _chosen_name(choice, "tool_choice")
     if name not in names:
-        raise InvalidRequest("tool_choice names a tool that is not among tools", param="tool_choice")
+        raise InvalidRequest(f"tool_choice names {printable(name)}, which is not among tools", param="tool_choice")
     return ToolUse(tools=(names[name],), required=True, parallel=False, strict=strict)
 
 
@@ -80,9 +81,11 @@ def _allowed(wanted: Any, names: Mapping[str, Tool], strict: frozenset[str], *, 
     entries = wanted.get("tools")
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not 0 < len(entries) <= MAX_TOOLS:
         raise InvalidRequest(f"{field}.tools must be a list of 1 to {MAX_TOOLS} tools", param=f"{field}.tools")
-    chosen = {_chosen_name(entry, f"{field}.tools") for entry in entries}
-    if not chosen <= names.keys():
-        raise InvalidRequest(f"{field}.tools names a tool that is not among tools", param=f"{field}.tools")
+    chosen = [_chosen_name(entry, f"{field}.tools") for entry in entries]
+    unknown = next((name for name in chosen if name not in names), None)
+    if unknown is not None:
+        message = f"{field}.tools names {printable(unknown)}, which is not among tools"
+        raise InvalidRequest(message, param=f"{field}.tools")
     tools = tuple(tool for name, tool in names.items() if name in chosen)
     return ToolUse(tools=tools, required=wanted["mode"] == "required", parallel=parallel, strict=strict)
 

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.protocol.checks import printable
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.worker import LoadProgress
@@ -26,9 +27,6 @@ from troupellm.server.skipped import Skipped
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
-
-MAX_ECHO = 64
-"""Most characters of a client's own text that an error repeats."""
 
 
 STREAM_DEFAULTS = {"flush_interval": 0.02, "wakes_per_second": 1600, "stall_timeout": 60.0}
@@ -221,7 +219,7 @@ class EngineHost:
         names = self.require().model_names
         if name in names:
             return name
-        asked = "the request names no model" if name is None else f"no model named {_printable(name)}"
+        asked = "the request names no model" if name is None else f"no model named {printable(name)}"
         raise ModelNotFound(f"{asked}; served here: {', '.join(names)}", param="model")
 
     def fingerprint(self) -> str:
@@ -244,8 +242,3 @@ class EngineHost:
             return ""
         share = f" {100 * self.progress.done // self.progress.total}%" if self.progress.total else ""
         return f" ({self.progress.phase}{share})"
-
-
-def _printable(name: str) -> str:
-    shown = "".join(character if character.isprintable() else "?" for character in name[:MAX_ECHO])
-    return f"{shown}..." if len(name) > MAX_ECHO else shown

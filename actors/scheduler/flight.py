@@ -88,8 +88,13 @@ class Flights:
         return None
 
     def land(self, flight: Flight) -> None:
-        """Its result is here: the oldest one has come back."""
-        assert self._flights[0] is flight
+        """Its result is here: the oldest one has come back.
+
+        Raises:
+            BrokenResult: it is not the oldest one.
+        """
+        if self._flights[0] is not flight:
+            raise BrokenResult(f"the result of step {flight.step} overtook that of an earlier step")
         self.last_returned = flight.step
         self._flights.popleft()
 

@@ -157,7 +157,8 @@ class DevicePlan:
             programs: of the decode kernel's grid, if not as many as the device holds.
             tree: of rows behind the first `decode_rows`; not for latent vectors.
         """
-        assert tree is None or not shape.latent
+        if tree is not None and shape.latent:
+            raise ValueError("a tree does not go with latent vectors")
         self.shape, self.num_tokens = shape, num_tokens
         self.decode: DecodePart | None = None
         self.extend: ExtendPart | None = None

@@ -7,6 +7,7 @@ another server, which answers the same requests one by one.
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -14,6 +15,7 @@ import msgspec
 
 from troupellm.load_tests.own_server import START_SECONDS, OwnServer, own_server, processor_ticks
 from troupellm.load_tests.recovery.streams import Asked, Kill, alone, kill_under, requests
+from troupellm.protocol.errors import ConfigError
 
 BARS = {"spare": 3.0, "no-spare": 5.0}
 """Seconds within which the first new token is wanted, with the built-in model."""
@@ -40,7 +42,13 @@ class Side(msgspec.Struct):
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a stream failed or has other tokens than alone; raises RuntimeError where a server did not do its part."""
+    """1 when a stream failed or has other tokens than alone.
+
+    Raises:
+        ConfigError: the servers would have no worker process to kill.
+        RuntimeError: a server did not do its part.
+    """
+    check_flags(args.serve_arg)
     sides = asyncio.run(_measure(args))
     print(table(sides, args.streams))
     failures = [f"{side.name}: {failure}" for side in sides for kill in side.kills for failure in kill.failures]
@@ -49,6 +57,23 @@ def run(args: argparse.Namespace) -> int:
     if args.result_json:
         Path(args.result_json).write_bytes(msgspec.json.encode({"streams": args.streams, "sides": sides}))
     return 1 if failures else 0
+
+
+def check_flags(serve_arg: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: with these flags, a configuration file or the environment, the model runs in the server's process.
+    """
+    from troupellm.server.cli import serve
+    from troupellm.server.cli.flags import load_configs, translate
+
+    parser = argparse.ArgumentParser(prog="troupellm")
+    serve.register(parser.add_subparsers())
+    config, _ = load_configs(parser.parse_args(translate(["serve", *serve_arg])))
+    if config.worker.worker_process is False:
+        raise ConfigError(
+            "bench recovery needs a worker process to kill: leave --no-worker-process out", param="worker_process"
+        )
 
 
 async def _measure(args: argparse.Namespace) -> list[Side]:

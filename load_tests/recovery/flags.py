@@ -22,4 +22,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FLAG",
         help="for the servers, such as --serve-arg=--batch-invariant",
     )
+    parser.add_argument(  # so that the refusal says why
+        "--no-worker-process",
+        dest="serve_arg",
+        action="append_const",
+        const="--no-worker-process",
+        help=argparse.SUPPRESS,
+    )
     parser.add_argument("--result-json", metavar="FILE")

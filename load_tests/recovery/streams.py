@@ -64,7 +64,13 @@ async def alone(server: OwnServer, asked: Sequence[Asked]) -> list[list[int]]:
 
 
 async def kill_under(server: OwnServer, asked: Sequence[Asked], expected: Sequence[Sequence[int]]) -> Kill:
-    """All requests at once; the worker is killed when every one of them is under way."""
+    """All requests at once; the worker is killed when every one of them is under way.
+
+    Raises:
+        RuntimeError: the server has no worker process.
+    """
+    if not server.workers():
+        raise RuntimeError("the server has no worker process to kill")
     records = _records(asked)
     async with asyncio.TaskGroup() as group:
         for one, record in zip(asked, records, strict=True):

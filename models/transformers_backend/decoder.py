@@ -11,6 +11,7 @@ from troupellm.kernels.linear import batch_invariance
 from troupellm.models.checkpoint import weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.safetensors_header import check_names
 from troupellm.models.speculation.proposer import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
@@ -144,7 +145,8 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
-    weight_files(folder)  # refuses what may hold code, with a hint
+    for file in weight_files(folder):  # refuses what may hold code, with a hint
+        check_names(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

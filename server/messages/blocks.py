@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.anthropic import InputMessage
+from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_BLOCKS, Block
 
@@ -124,10 +125,9 @@ def text_of(content: object, here: str) -> str:
     )
 
 
-def _texts(block: object, here: str) -> list[str]:
+def _texts(block: Block, here: str) -> list[str]:
     """The texts of a block that stands for itself."""
     kind = _kind(block, here)
-    assert isinstance(block, Mapping)
     if kind == "text":
         return [_text(block.get("text"), f"{here}.text")]
     if kind == "tool_reference":
@@ -142,8 +142,7 @@ def _texts(block: object, here: str) -> list[str]:
             return [text_of(source.get("content"), f"{here}.source.content")]
     if _is_skipped(kind):
         return []
-    shown = "".join(character if character.isprintable() else "?" for character in kind[:64])
-    message = f"{here}: blocks of type {shown} are not supported here, only text"
+    message = f"{here}: blocks of type {printable(kind)} are not supported here, only text"
     raise InvalidRequest(message, param=f"{here}.type", code="unsupported_parameter")
 
 

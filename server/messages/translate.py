@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from troupellm.protocol.anthropic import MessagesRequest, MessageToolChoice, PromptFields
+from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import invalid_field
@@ -110,7 +111,8 @@ def _choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]
     if kind == "tool":
         name = choice.name if choice is not None else None
         if not any(tool["function"]["name"] == name for tool in tools):
-            raise InvalidRequest("tool_choice.name is not the name of a tool in tools", param="tool_choice.name")
+            message = f"tool_choice.name must be that of a tool in tools{got(name)}"
+            raise InvalidRequest(message, param="tool_choice.name")
         return fields | {"tool_choice": {"type": "function", "function": {"name": name}}}
     if kind == "any" and not tools:
         raise InvalidRequest("tool_choice is any, but there is no tool in tools", param="tool_choice")

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.server.responses.namespaces import flat_name
@@ -91,7 +92,7 @@ class _Transcript:
             self._output(item, here)
         elif kind not in SKIPPED_ITEMS:
             raise InvalidRequest(
-                f"{here}: items of type {_shown(kind)} are not supported",
+                f"{here}: items of type {printable(kind)} are not supported",
                 param=f"{here}.type",
                 code="unsupported_parameter",
             )
@@ -179,7 +180,7 @@ def text_of(content: object, here: str, *, separator: str = "") -> str:
             raise InvalidRequest(f"{place} must be an object with a type", param=place, code="invalid_type")
         if kind not in _TEXTS:
             raise InvalidRequest(
-                f"{place}: parts of type {_shown(kind)} are not supported, only text",
+                f"{place}: parts of type {printable(kind)} are not supported, only text",
                 param=f"{place}.type",
                 code="unsupported_parameter",
             )
@@ -193,7 +194,3 @@ def _text(value: object, here: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{here} must be a text", param=here, code="invalid_type")
     return value
-
-
-def _shown(kind: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in kind[:64])

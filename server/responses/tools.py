@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.tools import MAX_NAME, MAX_TOOLS
 from troupellm.server.responses.namespaces import Namespaced, flat_name
@@ -187,7 +188,8 @@ def _named(wanted: Mapping[str, Any], functions: Sequence[_Function], here: str)
     fitting = [one for one in functions if one.tool["name"] == name and namespace in (None, one.namespace)]
     names = {one.name for one in fitting if one.namespace is None} or {one.name for one in fitting}
     if not names:
-        raise InvalidRequest(f"{here}.name is not the name of a function in tools", param=f"{here}.name")
+        message = f"{here}.name must be that of a function in tools{got(name)}"
+        raise InvalidRequest(message, param=f"{here}.name")
     if len(names) > 1:
         message = f"{here}.name is that of functions in several namespaces: name one in {here}.namespace"
         raise InvalidRequest(message, param=f"{here}.name")
@@ -217,6 +219,7 @@ def _allowed(choice: Mapping[str, Any], functions: Sequence[_Function]) -> list[
         elif tool.get("type") == "namespace":
             inside = {one.name for one in functions if one.namespace is not None and one.namespace == tool.get("name")}
             if not inside:
-                raise InvalidRequest(f"{place}.name is not a namespace of functions in tools", param=f"{place}.name")
+                message = f"{place}.name must be a namespace of functions in tools{got(tool.get('name'))}"
+                raise InvalidRequest(message, param=f"{place}.name")
             chosen |= inside
     return [one for one in functions if one.name in chosen]

@@ -84,6 +84,77 @@ async def test_B11_tools_that_are_too_many_too_long_and_too_deep(tiny_engine):
         await check_matrix(attacked, cases, routes=CHAT)
 
 
+NOBODY = "no\x1b[31m\nbody" + "y" * 2**16
+"""A name as a tool's is, and one that a log would obey."""
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+USE = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            CHAT[0],
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [_tool()],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [_tool(), _tool(name=NOBODY)]},
+                },
+            },
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            CHAT[0],
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [_tool()],
+                "tool_choice": _tool(name=NOBODY),
+            },
+            "tool_choice",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "tools": [FLAT],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "f"}, {"type": "function", "name": NOBODY}],
+                },
+            },
+            "tool_choice.tools[1].name",
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "tools": [FLAT], "tool_choice": {"type": "function", "name": NOBODY}},
+            "tool_choice.name",
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [USE],
+                "tool_choice": {"type": "tool", "name": NOBODY},
+                "max_tokens": 1,
+            },
+            "tool_choice.name",
+        ),
+    ],
+    ids=["chat allows", "chat names", "responses allow", "responses name", "messages name"],
+)
+async def test_B11_choices_of_tools_that_are_not_there_say_field_and_name(tiny_engine, path, fields, param):
+    async with tiny_engine(tool_call_parser="hermes") as engine, under_attack(engine) as attacked:
+        answer = await attacked.client.post(path, json={"model": "tiny", **fields})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert param in message
+    assert "no?[31m?body" in message
+    assert len(message) <= 512
+
+
 PAST = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -165,12 +165,20 @@ def drop_a_tensor(folder: Path, homes: dict[str, str]) -> str:
     tensors = load_file(folder / SHARDS[1])
     del tensors[max(tensors)]
     save_file(tensors, folder / SHARDS[1], metadata={"format": "pt"})
-    return f"{SHARDS[0]} and {SHARDS[1]}: tensor "
+    return f"{INDEX}: tensor {max(homes, key=lambda name: (homes[name], name))} is not in {SHARDS[1]}, nor in another"
+
+
+def forget_a_tensor(folder: Path, homes: dict[str, str]) -> str:
+    """Neither has it."""
+    name = max(load_file(folder / SHARDS[1]))
+    drop_a_tensor(folder, homes)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {key: home for key, home in homes.items() if key != name}}))
+    return f"{SHARDS[0]} and {SHARDS[1]}: tensor {name} is missing"
 
 
 def leave_a_shard_out(folder: Path, homes: dict[str, str]) -> str:
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(homes, SHARDS[0])}))
-    return f"{SHARDS[0]}: tensor "
+    return f"{INDEX}: tensor "
 
 
 def move_a_tensor(folder: Path, homes: dict[str, str]) -> str:
@@ -179,7 +187,10 @@ def move_a_tensor(folder: Path, homes: dict[str, str]) -> str:
     return f"{INDEX}: tensor {name} is in {SHARDS[0]}, not in {SHARDS[1]}"
 
 
-@pytest.mark.parametrize("mismatch", [swap, drop_a_tensor, leave_a_shard_out, move_a_tensor])
+MISMATCHES = (swap, drop_a_tensor, forget_a_tensor, leave_a_shard_out, move_a_tensor)
+
+
+@pytest.mark.parametrize("mismatch", MISMATCHES)
 async def test_F7_shards_that_are_not_those_of_the_index(folder, mismatch):
     homes = split(folder)
     async with engine_of(folder) as engine:

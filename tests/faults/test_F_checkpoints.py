@@ -7,6 +7,9 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,14 @@ import anyio
 import numpy as np
 import psutil
 import pytest
+from engines import SETTINGS
 from processes import serving_process
 from refusals import Change, config, content, engine_of, refused
 from safetensors.numpy import load_file, save_file
 from serving import running_server
 from tiny_model import write_tiny_model
 
+from troupellm.actors.engine import Engine
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import translate
 from troupellm.server.exit_codes import EXIT_MODEL
@@ -28,6 +33,8 @@ pytestmark = pytest.mark.anyio
 
 MEBIBYTE = 2**20
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD = "lm_head.weight"
+PICKLES = ("pytorch_model.bin", "model.pt", "consolidated.pth", "last.ckpt")
 
 
 @pytest.fixture
@@ -73,6 +80,49 @@ async def test_F1_a_file_that_ends_early(folder):
     assert (await refused(folder)).startswith(WEIGHTS)
 
 
+def split(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of a safetensors file, and what is behind it."""
+    data = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def write_weights(folder: Path, header: str, body: bytes) -> None:
+    text = header.encode()
+    (folder / WEIGHTS).write_bytes(safetensors(text + b" " * (-len(text) % 8), body))
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+async def test_F1_a_tensor_that_is_named_twice(folder, position):
+    """Each reader would take one of the two: this one the right one, another one something else, or the reverse."""
+    header, body = split(folder / WEIGHTS)
+    other = json.dumps({HEAD: header[HEAD] | {"shape": header[HEAD]["shape"][::-1]}})
+    first, second = (other, json.dumps(header)) if position == "before" else (json.dumps(header), other)
+    write_weights(folder, f"{first[:-1]}, {second[1:]}", body)
+    assert await refused(folder) == f"{WEIGHTS}: the header names {HEAD} twice"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(0, 32), (272, 0), (0,), (0, 2**62), (1,), (-1, 32), (-272, -32), (2**20, 2**10), (2**31, 2**31), (2**62, 2**62)],
+    ids=str,
+)
+async def test_F1_shapes_without_the_values_that_the_model_wants(folder, shape):
+    header, body = split(folder / WEIGHTS)
+    begin, end = header[HEAD]["data_offsets"]
+    less = end - begin - 4 * prod(shape) if min(shape) >= 0 and prod(shape) < 2 else 0
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [place - less for place in entry["data_offsets"]]
+    header[HEAD] |= {"shape": shape, "data_offsets": [begin, end - less]}
+    write_weights(folder, json.dumps(header), body[: end - less] + body[end:])
+    before = psutil.Process().memory_info().rss
+    message = await refused(folder)
+    assert psutil.Process().memory_info().rss - before < 64 * MEBIBYTE
+    told = f": tensor {HEAD} has shape {list(shape)}, expected [" if less else " cannot be read: "
+    assert message.startswith(f"{WEIGHTS}{told}")
+
+
 class Harm:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -81,11 +131,33 @@ class Harm:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.pth", WEIGHTS])
+@pytest.mark.parametrize("name", [*PICKLES, WEIGHTS])
 async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
-    assert (await refused(folder)).startswith(WEIGHTS)
+    message = await refused(folder)
+    assert message.startswith(WEIGHTS)
+    assert name in message
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("code", ["troupellm", pytest.param("transformers", marks=pytest.mark.slow)])
+async def test_F2_pickles_beside_safetensors_are_not_opened(folder, tmp_path, code):
+    for name in PICKLES:
+        (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
+    os.mkfifo(folder / "training_args.bin")  # whoever opens it waits for ever
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {HEAD: "pytorch_model.bin"}}))
+    async with Engine(str(folder), **SETTINGS, model_impl=code) as engine:
+        assert len((await engine.generate([5], max_tokens=2, ignore_eos=True)).token_ids) == 2
+    assert not (tmp_path / "harmed").exists()
+    pickle.loads((folder / PICKLES[0]).read_bytes())
+    assert (tmp_path / "harmed").exists()
+
+
+async def test_F2_an_index_may_not_name_a_pickle(folder, tmp_path):
+    (folder / PICKLES[0]).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
+    index(PICKLES[0])(folder)
+    assert await refused(folder) == f"{INDEX}: {PICKLES[0]!r} is not the name of a safetensors file in this folder"
     assert not (tmp_path / "harmed").exists()
 
 
@@ -109,6 +181,40 @@ async def test_F3_configurations_that_cannot_be(folder, change):
     change(folder)
     message = await refused(folder)
     assert message.startswith(("config.json", WEIGHTS)), message
+
+
+WITHOUT_ASSERTS = """
+import json, sys
+import anyio
+from troupellm.actors.engine import Engine
+from troupellm.protocol.errors import ModelLoadError
+
+async def refusal(folder, settings):
+    try:
+        async with Engine(folder, **settings):
+            return "it was served"
+    except ModelLoadError as error:
+        return error.message
+
+settings = json.loads(sys.argv[1])
+refusals = [anyio.run(refusal, folder, settings) for folder in sys.argv[2:]]
+print(json.dumps({"asserts": __debug__, "refusals": refusals}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_F3_python_without_assert_statements_refuses_the_same(tmp_path):
+    """In a process of its own, for every damage to weights and configuration that is listed here."""
+    changes = [*CONFIGS.values(), *(content(data, WEIGHTS) for data in FILES.values())]
+    folders = [write_tiny_model(tmp_path / f"tiny-{number}") for number in range(len(changes))]
+    for folder, change in zip(folders, changes, strict=True):
+        change(folder)
+    refusals = [await refused(folder) for folder in folders]
+    command = [sys.executable, "-O", "-c", WITHOUT_ASSERTS, json.dumps(SETTINGS), *map(str, folders)]
+    child = await anyio.run_process(command, check=False, stderr=subprocess.PIPE)
+    assert child.returncode == 0, child.stderr.decode(errors="replace")[-2000:]
+    assert json.loads(child.stdout.splitlines()[-1]) == {"asserts": False, "refusals": refusals}
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "NobodyForCausalLM"])

@@ -1,6 +1,7 @@
 """`bench recovery`: when streams count as having gone on, what it judges, and kills under a few streams."""
 
 import argparse
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from troupellm.load_tests.recovery.command import Side, run, table
+from troupellm.load_tests.own_server import OwnServer
+from troupellm.load_tests.recovery.command import Side, check_flags, run, table
 from troupellm.load_tests.recovery.flags import add_flags
-from troupellm.load_tests.recovery.streams import Kill, seen, went_on
+from troupellm.load_tests.recovery.streams import Kill, kill_under, seen, went_on
 from troupellm.load_tests.serve.records import RequestRecord
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.cli.flags import ENV_PREFIX
 
 KILLED = 10.0
 
@@ -59,6 +63,42 @@ def test_the_first_new_token_is_judged_by_its_side() -> None:
     text = table([Side("spare", kills), Side("no-spare", kills)], 32).splitlines()
     assert [line.split()[-1] for line in text[2:]] == ["MISSED", "kept"]
     assert "4.00 (9.00)" in text[2]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--no-worker-process", "--serve-arg=--no-worker-process", "--serve-arg=--worker_process=false"],
+)
+def test_without_a_worker_process_there_is_nothing_to_kill(flag: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    with pytest.raises(ConfigError, match=r"^bench recovery needs a worker process to kill: [^\n]+$"):
+        run(parser.parse_args([flag]))
+
+
+def test_the_environment_and_a_file_can_take_the_worker_process_away_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_flags(["--batch-invariant", "--worker-process"])
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[worker]\nworker_process = false\n")
+    with pytest.raises(ConfigError, match="needs a worker process"):
+        check_flags(["--config", str(settings)])
+    monkeypatch.setenv(f"{ENV_PREFIX}WORKER_PROCESS", "false")
+    with pytest.raises(ConfigError, match="needs a worker process"):
+        check_flags([])
+
+
+def test_a_server_without_a_worker_process_is_told_in_one_line() -> None:
+    class Alone(OwnServer):
+        def __init__(self) -> None:
+            """There is no process."""
+
+        def workers(self) -> list[int]:
+            return []
+
+    with pytest.raises(RuntimeError, match="^the server has no worker process to kill$"):
+        asyncio.run(kill_under(Alone(), [], []))
 
 
 @pytest.mark.slow
