@@ -111,21 +111,18 @@ def _whole(raw: bytes) -> str | None:
 class _TableDecoder:
     """Several tokens at once are a join of their table entries, unless a character is cut."""
 
-    __slots__ = ("_held", "_pieces", "_raw")
+    __slots__ = ("_broken", "_held", "_pieces", "_raw")
 
     def __init__(self, pieces: Sequence[str | None], raw: Sequence[bytes]) -> None:
         self._pieces = pieces
         self._raw = raw
         self._held = b""
-
-    @property
-    def clean(self) -> bool:
-        """Nothing is held, so that a whole token's text is simply its table entry."""
-        return not self._held
+        self._broken = False
+        """In a run of byte tokens that has a mistake."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         pieces = self._pieces
-        if self.clean:
+        if not (self._held or self._broken):  # a whole token's text is simply its table entry
             try:
                 if len(token_ids) == 1:  # every reader is woken at every step
                     piece = pieces[token_ids[0]]
@@ -168,15 +165,7 @@ class ByteFallbackDecoder(_TableDecoder):
     bytes of a run with a mistake; here whole characters before the first mistake were shown already, and stay.
     """
 
-    __slots__ = ("_broken",)
-
-    def __init__(self, pieces: Sequence[str | None], raw: Sequence[bytes]) -> None:
-        super().__init__(pieces, raw)
-        self._broken = False
-
-    @property
-    def clean(self) -> bool:
-        return not self._held and not self._broken
+    __slots__ = ()
 
     def step(self, token_id: int) -> str:
         if token_id >= len(self._pieces):
@@ -184,7 +173,7 @@ class ByteFallbackDecoder(_TableDecoder):
         piece = self._pieces[token_id]
         if piece is None:
             return self._byte(self._raw[token_id])
-        if not piece or self.clean:
+        if not piece or not (self._held or self._broken):
             return piece
         return self.flush() + piece
 

@@ -213,11 +213,9 @@ class LocalOutbox:
     def _wake_readers(self) -> None:
         if self._on_wake is not None:
             self._on_wake(self)
-        if not self._waiters:
-            return
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        for waiter in self._waiters:
             waiter.wake()
+        self._waiters.clear()
 
 
 def _merged(index: int, pieces: list[Delta]) -> Delta:

@@ -4,6 +4,7 @@ The hot path is a token of a sequence without stop strings and log-probabilities
 the reader is woken. First tokens, ends and everything else take the careful path below it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
@@ -11,61 +12,16 @@ import msgspec
 
 from troupellm.actors.detokenizer import SequenceText, TextTables
 from troupellm.actors.logprobs import token_logprobs
+from troupellm.actors.output_rows import NOBODY, Company, OutputRequest, OutputRow
 from troupellm.actors.stop_strings import StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
-from troupellm.protocol.output import OpenRequest, Outbox, OutputMessage, RequestClosed, RowFinished, StepOutput
+from troupellm.protocol.output import OpenRequest, OutputMessage, RequestClosed, RowFinished, StepOutput
 from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, StopStringMet
 from troupellm.protocol.worker import RowLogprobs
 
 _PORTION = 2048
 """Log-probabilities that are read without a pause, alternatives included: 3 ms."""
-
-
-class _Request:
-    """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
-
-    __slots__ = (
-        "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
-        "truncated", "unseen",
-    )  # fmt: skip
-
-    def __init__(self, message: OpenRequest) -> None:
-        self.number = message.request
-        self.outbox: Outbox = message.outbox
-        self.rows = message.rows
-        self.members: list[_Row] = []
-        """Its sequences, ended ones too."""
-        self.prompt_tokens = len(message.prompt_token_ids) // 4
-        self.truncated = message.truncated
-        self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
-        self.due = 0.0
-        self.dirty = False
-        self.interval = message.stream_interval
-        """Tokens of a sequence after which its reader is woken; None: after some time."""
-        self.unseen: dict[int, int] = {}
-        """Only with an interval: tokens since the last wake, by index of the sequence."""
-
-
-class _Row:
-    """A sequence that has not ended."""
-
-    __slots__ = ("feed", "ids", "index", "logprobs", "request", "show_stop_token", "started", "stepwise", "text")
-
-    def __init__(self, index: int, request: _Request, text: SequenceText | None) -> None:
-        self.index = index
-        self.request = request
-        self.text = text
-        """None when nothing is to be detokenized."""
-        self.feed: Callable[[Sequence[int]], str] = _no_text if text is None else text.plain_feed
-        """What `ids` say."""
-        self.logprobs = False
-        self.show_stop_token = False
-        self.started = False
-        self.ids: list[int] = []
-        """Tokens that are text only when the reader is woken."""
-        self.stepwise: SequenceText | None = None
-        """`text` again, once single tokens are looked at for stop strings without further ado."""
 
 
 class OutputCore:
@@ -85,11 +41,15 @@ class OutputCore:
         self._flush_interval = flush_interval
         self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
         self._tell_closed = on_closed
-        self._requests: dict[int, _Request] = {}
-        self._rows: dict[int, _Row] = {}
-        self._keeping: dict[int, _Row] = {}
+        self._requests: dict[int, OutputRequest] = {}
+        self._rows: dict[int, OutputRow] = {}
+        self._keeping: dict[int, OutputRow] = {}
         """Those that take the hot path."""
-        self._dirty: list[_Request] = []
+        self._company = NOBODY
+        """Of the last step, unless somebody has come to the hot path or left it since."""
+        self._pause = 0.0
+        """Seconds between two wakes of one reader."""
+        self._dirty: list[OutputRequest] = []
         self.next_flush: float | None = None
         """When `flush` has something to do; None while nobody has unseen pieces."""
 
@@ -116,21 +76,24 @@ class OutputCore:
         """Wake the readers whose time has come."""
         if self.next_flush is None or now < self.next_flush:
             return
-        waiting: list[_Request] = []
-        earliest: float | None = None
+        waiting: list[OutputRequest] = []
+        earliest = math.inf
         for request in self._dirty:
             if not request.dirty:
                 continue
-            if now >= request.due:
+            due = request.due
+            if now >= due:
                 self._wake(request, now)
             else:
                 waiting.append(request)
-                earliest = request.due if earliest is None else min(earliest, request.due)
+                if due < earliest:
+                    earliest = due
         self._dirty = waiting
-        self.next_flush = earliest
+        self.next_flush = earliest if waiting else None
 
     def _on_open(self, message: OpenRequest) -> None:
-        request = self._requests[message.request] = _Request(message)
+        request = self._requests[message.request] = OutputRequest(message)
+        self._share_wakes()
         tables, skip = self._tables, message.skip_special_tokens
         stops = StopStrings(message.stop_strings) if message.stop_strings else None
         for index, number in enumerate(message.rows):
@@ -146,7 +109,7 @@ class OutputCore:
                     include_stop=message.include_stop_str_in_output,
                     min_tokens=message.min_tokens,
                 )
-            row = self._rows[number] = _Row(index, request, text)
+            row = self._rows[number] = OutputRow(index, request, text)
             request.members.append(row)
             row.logprobs = message.logprobs is not None
             row.show_stop_token = message.include_stop_str_in_output
@@ -158,16 +121,44 @@ class OutputCore:
 
     def _on_step(self, message: StepOutput, now: float) -> None:
         finished = {end.row: end for end in message.finished} if message.finished else {}
-        logprobs = {entry.row: entry for entry in message.logprobs} if message.logprobs else {}
-        rows, keeping, tokens, offset = self._rows, self._keeping, message.tokens, 0
         for number in finished:
-            keeping.pop(number, None)
-        for number, count in zip(message.rows, message.token_counts, strict=True):
-            kept = keeping.get(number)
-            if kept is not None and count == 1:
-                kept.ids.append(tokens[offset])
-                if not kept.request.dirty:
-                    self._mark(kept.request, kept.index)
+            self._leave_hot_path(number)
+        if message.rows != self._company.rows:
+            self._company = Company(message.rows, self._keeping)
+        crowd, counts = self._company.crowd, message.token_counts
+        if len(crowd) == len(counts) == counts.count(1):  # the usual step
+            for row, token in zip(crowd, message.tokens, strict=True):
+                row.ids.append(token)
+                if not row.request.dirty:
+                    self._mark(row.request, row.index)
+        else:
+            self._take(message, self._company.kept, finished, now)
+        for end in finished.values():
+            if end.row in self._rows:
+                self._advance(self._rows[end.row], end.row, (), None, end, now)
+        for pooled in message.pooled:
+            if (pooled_row := self._rows.get(pooled.row)) is not None:
+                pooled_row.request.outbox.pooled(pooled.vector)
+        for failure in message.failed:
+            self._on_row_failed(failure.row, row_failure(failure.message, failure.code), message.closed)
+        for closed in message.closed:
+            self._on_closed(closed)
+
+    def _take(
+        self,
+        message: StepOutput,
+        kept: Sequence[OutputRow | None],
+        finished: dict[int, RowFinished],
+        now: float,
+    ) -> None:
+        """A step's tokens, row by row. Whose end was told with them leaves `finished`."""
+        logprobs = {entry.row: entry for entry in message.logprobs} if message.logprobs else {}
+        rows, tokens, offset = self._rows, message.tokens, 0
+        for number, keeper, count in zip(message.rows, kept, message.token_counts, strict=True):
+            if keeper is not None and count == 1:
+                keeper.ids.append(tokens[offset])
+                if not keeper.request.dirty:
+                    self._mark(keeper.request, keeper.index)
                 offset += 1
                 continue
             start, offset = offset, offset + count
@@ -178,20 +169,10 @@ class OutputCore:
                 self._look_for_stop(row, number, row.stepwise, tokens[start], now)
                 continue
             self._advance(row, number, tokens[start:offset], logprobs.get(number), finished.pop(number, None), now)
-        for end in finished.values():
-            if end.row in rows:
-                self._advance(rows[end.row], end.row, (), None, end, now)
-        for pooled in message.pooled:
-            if (row := rows.get(pooled.row)) is not None:
-                row.request.outbox.pooled(pooled.vector)
-        for failure in message.failed:
-            self._on_row_failed(failure.row, row_failure(failure.message, failure.code), message.closed)
-        for closed in message.closed:
-            self._on_closed(closed)
 
     def _advance(
         self,
-        row: _Row,
+        row: OutputRow,
         number: int,
         token_ids: tuple[int, ...],
         logprobs: RowLogprobs | None,
@@ -219,7 +200,7 @@ class OutputCore:
         )
         if reason is not None:
             del self._rows[number]
-            self._keeping.pop(number, None)
+            self._leave_hot_path(number)
             if end is None:
                 self._to_scheduler(StopStringMet(number))
             self._wake(request, now)
@@ -228,17 +209,18 @@ class OutputCore:
         else:
             self._start(row, number, now)
 
-    def _start(self, row: _Row, number: int, now: float) -> None:
+    def _start(self, row: OutputRow, number: int, now: float) -> None:
         """The sequence has its first token; from here on it may take the hot path."""
         row.started = True
         if not row.logprobs:
             if row.text is None or row.text.plain:
                 self._keeping[number] = row
+                self._company = NOBODY
             else:
                 row.stepwise = row.text
         self._wake(row.request, now)
 
-    def _settle(self, row: _Row) -> None:
+    def _settle(self, row: OutputRow) -> None:
         """Show the tokens that were kept."""
         ids = row.ids
         if not ids:
@@ -251,7 +233,7 @@ class OutputCore:
                 push(Delta(index=row.index, text=row.feed((token_id,)), token_ids=(token_id,)))
         ids.clear()
 
-    def _look_for_stop(self, row: _Row, number: int, text: SequenceText, token_id: int, now: float) -> None:
+    def _look_for_stop(self, row: OutputRow, number: int, text: SequenceText, token_id: int, now: float) -> None:
         """One more token of a sequence with stop strings."""
         shown, stop = text.feed_one(token_id)
         push = row.request.outbox.push
@@ -265,7 +247,7 @@ class OutputCore:
         self._wake(row.request, now)
 
     def _show(
-        self, row: _Row, token_ids: tuple[int, ...], end: RowFinished | None
+        self, row: OutputRow, token_ids: tuple[int, ...], end: RowFinished | None
     ) -> tuple[str, int, FinishReason | None, int | str | None]:
         """Text to show, tokens used, finish reason and stop reason."""
         ended = (None, None) if end is None else (end.reason, end.stop_token_id)
@@ -299,7 +281,7 @@ class OutputCore:
                 yield
         self._deliver_prompt_logprobs(row.request)
 
-    def _deliver_prompt_logprobs(self, request: _Request) -> None:
+    def _deliver_prompt_logprobs(self, request: OutputRequest) -> None:
         if request.prompt_entries is not None and len(request.prompt_entries) >= request.prompt_tokens:
             request.outbox.prompt_logprobs(request.prompt_entries)
             request.prompt_entries = None
@@ -331,19 +313,29 @@ class OutputCore:
             request.outbox.fail(closed.error)
         request.outbox.wake()
 
-    def _forget(self, request: _Request) -> None:
+    def _forget(self, request: OutputRequest) -> None:
         del self._requests[request.number]
+        self._share_wakes()
         request.dirty = False
         for number in request.rows:
             self._rows.pop(number, None)
-            self._keeping.pop(number, None)
+            self._leave_hot_path(number)
 
-    def _settle_all(self, request: _Request) -> None:
+    def _leave_hot_path(self, number: int) -> None:
+        """Idempotent."""
+        self._keeping.pop(number, None)
+        self._company = NOBODY
+
+    def _share_wakes(self) -> None:
+        """There is one reader more or less."""
+        self._pause = min(self._flush_interval, len(self._requests) * self._wake_seconds)
+
+    def _settle_all(self, request: OutputRequest) -> None:
         for row in request.members:
             if row.ids:
                 self._settle(row)
 
-    def _mark(self, request: _Request, index: int, tokens: int = 1) -> None:
+    def _mark(self, request: OutputRequest, index: int, tokens: int = 1) -> None:
         """The reader has something to see, at the latest when its interval is over."""
         if request.interval is not None:
             unseen = request.unseen[index] = request.unseen.get(index, 0) + tokens
@@ -355,17 +347,13 @@ class OutputCore:
             if self.next_flush is None or request.due < self.next_flush:
                 self.next_flush = request.due
 
-    def _wake(self, request: _Request, now: float) -> None:
+    def _wake(self, request: OutputRequest, now: float) -> None:
         for row in request.members:
             if row.ids:
                 self._settle(row)
         request.dirty = False
         if request.interval is None:
-            request.due = now + min(self._flush_interval, len(self._requests) * self._wake_seconds)
+            request.due = now + self._pause
         else:
             request.unseen.clear()
         request.outbox.wake()
-
-
-def _no_text(token_ids: Sequence[int]) -> str:
-    return ""

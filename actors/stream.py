@@ -146,14 +146,14 @@ class Stream:
                 self.finish_reasons[delta.index] = delta.finish_reason
         return ready
 
-    async def _next(self, take: Callable[[LocalOutbox], T]) -> T | None:
-        """What `take` finds once pieces wait; None at the end."""
+    async def _next(self, take: Callable[[LocalOutbox], T | None]) -> T | None:
+        """What `take` finds once pieces wait, before which it finds nothing or what is empty; None at the end."""
         if self._left:
             return None
         outbox = self._outbox or await self._entered()
         while not self._left:
-            if outbox.waiting:
-                return take(outbox)
+            if taken := take(outbox):
+                return taken
             if outbox.terminal:
                 if outbox.error is not None:
                     self._left = True

@@ -1,5 +1,6 @@
 """Appending a step's tokens to their sequences, and ending those that have ended."""
 
+from collections import Counter
 from itertools import accumulate, chain
 
 from troupellm.actors.scheduler.elastic import PLAIN, settle
@@ -7,18 +8,20 @@ from troupellm.actors.scheduler.flight import Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, accept
-from troupellm.actors.scheduler.sequence import Event, Sequence
+from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, LastToken, Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.output import RowFinished
 
 Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Rows, token counts and tokens, as in `StepOutput`."""
+Gaps = tuple[tuple[float, int], ...]
+"""Seconds between two tokens of a sequence, and how many sequences had them."""
 
 
 class _Crowd:
-    """Sequences that decode together step after step: what is looked up once for all of them."""
+    """Sequences that decode together step after step: what is looked up or written once for all of them."""
 
-    __slots__ = ("sequences", "steps_left", "stops", "texts", "watched")
+    __slots__ = ("last_token", "sequences", "steps_left", "stops", "texts", "watched")
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
@@ -29,6 +32,9 @@ class _Crowd:
         """After so many one of them is as long as it may get."""
         self.watched = any(sequence.repetition is not None for sequence in sequences)
         """One of them ends when it repeats itself."""
+        self.last_token = LastToken()
+        for sequence in sequences:
+            sequence.last_token = self.last_token
 
 
 class Acceptance:
@@ -41,6 +47,16 @@ class Acceptance:
         self._crowd = _Crowd([])
         self.num_dropped = 0
         """Row results that named nothing alive."""
+
+    def gaps(self, flight: Flight, now: float) -> Gaps:
+        """How long ago the sequences that sample had their last token; to be asked before `take`."""
+        crowd = self._crowd
+        times: dict[float, int]
+        if flight.clean and flight.samplers == crowd.sequences:
+            times = {crowd.last_token.at: len(crowd.sequences)}
+        else:
+            times = Counter([each.last_token.at for each in flight.samplers if each.epoch != NO_EPOCH])
+        return tuple([(now - time, count) for time, count in times.items() if time])
 
     def take(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
         """What of a result is to be shown. `aligned` is what `Updates.check` gave."""
@@ -60,8 +76,7 @@ class Acceptance:
         rows = flight.rows if samplers is flight.sequences else tuple([sequence.row for sequence in samplers])
         for known, token in zip(crowd.texts, tokens, strict=True):
             known.append(token)
-        for sequence in samplers:
-            sequence.last_token_at = now
+        crowd.last_token.at = now
         if flight.limits:
             for sequence, limit in zip(flight.sequences, flight.limits, strict=True):
                 if limit > 0:
@@ -94,6 +109,7 @@ class Acceptance:
         crowd = self._crowd
         if samplers != crowd.sequences:
             crowd = self._crowd = _Crowd(samplers)
+        crowd.last_token.at = now
         careful = crowd.watched or not crowd.stops.isdisjoint(tokens)
         kept_counts, kept_tokens = list(counts), tokens
         position, cut = 0, False
@@ -103,7 +119,6 @@ class Acceptance:
             ahead = sequence.last_step > step  # as `settle`, for all that have no tokens without KV but the last one
             sequence.num_computed = len(known) + count - 1 + ahead
             sequence.slack = sequence.draft_limit if ahead else 0
-            sequence.last_token_at = now
             if not careful and len(known) + count < sequence.limit:
                 known.extend(span)
                 continue
@@ -160,7 +175,7 @@ class Acceptance:
                 confirmed = len(sequence.tokens) + taken
                 kept, finished = accept(sequence, span, complete=sequence.row in aligned.finished)
                 sequence.forced = max(0, len(sequence.tokens) - 1 - confirmed)
-                sequence.last_token_at = now
+                sequence.last_token = LastToken(now)
                 rows.append(sequence.row)
                 counts.append(kept)
                 tokens.extend(span[:kept])

@@ -14,7 +14,7 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Event, Request, Sequence
+from troupellm.actors.scheduler.sequence import Event, LastToken, Request, Sequence
 from troupellm.protocol.output import RowFinished
 from troupellm.protocol.worker import RowFork, RowLogprobs, StepResult
 
@@ -86,7 +86,7 @@ class Beams:
             tokens = [step.token for step in path]
             sequence.tokens = sequence.tokens[: request.num_prompt_tokens]
             sequence.tokens.extend(tokens)
-            sequence.last_token_at = now
+            sequence.last_token = LastToken(now)
             shown.rows.append(sequence.row)
             shown.tokens.append(tuple(tokens))
             shown.logprobs.append(_describe(sequence, answer, request.search.settings.logprobs))

@@ -217,16 +217,16 @@ class BlockTables:
         num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
-        width = 4 * size
-        keys = self.name_blocks(sequence, num_full)
-        contents = sequence.tokens[first * size : num_full * size].tobytes()
-        pool = self.pool
+        keys, contents = sequence.keys, sequence.tokens[first * size : num_full * size].tobytes()
+        if len(keys) == first + 1:  # as with every block that an answer fills
+            self.hasher.extend(keys, contents)
+        else:
+            self.name_blocks(sequence, num_full)
         for table in sequence.tables:
-            for index in range(first, num_full):
-                begin = (index - first) * width
-                block = table[index]
+            for index, block in enumerate(table[first:num_full]):
                 if block != NULL_BLOCK:
-                    pool.label(block, keys[index + 1], keys[index], contents[begin : begin + width])
+                    tokens = contents[4 * size * index : 4 * size * (index + 1)]
+                    self.pool.label(block, keys[first + index + 1], keys[first + index], tokens)
         sequence.num_labelled = num_full
         if self.tiers is not None:
             self.tiers.offer(sequence)

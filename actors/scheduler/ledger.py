@@ -175,7 +175,7 @@ class Ledger:
 
 
 def _request_stats(request: Request, generated: int, now: float) -> RequestStats:
-    last_token = max(sequence.last_token_at for sequence in request.sequences)
+    last_token = max(sequence.last_token.at for sequence in request.sequences)
     scheduled, first = request.scheduled, request.first_token
     reason = "error" if isinstance(request.error, RequestFailed) else "abort" if request.error else request.reason
     return RequestStats(

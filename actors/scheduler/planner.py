@@ -172,18 +172,19 @@ class Planner:
     def _plan_decodes(self, draft: Draft, turn: list[Sequence]) -> list[Sequence]:
         """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
         step = self.step
-        starts = [sequence.num_computed for sequence in turn]
-        others = []
-        for sequence, start in zip(turn, starts, strict=True):
+        starts: list[int] = []
+        others: list[Sequence] = []
+        for sequence in turn:
+            start = sequence.num_computed
             if start < sequence.fence or self._moves_fence(draft, sequence, start):
                 sequence.num_computed = start + 1
                 sequence.last_step = step
+                starts.append(start)
             else:
                 others.append(sequence)
         if others:
             left_out = {sequence.row for sequence in others}
-            kept = [index for index, sequence in enumerate(turn) if sequence.row not in left_out]
-            turn, starts = [turn[index] for index in kept], [starts[index] for index in kept]
+            turn = [sequence for sequence in turn if sequence.row not in left_out]
         draft.sequences, draft.starts = turn, starts
         draft.counts = [1] * len(starts)
         draft.expected = draft.counts.copy()

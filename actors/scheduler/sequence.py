@@ -100,6 +100,15 @@ class LifecycleError(RuntimeError):
     """An event that the state has no row for: a bug of ours."""
 
 
+class LastToken:
+    """When a sequence had its last token, in seconds; 0 before the first. Those that decode together share one."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float = 0.0) -> None:
+        self.at = at
+
+
 class Request:
     """What a request's sequences share."""
 
@@ -197,7 +206,7 @@ class Sequence:
         "keys",
         "known_to_worker",
         "last_step",
-        "last_token_at",
+        "last_token",
         "limit",
         "loading",
         "lockstep",
@@ -298,7 +307,7 @@ class Sequence:
         """Prompt positions before this one have had their log-probabilities delivered."""
         self.last_step = NO_STEP
         """The newest plan that names the sequence."""
-        self.last_token_at, self.known_to_worker = 0.0, False
+        self.last_token, self.known_to_worker = LastToken(), False
         self.pooling = message.pooling
         """None generates; otherwise the sequence ends with its prompt, and a vector instead of a token."""
         self.lockstep = message.beam is not None

@@ -1,10 +1,9 @@
 """Taking in a step's result: confirm what was computed, append tokens, end what has ended, report."""
 
-from collections import Counter
 from collections.abc import Sequence as Columns
 from itertools import chain
 
-from troupellm.actors.scheduler.acceptance import Acceptance
+from troupellm.actors.scheduler.acceptance import Acceptance, Gaps
 from troupellm.actors.scheduler.beams import Beams
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.drafting import Drafting
@@ -13,14 +12,11 @@ from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.proposer_counts import ProposerCounts
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, align, trim_logprobs
-from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Sequence
+from troupellm.actors.scheduler.sequence import Event, Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.metrics import DraftStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, WorkerReady
-
-Gaps = tuple[tuple[float, int], ...]
-"""Seconds between two tokens of a sequence, and how many sequences had them."""
 
 
 class Updates:
@@ -64,7 +60,7 @@ class Updates:
         """`aligned` as `check` gave it."""
         prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
         pooled = _alive_pooled(flight, result) if result.pooled else ()
-        gaps = _gaps(flight, now)
+        gaps = self.acceptance.gaps(flight, now)
         self._confirm(flight, aligned, now)
         drafts = self.drafting.note(flight, aligned) if aligned.drafted else None
         rows, counts, tokens = self.acceptance.take(flight, aligned, now)
@@ -193,15 +189,6 @@ class Updates:
                 drafts=drafts,
             )
         )
-
-
-def _gaps(flight: Flight, now: float) -> Gaps:
-    """How long ago the sequences that sample had their last token; most of a step share one time."""
-    if flight.clean:
-        times = [sequence.last_token_at for sequence in flight.samplers]
-    else:
-        times = [sequence.last_token_at for sequence in flight.samplers if sequence.epoch != NO_EPOCH]
-    return tuple([(now - time, count) for time, count in Counter(times).items() if time])
 
 
 def _alive(flight: Flight) -> dict[int, Sequence]:

@@ -235,6 +235,16 @@ def test_few_readers_are_woken_more_often(sent):
     assert core.next_flush == pytest.approx(0.350)
 
 
+def test_readers_are_woken_more_often_when_others_have_left(sent):
+    core, slots = OutputCore(TABLES, sent.append, 0.05, wakes_per_second=100.0), [Slot(), Slot()]
+    for number, slot in enumerate(slots, start=1):
+        core.handle(opened(slot, number, (9 + number,)), 0.0)
+    core.handle(step({}, closed=(closed(2),)), 0.0)
+    core.handle(step({10: ids("a")}), 0.1)
+    core.handle(step({10: ids("a")}), 0.101)
+    assert core.next_flush == pytest.approx(0.110)
+
+
 def test_tokens_become_text_when_the_reader_is_woken(sent):
     """In between they are kept, whole characters or not, and an end brings what was kept of all sequences."""
     core, slot = OutputCore(TABLES, sent.append, 0.02), Slot()

@@ -281,6 +281,20 @@ def test_statistics_of_steps_and_requests() -> None:
     assert harness.core.take_stats() == []
 
 
+def test_times_between_tokens_are_told_apart() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    harness.submit(submission(2, [9, *PROMPT]))
+    harness.step()
+    harness.step()
+    harness.core.pause(1)
+    harness.step()
+    harness.core.resume(1)
+    harness.step()
+    gaps = [sorted(entry.inter_token_seconds) for entry in harness.core.take_stats() if isinstance(entry, StepStats)]
+    assert gaps == [[], [(3.0, 2)], [(3.0, 1)], [(3.0, 1), (6.0, 1)]]
+
+
 def test_an_error_for_a_row_that_ended_meanwhile_is_dropped() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT))
