@@ -30,6 +30,7 @@ from troupellm.kernels.sampling.search import row_argmax, row_best
 from troupellm.models.described import Described
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.logits_processors import ProcessedRow, Processors, apply_to
+from troupellm.models.plain_rows import PlainRows
 from troupellm.models.row_options import RowOptions
 from troupellm.models.sampling_batch import BadWords, Penalties, RandomRows, SamplingBatch
 from troupellm.protocol.errors import REFUSED
@@ -106,6 +107,7 @@ class Sampler:
         self._device = device
         self._codes = token_codes(vocab_width, device)
         self._rows: dict[int, RowOptions] = {}
+        self._plain = PlainRows()
         self._batch: SamplingBatch | None = None
         self._batch_rows: tuple[int, ...] = ()
 
@@ -142,15 +144,18 @@ class Sampler:
     def drop_row(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
         self._rows.pop(row, None)
+        self._plain.drop(row)
         self._batch = None
 
     def _put(self, row: int, state: SamplingState, prompt: Tensor, *, known: bool) -> None:
-        self._rows[row] = RowOptions(state, prompt, self._vocab, known=known, processors=self._processors)
+        options = self._rows[row] = RowOptions(state, prompt, self._vocab, known=known, processors=self._processors)
+        self._plain.put(row, options)
         self._batch = None
 
     def _batch_of(self, rows: tuple[int, ...]) -> SamplingBatch:
         if self._batch is None or self._batch_rows != rows:
-            self._batch = SamplingBatch([self._rows[row] for row in rows], self._vocab, self._device)
+            options = [self._rows[row] for row in rows]
+            self._batch = SamplingBatch(options, self._vocab, self._device, self._plain.choice(rows, self._device))
             self._batch_rows = rows
         return self._batch
 
@@ -243,15 +248,15 @@ class Sampler:
         sure: Sequence[int] | None,
     ) -> dict[int, RowError]:  # fmt: skip
         """Masks, bias, penalties, plug-ins and what is forced, in place; the rows that cannot go on, by index."""
-        if batch.allowed_rows is not None:
-            keep_only(logits, batch.allowed_rows, batch.allowed_places)
+        if batch.allowed is not None:
+            keep_only(logits, *batch.allowed)
         if batch.bad_words is not None:
             self._mask_bad_words(batch, batch.bad_words, logits, positions, histories)
         if batch.stops is not None:
             lengths = torch.tensor(positions, device=self._device)[batch.stops.rows]
             add_at(logits, batch.stops.places, _masked_where(lengths < batch.stops.min_lengths))
-        if batch.added_places.numel():
-            add_at(logits, batch.added_places, batch.added_values)
+        if batch.added is not None:
+            add_at(logits, *batch.added)
         if batch.penalties is not None:
             self._penalize(batch, batch.penalties, logits, positions, histories)
         failures = self._plug_in(batch, logits, positions, histories) if batch.plugged else {}

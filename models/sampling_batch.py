@@ -7,6 +7,7 @@ so a row that left cannot be seen in a batch.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,6 +32,15 @@ class RandomRows:
     """Those that draw from the whole vocabulary, as indices into this table; None is all of them."""
     groups: tuple[tuple[Tensor, Nucleus, int], ...]
     """Those that cut off, with what they keep and the prefix that they look at first."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows take the likeliest token, and what the others need."""
+
+    greedy: Tensor | None
+    """Indices of the former; None is all."""
+    random: RandomRows | None
 
 
 @dataclass(frozen=True)
@@ -69,34 +79,33 @@ class Penalties:
 class SamplingBatch:
     """A step's sampling rows, in the order of their logits."""
 
-    def __init__(self, rows: Sequence[RowOptions], vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: Sequence[RowOptions], vocab: int, device: torch.device, choice: Choice | None = None
+    ) -> None:
+        """choice: where it is known already; then no row asks for more."""
         self.rows = tuple(rows)
         self._vocab = vocab
         self._device = device
-        self.prompt_lengths = tuple(row.num_prompt_tokens for row in rows)
-        greedy = [i for i, row in enumerate(rows) if row.greedy]
-        self.greedy = None if len(greedy) == len(rows) else self._tensor(greedy)
-        """Indices of greedy rows; None is all."""
-        self.random = self._random_rows() if self.greedy is not None else None
-        self._asking = [i for i, row in enumerate(rows) if not row.plain]
+        self._asking = [i for i, row in enumerate(rows) if not row.plain] if choice is None else []
         """Only those are looked at for the rest: where rows skip steps, another batch is made for each."""
+        choice = self._choice() if choice is None else choice
+        self.greedy, self.random = choice.greedy, choice.random
         self.logprob_groups = logprob_groups(rows, device) if self._asking else ()
         self.thinkers = tuple(i for i in self._asking if rows[i].thinking is not None)
         self.plugged = self._plugged()
         """(name, members, their index) per plug-in that somebody asks for."""
         self.refused = tuple(i for i in self._asking if rows[i].refusal is not None)
         allowed = [i for i in self._asking if rows[i].allowed.numel()]
-        self.allowed_rows = self._tensor(allowed) if allowed else None
-        self.allowed_places = self._places((i, rows[i].allowed) for i in allowed)
-        added = [i for i in self._asking if rows[i].additions]
-        self.added_places = self._places((i, valid_ids(rows[i].additions.keys(), vocab)) for i in added)
-        self.added_values = self._floats([value for i in added for value in rows[i].additions.values()])
+        self.allowed = (self._tensor(allowed), self._places((i, rows[i].allowed) for i in allowed)) if allowed else None
+        """Rows, and places that they allow."""
+        self.added = self._added()
+        """Places, and what is added there."""
         self.stops = self._stop_mask()
         self.bad_words = self._bad_words()
         self.penalties = self._penalties()
         self.adjusted = (
-            self.allowed_rows is not None
-            or self.added_places.numel() > 0
+            self.allowed is not None
+            or self.added is not None
             or self.stops is not None
             or self.bad_words is not None
             or self.penalties is not None
@@ -105,6 +114,23 @@ class SamplingBatch:
             or bool(self.refused)
         )
         """Whether any row changes its logits before the temperature."""
+
+    @cached_property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        return tuple(row.num_prompt_tokens for row in self.rows)
+
+    def _choice(self) -> Choice:
+        greedy = [i for i, row in enumerate(self.rows) if row.greedy]
+        if len(greedy) == len(self.rows):
+            return Choice(None, None)
+        return Choice(self._tensor(greedy), self._random_rows())
+
+    def _added(self) -> tuple[Tensor, Tensor] | None:
+        members = [i for i in self._asking if self.rows[i].additions]
+        if not members:
+            return None
+        places = self._places((i, valid_ids(self.rows[i].additions.keys(), self._vocab)) for i in members)
+        return places, self._floats([value for i in members for value in self.rows[i].additions.values()])
 
     def _random_rows(self) -> RandomRows:
         index = [i for i, row in enumerate(self.rows) if not row.greedy]
@@ -179,8 +205,7 @@ class SamplingBatch:
 
     def _places(self, listed: Iterable[tuple[int, Tensor]]) -> Tensor:
         """Row numbers and token ids as flat places, in order."""
-        parts = [ids.to(self._device) + row * self._vocab for row, ids in listed]
-        return torch.cat(parts) if parts else self._tensor([])
+        return torch.cat([ids.to(self._device) + row * self._vocab for row, ids in listed])
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

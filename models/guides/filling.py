@@ -1,5 +1,6 @@
 """Filling the masks of a step's guided rows, where drafts are behind them too."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
@@ -8,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from troupellm.models.guides.backend import Backend, Masks
+from troupellm.models.guides.backend import Masks
 from troupellm.models.guides.backends import BITS
-from troupellm.models.guides.guided_row import GuidedRow
+from troupellm.models.guides.guided_row import FilledAhead, GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.speculation.drafts import RowDrafts
@@ -46,7 +47,8 @@ class FilledLater:
     ) -> None:  # fmt: skip
         """
         Args:
-            index: places among the step's sampled rows; a row with drafts has one for itself and one for each of them.
+            index: places among the step's sampled rows, rising; a row with drafts has one for itself and one for each
+                of them.
             numbers: the rows' own.
             drafts: by the place in `rows` of a row's first entry.
         """
@@ -54,7 +56,7 @@ class FilledLater:
         self._numbers = numbers
         self._rows = rows
         self._drafts = drafts
-        self._masks: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
+        self._masks: Masks = np.empty((0, 0), dtype=np.int32)
         self._forbidden: NDArray[np.uint8] | None = None
         self._done: Future[None] | None = None
         self.seconds = 0.0
@@ -71,7 +73,7 @@ class FilledLater:
             self._done.result()
         assert self._forbidden is not None
         return TokenMasks(
-            index=torch.tensor(self._index, dtype=torch.int64),
+            index=torch.from_numpy(np.fromiter(self._index, np.int64, len(self._index))),
             forbidden=torch.from_numpy(self._forbidden).view(torch.bool),
             bits=torch.from_numpy(self._masks),
             reasons=Reasons(self._index, self._numbers, self._rows),
@@ -79,11 +81,15 @@ class FilledLater:
 
     def _fill(self, library: GuideLibrary) -> None:
         for row in self._rows:
-            row.wait()
+            if row.building is not None:
+                row.wait()
         begin = perf_counter()
         self._masks = np.full((len(self._rows), library.mask_words), -1, dtype=np.int32)
-        followed = {first + node for first, drafts in self._drafts.items() for node in range(len(drafts) + 1)}
-        self._fill_rows(library, [place for place in range(len(self._rows)) if place not in followed])
+        places: Iterable[int] = range(len(self._rows))
+        if self._drafts:
+            followed = {first + node for first, drafts in self._drafts.items() for node in range(len(drafts) + 1)}
+            places = [place for place in places if place not in followed]
+        self._fill_rows(library, places)
         for first, drafts in self._drafts.items():
             self._fill_drafts(library, first, drafts)
         vocab = library.vocab_width
@@ -91,13 +97,19 @@ class FilledLater:
         self.seconds = perf_counter() - begin
 
     def _fill_rows(self, library: GuideLibrary, places: Iterable[int], *, drafts: bool = False) -> None:
-        """drafts: the rows are behind drafts; see `_fill_awake`."""
+        """drafts: the rows are behind drafts; see `_judge`."""
         awake: dict[str, list[int]] = {}
         sure: list[tuple[int, int]] = []
+        ready: defaultdict[FilledAhead, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for place in places:
             row = self._rows[place]
             if row.error is not None:
                 self._masks[place] = 0
+            elif row.ahead is not None:  # so it is awake and not complete
+                filled, number = row.ahead
+                here, there = ready[filled]
+                here.append(place)
+                there.append(number)
             elif row.asleep:
                 assert row.sleep is not None
                 self._masks[place] = row.sleep.mask
@@ -111,8 +123,11 @@ class FilledLater:
             at, tokens = np.array(sure).T
             self._masks[at] = 0
             self._masks.view(np.uint32)[at, tokens // BITS] = np.left_shift(1, tokens % BITS).astype(np.uint32)
-        for name, places in awake.items():
-            self._fill_awake(library.backend(name), places, drafts=drafts)
+        for filled, (here, there) in ready.items():
+            self._masks[here] = filled.masks[there]
+            self._judge(library, here, [filled.seconds[at] for at in there] if filled.seconds else ())
+        for name, here in awake.items():
+            self._fill_awake(library, name, here, drafts=drafts)
 
     def _fill_drafts(self, library: GuideLibrary, first: int, drafts: RowDrafts) -> None:
         """What may come at the row's place `first`, and behind each of its drafts; it is where it was at the end."""
@@ -126,65 +141,59 @@ class FilledLater:
                 self._masks[first + 1 + node] = 0
         walk.back()
 
-    def _fill_awake(self, backend: Backend, places: list[int], *, drafts: bool) -> None:
-        """drafts: what goes wrong here has not happened yet. Where the drafts are kept it does a step later."""
-        rows = [self._rows[place] for place in places]
+    def _fill_awake(self, library: GuideLibrary, name: str, places: Sequence[int], *, drafts: bool) -> None:
+        """name: of the rows' backend."""
         whole = len(places) == len(self._rows)
         masks = self._masks if whole else np.empty((len(places), self._masks.shape[1]), dtype=np.int32)
-        seconds = _computed(backend, rows, masks)
-        for number, row in enumerate(rows):
-            taken, broken = seconds[number], row.matcher is not None and row.matcher.error is not None
-            if drafts:
-                if taken is not None:
-                    row.charge_draft(taken)
-                if broken:
-                    masks[number] = 0
-                continue
-            if taken is not None:
-                row.charge(taken)
-            if broken and row.retry() and row.matcher is not None:
-                backend.fill([row.matcher], masks[number : number + 1])
-            if (broken or taken is not None) and not row.check():
-                masks[number] = 0
+        seconds = _computed(library, name, [self._rows[place] for place in places], masks)
         if not whole:
             self._masks[places] = masks
+        self._judge(library, places, seconds, drafts=drafts)
+
+    def _judge(
+        self, library: GuideLibrary, places: Sequence[int], seconds: Sequence[float], *, drafts: bool = False
+    ) -> None:
+        """Let rows pay for the masks that they have got, and end those whose matchers broke.
+
+        Args:
+            seconds: as `Backend.fill` returns them.
+            drafts: what goes wrong here has not happened yet. Where the drafts are kept it does a step later.
+        """
+        for number, place in enumerate(places):
+            row = self._rows[place]
+            broken = row.matcher is not None and row.matcher.error is not None
+            if drafts:
+                if seconds:
+                    row.charge_draft(seconds[number])
+                if broken:
+                    self._masks[place] = 0
+                continue
+            if seconds:
+                row.charge(seconds[number])
+            if broken and row.retry() and row.matcher is not None:
+                library.backend(row.backend).fill([row.matcher], self._masks[place : place + 1])
+            if (broken or seconds) and not row.check():
+                self._masks[place] = 0
 
 
-def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> None:
+def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[FilledAhead]:
     """Compute the next masks of rows that want one, before it is known which step they will stand in."""
     groups: dict[str, list[GuidedRow]] = {}
     for row in rows:
         groups.setdefault(row.backend, []).append(row)
+    every = []
     for name, group in groups.items():
         masks = np.empty((len(group), library.mask_words), dtype=np.int32)
-        seconds = _computed(library.backend(name), group, masks)
-        for number, row in enumerate(group):
-            row.ahead = masks[number], seconds[number]
+        filled = FilledAhead(masks, _computed(library, name, group, masks))
+        for place, row in enumerate(group):
+            row.ahead = filled, place
+        every.append(filled)
+    return every
 
 
-def _computed(backend: Backend, rows: Sequence[GuidedRow], masks: Masks) -> list[float | None]:
-    """Write the masks of rows that are awake, of which some may have been filled ahead.
-
-    Returns:
-        CPU seconds of each, where they were taken.
-    """
-    seconds: list[float | None] = [None] * len(rows)
-    left = []
-    for number, row in enumerate(rows):
-        if row.ahead is None:
-            left.append(number)
-        else:
-            masks[number], seconds[number] = row.ahead
-    if not left:
-        return seconds
-    matchers = [matcher for number in left if (matcher := rows[number].matcher) is not None]
-    part = masks if len(left) == len(rows) else np.empty((len(left), masks.shape[1]), dtype=np.int32)
-    taken = backend.fill(matchers, part)
-    for number, each in zip(left, taken, strict=False):  # empty where they were not taken
-        seconds[number] = each
-    if part is not masks:
-        masks[left] = part
-    return seconds
+def _computed(library: GuideLibrary, name: str, rows: Sequence[GuidedRow], masks: Masks) -> Sequence[float]:
+    """Write the masks of rows that are awake. Returns what `Backend.fill` does."""
+    return library.backend(name).fill([matcher for row in rows if (matcher := row.matcher) is not None], masks)
 
 
 class Walk:

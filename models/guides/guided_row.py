@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from troupellm.models.guides.backend import BackendError, GuideError, Matcher
+from troupellm.models.guides.backend import BackendError, GuideError, Masks, Matcher
 from troupellm.models.guides.library import Built, GuideLibrary
-from troupellm.models.guides.thinking import Mask, Sleep, allows
+from troupellm.models.guides.thinking import Sleep, allows
 from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import RowError
@@ -26,6 +26,18 @@ _MISFIT = "the output does not fit it"
 _MISFITS = (_MISFIT, "doesn't satisfy the grammar")
 """What masks had forbidden came all the same: no request's fault."""
 _TOO_SLOW = "it is too ambiguous: its next tokens take too long to find"
+_NOTHING: Final = (0, (), False, False)
+
+
+class FilledAhead:
+    """Masks that were filled together, before it was known which step their rows stand in."""
+
+    __slots__ = ("__weakref__", "masks", "seconds")
+
+    def __init__(self, masks: Masks, seconds: Sequence[float]) -> None:
+        """seconds: CPU time of each; empty where it was not taken."""
+        self.masks = masks
+        self.seconds = seconds
 
 
 class GuidedRow:
@@ -33,12 +45,13 @@ class GuidedRow:
 
     __slots__ = (
         "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "ahead",
-        "at_fault", "building", "error", "jumps", "matcher", "only", "sleep",
+        "at_fault", "backend", "building", "error", "jumps", "matcher", "only", "sleep",
     )  # fmt: skip
 
     def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
         """jumps: take tokens that must come next without drawing them."""
         self.jumps = jumps
+        self.backend = program.backend
         self.building: Future[None] | None = None
         self.matcher: Matcher | None = None
         self.sleep: Sleep | None = None
@@ -47,8 +60,8 @@ class GuidedRow:
         """The request is to blame for the error."""
         self.only: int | None = None
         """The one token that may come next, where that is known."""
-        self.ahead: tuple[Mask, float | None] | None = None
-        """Its next mask, where it was filled ahead, and the CPU seconds that it took, where they were taken."""
+        self.ahead: tuple[FilledAhead, int] | None = None
+        """Its next mask, where it was filled ahead: among which, and its place there."""
         self._library = library
         self._program = program
         self._built: Built | None = None
@@ -60,16 +73,14 @@ class GuidedRow:
         self._debt = self._draft_debt = 0.0
 
     @property
-    def backend(self) -> str:
-        return self._program.backend
-
-    @property
     def asleep(self) -> bool:
         return self.sleep is not None and not self.sleep.awake
 
     @property
     def stopped(self) -> bool:
         """Its grammar is complete."""
+        if self._stopped is False:
+            return False
         if self.error is not None or self.matcher is None or self.asleep:
             return False
         if self._stopped is None:
@@ -79,13 +90,6 @@ class GuidedRow:
     def _moved(self) -> None:
         """Forget what was known of where the matcher was."""
         self._stopped = self.only = self.ahead = None
-
-    @property
-    def wants_mask(self) -> bool:
-        """Its next mask must be computed, and is not known."""
-        if self.error is not None or self.matcher is None or self.asleep or self.stopped:
-            return False
-        return self.only is None and self.ahead is None
 
     def failure(self, row: int) -> RowError:
         """What to say if no token is left for it."""
@@ -106,20 +110,68 @@ class GuidedRow:
             self.error = str(error)
             self.at_fault = not isinstance(error, BackendError)
 
+    def advance(self, token_ids: Sequence[int], most: int) -> tuple[int, Sequence[int], bool, bool]:
+        """Take in tokens that it has drawn, and those that must follow.
+
+        Every guided row comes by here in every step, most with one token.
+
+        Args:
+            most: tokens that may follow.
+
+        Returns:
+            how many of the tokens count, up to the one that completes its grammar; those that follow, if there are
+            enough of them to pay, which it has now; whether its grammar is complete; whether its next mask must be
+            computed. Nothing for a row that could not go on before.
+        """
+        matcher: Matcher | None = self.matcher
+        if matcher is None or self.error is not None or self.stopped:
+            return _NOTHING
+        taken = 1
+        if len(token_ids) == 1 and (self.sleep is None or self.sleep.awake):
+            matcher = self._take(matcher, token_ids)
+        else:
+            taken = self._take_each(token_ids)
+            matcher = None if self.asleep or self.error is not None else self.matcher
+        if matcher is None:
+            return taken, (), False, False
+        if self.stopped:
+            return taken, (), True, False
+        forced: Sequence[int] = matcher.forced() if self.jumps else ()
+        if not forced:
+            return taken, (), False, True
+        following = self._follow_forced(forced, most)
+        complete = self.stopped
+        return taken, following, complete, not complete and self.only is None and self.error is None
+
+    def _take_each(self, token_ids: Sequence[int]) -> int:
+        """Take in tokens up to the one that completes its grammar; how many count."""
+        for number, token_id in enumerate(token_ids, 1):
+            self.accept((token_id,))
+            if self.stopped:
+                return number
+        return len(token_ids)
+
     def accept(self, token_ids: Sequence[int]) -> None:
         """Take in generated tokens."""
         if self.matcher is None or self.error is not None:
             return
         if self.sleep is not None and not self.sleep.awake:
             token_ids = token_ids[self.sleep.accept(token_ids) :]
-        if not token_ids or self.stopped:
-            return
+        if token_ids and not self.stopped:
+            self._take(self.matcher, token_ids)
+
+    def _take(self, matcher: Matcher, token_ids: Sequence[int]) -> Matcher | None:
+        """Of a row that is awake and goes on. Returns the matcher that has the tokens now; None: it cannot go on."""
         self._token_ids += token_ids
-        self._moved()
-        if not self.matcher.accept(token_ids) and not self.retry():
-            self.check()
-            self.error = self.error or _MISFIT
-            self.at_fault = not any(text in self.error for text in _MISFITS)
+        self._stopped = self.only = self.ahead = None
+        if matcher.accept(token_ids):
+            return matcher
+        if self.retry():
+            return self.matcher
+        self.check()
+        self.error = self.error or _MISFIT
+        self.at_fault = not any(text in self.error for text in _MISFITS)
+        return None
 
     def retry(self) -> bool:
         """Begin anew, once: others may have used up what all matchers of the program share, which is built again.
@@ -163,13 +215,8 @@ class GuidedRow:
                 self._library.drop(self._built)
         return self.error is None
 
-    def jump(self, most: int) -> list[int]:
-        """Take the tokens that must come next, if there are enough of them to pay."""
-        if self.matcher is None or self.error is not None or self.asleep or self.stopped:
-            return []
-        forced = self.matcher.forced()
-        if not forced:
-            return []
+    def _follow_forced(self, forced: Sequence[int], most: int) -> Sequence[int]:
+        """Take some of the tokens that must come next, of which there are some; those that were taken."""
         self.only = forced[0]
         if min(len(forced), most) < LEAST_FORCED:
             return []

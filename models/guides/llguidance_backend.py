@@ -19,7 +19,10 @@ JSON schemas get by with a handful, and with one for each alternative of an anyO
 MOST_LEXER_STATES: Final = 20_000
 """Of one grammar, 0.35 kB each, which live as long as it is kept."""
 SLOW_SECONDS: Final = 1e-3
-"""Where masks take longer than this on average, they are timed one by one."""
+"""Where masks take longer than this, all of a call on one thread or on average on several, they are timed one by one:
+to read a thread's clock is a system call, too much for each quick one."""
+WATCHED_CALLS: Final = 16
+"""So many calls are timed then: a row that is slow does not stand in each."""
 _LEXER = "lexer error"
 """In errors about what a grammar's copies share."""
 _LONGEST_REASON = 300
@@ -117,7 +120,7 @@ class LLGuidanceMatcher:
         return self.inner.is_error() and _LEXER in self.inner.get_error()
 
     def accept(self, token_ids: Sequence[int]) -> bool:
-        return self.inner.consume_tokens(list(token_ids))
+        return self.inner.consume_tokens(token_ids if isinstance(token_ids, list) else list(token_ids))
 
     def fits(self, token_id: int) -> bool:
         return self.inner.validate_tokens([token_id]) == 1
@@ -151,7 +154,8 @@ class LLGuidance:
         self._limits = limits()
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
-        self._suspicious = False
+        self._watched = 0
+        """Calls whose masks are still timed one by one."""
         self._timers: ThreadPoolExecutor | None = None
 
     def compile(self, text: str) -> LLGuidanceMatcher:
@@ -162,29 +166,52 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
         inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
+        row_bytes = masks.shape[1] * masks.itemsize
+        first = masks.ctypes.data
+        places = range(first, first + len(inner) * row_bytes, row_bytes)
         if self._num_threads == 1 or len(inner) <= FEW_MATCHERS:
-            return [_fill_one(matcher, masks, index) for index, matcher in enumerate(inner)]
+            return self._fill_here(inner, places, row_bytes)
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
         begin = perf_counter()
         seconds: list[float] = []
-        if self._suspicious:
+        if self._watched:
             if self._timers is None:
                 self._timers = ThreadPoolExecutor(self._num_threads, "troupellm-masks")
-            seconds = list(self._timers.map(_fill_one, inner, [masks] * len(inner), range(len(inner))))
+            seconds = list(self._timers.map(_fill_one, inner, places, [row_bytes] * len(inner)))
         else:
             numbered = list(zip(inner, range(len(inner)), strict=True))
-            row_bytes = masks.shape[1] * masks.itemsize
-            self._executor.unsafe_compute_mask_ptr(numbered, masks.ctypes.data, row_bytes, masks.shape[0])
-        self._suspicious = perf_counter() - begin > SLOW_SECONDS * len(inner) / self._num_threads
+            self._executor.unsafe_compute_mask_ptr(numbered, first, row_bytes, masks.shape[0])
+        self._watch(perf_counter() - begin > SLOW_SECONDS * len(inner) / self._num_threads)
         return seconds
 
+    def _fill_here(self, inner: Sequence[LLMatcher], places: Sequence[int], row_bytes: int) -> Sequence[float]:
+        """One after the other."""
+        if len(inner) == 1:
+            return [_fill_one(inner[0], places[0], row_bytes)]
+        seconds: list[float] = []
+        begin = thread_time()
+        if self._watched:
+            seconds = [_fill_one(matcher, place, row_bytes) for matcher, place in zip(inner, places, strict=True)]
+        else:
+            for matcher, place in zip(inner, places, strict=True):
+                matcher.unsafe_compute_mask_ptr(place, row_bytes)
+        self._watch(thread_time() - begin > SLOW_SECONDS)
+        return seconds
 
-def _fill_one(matcher: LLMatcher, masks: Masks, index: int) -> float:
-    """CPU seconds that one mask takes, whatever else the machine does."""
-    row_bytes = masks.shape[1] * masks.itemsize
+    def _watch(self, slow: bool) -> None:
+        """slow: so were the masks of a call."""
+        self._watched = WATCHED_CALLS if slow else max(0, self._watched - 1)
+
+
+def _fill_one(matcher: LLMatcher, place: int, row_bytes: int) -> float:
+    """CPU seconds that one mask takes, whatever else the machine does.
+
+    Args:
+        place: where it is written.
+    """
     begin = thread_time()
-    matcher.unsafe_compute_mask_ptr(masks.ctypes.data + index * row_bytes, row_bytes)
+    matcher.unsafe_compute_mask_ptr(place, row_bytes)
     return thread_time() - begin
 
 

@@ -7,12 +7,15 @@ step is computed most cores have nothing to do. What a mask allows depends on a 
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
+from weakref import ReferenceType, ref
 
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.filling import FilledLater, Walk, fill_ahead
-from troupellm.models.guides.guided_row import GuidedRow
+from troupellm.models.guides.guided_row import FilledAhead, GuidedRow
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.masks import Advanced, TokenMasks
 from troupellm.models.speculation.drafts import RowDrafts
@@ -24,7 +27,10 @@ ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
 LEAST_AHEAD = 5
 """Rows whose masks are worth another thread before they are wanted."""
+KEPT_AHEAD = 4
+"""Groups of masks filled ahead: a row that waits longer for its step would keep those of all others in memory."""
 _SMOOTHING = 0.1
+_building = attrgetter("building")
 
 
 class GuidedRows:
@@ -37,8 +43,9 @@ class GuidedRows:
         self._helper = helper
         self._rows: dict[int, GuidedRow] = {}
         self._seconds_per_row = 0.0
-        self._ahead: Future[None] | None = None
+        self._ahead: Future[list[FilledAhead]] | None = None
         """Masks that are being filled ahead, on the helper: nobody else may use their matchers meanwhile."""
+        self._kept: deque[ReferenceType[FilledAhead]] = deque()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,18 +90,22 @@ class GuidedRows:
         """
         if not self._rows:
             return None
-        index = [place for place, row in enumerate(rows) if row in self._rows]
-        if not index:
+        found = list(map(self._rows.get, rows))
+        guided = [row for row in found if row is not None]
+        if not guided:
             return None
-        numbers = [rows[place] for place in index]
-        guided = [self._rows[number] for number in numbers]
+        index: Sequence[int] = range(len(rows))
+        numbers = rows
+        if len(guided) < len(rows):
+            index = [place for place, row in enumerate(found) if row is not None]
+            numbers = [rows[place] for place in index]
         followed = {}
         if drafts:
             firsts = {number: place for place, number in reversed(list(enumerate(numbers)))}
             followed = {firsts[row]: drafts[row] for row in firsts if row in drafts}
         filled = FilledLater(index, numbers, guided, followed)
         expected = self._seconds_per_row * len(guided)
-        quick = 0.0 < expected < ON_THE_SPOT_SECONDS and all(row.building is None for row in guided)
+        quick = 0.0 < expected < ON_THE_SPOT_SECONDS and not any(map(_building, guided))
         if quick and (quick := self._ahead is None or self._ahead.done()):
             self._settle()
         filled.start(self._library, None if quick else self._helper)
@@ -116,33 +127,38 @@ class GuidedRows:
         self._settle()
         ahead: list[GuidedRow] = []
         finished: list[int] = []
-        forced: dict[int, list[int]] = {}
+        forced: dict[int, Sequence[int]] = {}
         kept: dict[int, int] = {}
         for row, tokens, most in zip(rows, token_ids, room, strict=True):
             guided = self._rows.get(row)
-            if guided is None or not tokens or guided.stopped:
+            if guided is None or not tokens:
                 continue
-            for number, token_id in enumerate(tokens, 1):
-                guided.accept((token_id,))
-                if guided.stopped and number < len(tokens):
-                    kept[row] = number
-                    break
-            if guided.jumps and (following := guided.jump(most)):
+            taken, following, complete, wants_mask = guided.advance(tokens, most)
+            if following:
                 forced[row] = following
-            if guided.stopped:
+            if complete:
                 finished.append(row)
-            elif guided.wants_mask:
+                if taken < len(tokens):
+                    kept[row] = taken
+            elif wants_mask:
                 ahead.append(guided)
         # Not behind a grammar that is being built: what is quick would wait for it.
-        if len(ahead) >= LEAST_AHEAD and all(row.building is None for row in self._rows.values()):
+        if len(ahead) >= LEAST_AHEAD and not any(map(_building, self._rows.values())):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
 
     def _settle(self) -> None:
         """Wait for masks that are being filled ahead."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.result()
+        if ahead is None:
+            return
+        self._kept += map(ref, ahead.result())
+        while len(self._kept) > KEPT_AHEAD:
+            old = self._kept.popleft()()
+            if old is not None:
+                for row in self._rows.values():
+                    if row.ahead is not None and row.ahead[0] is old:
+                        row.ahead = None
 
 
 def _may_jump(state: SamplingState) -> bool:

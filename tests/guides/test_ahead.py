@@ -6,7 +6,7 @@ import pytest
 from troupellm.models.guides.backends import program_text
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.llguidance_backend import LLGuidance
-from troupellm.models.guides.rows import LEAST_AHEAD, GuidedRows
+from troupellm.models.guides.rows import KEPT_AHEAD, LEAST_AHEAD, GuidedRows
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 from troupellm.protocol.worker import SamplingState
 
@@ -63,6 +63,37 @@ def test_a_row_that_goes_on_has_another_mask(library, helper, letters):
     for mask, tokens in zip(bits, ([a], [a, c, e], [a, c]), strict=True):
         assert (mask == mask_behind(library, tokens)).all()
     assert len({mask.tobytes() for mask in bits}) == 3
+
+
+def test_a_step_finds_masks_that_were_filled_at_different_times(library, helper, letters, monkeypatch):
+    a, c, _ = letters
+    count = 2 * LEAST_AHEAD
+    rows = begun(library, helper, count)
+    advance(rows, list(range(count)), a)
+    advance(rows, list(range(LEAST_AHEAD)), c)
+    helper.submit(int).result()
+    early, late = mask_behind(library, [a]), mask_behind(library, [a, c])
+    monkeypatch.setattr(LLGuidance, "fill", lambda *_: pytest.fail("the masks are there"))
+    numbers = [count - 1, 0, LEAST_AHEAD, 1, 2]
+    bits = rows.filled(rows.begin(numbers)).bits.numpy()
+    for mask, number in zip(bits, numbers, strict=True):
+        assert (mask == (late if number < LEAST_AHEAD else early)).all()
+    assert (early != late).any()
+
+
+def test_a_row_that_waits_long_for_its_step_keeps_no_masks_of_others(library, helper, tokenizer, letters):
+    a, c, e = letters
+    (g,) = tokenizer.encode("g", add_special_tokens=False)[:1]
+    others = list(range(1, LEAST_AHEAD + 1))
+    rows = begun(library, helper, len(others) + 1)
+    advance(rows, [0, *others], a)
+    for token in (c, e, *[g] * (KEPT_AHEAD - 2)):
+        advance(rows, others, token)
+        assert rows._rows[0].ahead is not None
+    advance(rows, others, g)
+    assert rows._rows[0].ahead is None
+    bits = rows.filled(rows.begin([0])).bits.numpy()
+    assert (bits[0] == mask_behind(library, [a])).all()
 
 
 def test_a_handful_of_rows_waits_for_its_step(library, helper, letters):

@@ -1,15 +1,18 @@
 """What a grammar may cost while it runs: ambiguity, states of a lexer, time. Whoever asked for too much ends alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from canary import resident_bytes
 from guide_crowd import VOCAB, Crowd
+from llguidance import LLMatcher
 
 from troupellm.models.guides import llguidance_backend
 from troupellm.models.guides.backends import program_text
 from troupellm.models.guides.guided_row import MASK_SECONDS, MOST_DEBT, GuidedRow
 from troupellm.models.guides.library import MOST_PROGRAMS, GuideLibrary
-from troupellm.models.guides.llguidance_backend import FEW_MATCHERS, LLGuidance
+from troupellm.models.guides.llguidance_backend import FEW_MATCHERS, WATCHED_CALLS, LLGuidance
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 
 AMBIGUOUS = "start: e\ne: e e | e e e | /[a-z ]/"
@@ -177,5 +180,59 @@ def test_slow_masks_are_timed_one_by_one_and_are_the_same(library, tokenizer, mo
     assert all(taken > 0 for taken in seconds)
     assert (plain == timed).all()
     monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
-    backend.fill(matchers, timed)
+    for _ in range(WATCHED_CALLS):
+        assert backend.fill(matchers, timed)
     assert not backend.fill(matchers, timed)
+
+
+def test_masks_on_one_thread_are_timed_one_by_one_while_calls_are_slow(library, monkeypatch):
+    backend = LLGuidance(library.backend("llguidance")._tokens, 1)
+    matchers = [backend.compile(program("regex", f"[a-z]{{{number},90}}").text) for number in range(1, 12)]
+    plain, timed = (np.zeros((len(matchers), library.mask_words), dtype=np.int32) for _ in range(2))
+    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
+    assert not backend.fill(matchers, plain)
+    assert len(backend.fill(matchers[:1], plain[:1])) == 1  # one alone always is
+    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)
+    assert not backend.fill(matchers, plain)
+    seconds = backend.fill(matchers, timed)
+    assert len(seconds) == len(matchers)
+    assert all(taken > 0 for taken in seconds)
+    assert (plain == timed).all()
+    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
+    for _ in range(WATCHED_CALLS):
+        assert backend.fill(matchers, timed)
+    assert not backend.fill(matchers, timed)
+
+
+class SlowMatcher:
+    """A matcher each of whose masks moves a clock by more than it may."""
+
+    def __init__(self, inner: LLMatcher, clock: list[float]) -> None:
+        self._inner = inner
+        self._clock = clock
+
+    def unsafe_compute_mask_ptr(self, place: int, num_bytes: int) -> None:
+        self._clock[0] += MASK_SECONDS + 0.02
+        self._inner.unsafe_compute_mask_ptr(place, num_bytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_slow_row_is_found_among_others_whose_masks_are_filled_with_its_own(tokenizer, helper, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(llguidance_backend, "thread_time", lambda: clock[0])
+    crowd = Crowd(GuideLibrary(lambda: tokenizer, VOCAB, 1), tokenizer, helper)
+    for row in range(8):
+        crowd.add(row, program("regex", "[a-z]{200,}"))
+    crowd.step(0)
+    helper.submit(int).result()  # which comes behind what is filled ahead
+    matcher = crowd.guides._rows[3].matcher
+    matcher.inner = SlowMatcher(matcher.inner, clock)
+    for _ in range(int(MOST_DEBT / 0.02)):
+        crowd.step(0)
+    assert not crowd.errors
+    for _ in range(4):
+        crowd.step(0)
+    assert list(crowd.errors) == [3]
+    assert "too ambiguous" in crowd.errors[3]

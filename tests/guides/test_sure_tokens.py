@@ -87,18 +87,22 @@ def test_a_token_that_must_come_needs_no_mask(library, tokenizer, helper, monkey
 def test_what_is_known_is_forgotten_when_tokens_are_taken_back(library, tokenizer) -> None:
     row = GuidedRow(library, program("choice"), jumps=True)
     row.build([])
-    first = tokenizer.encode("another", add_special_tokens=False)
-    row.accept(first)
-    assert not row.jump(1), "one alone saves no step"
+    *before, last = tokenizer.encode("another", add_special_tokens=False)
+    row.accept(before)
+    assert row.advance([last], 1) == (1, [], False, False), "one alone saves no step"
     sure = row.only
     assert sure is not None
     assert row.follow(sure)
     assert row.only is None
     row.return_to(1)
     assert row.only is None
-    assert row.jump(1) == []
+    row.rollback(1)
+    assert row.advance([last], 1) == (1, [], False, False)
     assert row.only == sure
-    assert row.jump(99)[0] == sure
+    row.rollback(1)
+    taken, following, complete, wants_mask = row.advance([last], 99)
+    assert following[0] == sure
+    assert (taken, complete, wants_mask) == (1, True, False)
     assert row.stopped
     row.rollback(1)
     assert not row.stopped

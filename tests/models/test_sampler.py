@@ -9,7 +9,10 @@ import torch
 from troupellm.kernels.sampling import reference
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
 from troupellm.models.described import prompt_logprobs
+from troupellm.models.plain_rows import PlainRows
+from troupellm.models.row_options import RowOptions
 from troupellm.models.sampler import Sampler
+from troupellm.models.sampling_batch import SamplingBatch
 from troupellm.protocol.worker import RowError, SamplingState
 
 CPU = torch.device("cpu")
@@ -94,6 +97,65 @@ def test_a_known_set_of_rows_draws_anew_at_every_position():
     again = [int(sampler.sample(logits.clone(), [0], [p], [torch.tensor(TOKENS)]).tokens[0]) for p in range(9, 59)]
     assert drawn == again
     assert len(set(drawn)) > 40
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plain_rows_are_gathered_as_they_would_be_built(seed):
+    """Rows join, change and leave, and some stand in a step twice: the same numbers, bit for bit."""
+    rng = random.Random(seed)
+    plain, known = PlainRows(), {}
+    for _ in range(150):
+        row = rng.randrange(40)
+        if row in known and rng.random() < 0.4:
+            plain.drop(row)
+            del known[row]
+            continue
+        state = SamplingState(
+            temperature=rng.choice([1.0, 0.3, 1.7, 1e-5, 0.0]),
+            min_p=rng.choice([0.0, 0.0, 0.0, 0.05, 5e-324]),
+            seed=rng.getrandbits(64),
+            fork=rng.randrange(3),
+        )
+        known[row] = RowOptions(state, torch.tensor(PROMPT), VOCAB)
+        plain.put(row, known[row])
+        rows = tuple(rng.choices(sorted(known), k=rng.randrange(1, 9)))
+        built = SamplingBatch([known[row] for row in rows], VOCAB, CPU)
+        choice = plain.choice(rows, CPU)
+        assert choice is not None
+        assert same(choice.greedy, built.greedy)
+        if built.random is None:
+            assert choice.random is None
+            continue
+        for name in ("index", "streams", "inverse_temperature", "log_min_p", "plain"):
+            assert same(getattr(choice.random, name), getattr(built.random, name)), name
+        assert choice.random.groups == built.random.groups == ()
+
+
+def same(one, other):
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "more", [{"top_p": 0.5}, {"top_k": 5}, {"logprobs": 0}, {"logit_bias": ((3, 5.0),)}, {"presence_penalty": 1.0}]
+)
+def test_one_row_that_asks_for_more_is_not_gathered(more):
+    def options(state):
+        return RowOptions(state, torch.tensor(PROMPT), VOCAB)
+
+    plain = PlainRows()
+    for row in range(3):
+        plain.put(row, options(SamplingState(seed=row)))
+    plain.put(1, options(SamplingState(**more)))
+    assert plain.choice((0, 1, 2), CPU) is None
+    assert plain.choice((0, 2), CPU) is not None
+    plain.put(1, options(SamplingState()))
+    assert plain.choice((0, 1, 2), CPU) is not None
+    plain.put(1, options(SamplingState(**more)))
+    plain.drop(1)
+    plain.put(1, options(SamplingState(temperature=0.0, top_p=0.5)))
+    assert plain.choice((0, 1, 2), CPU) is not None
 
 
 def test_an_updated_row_follows_its_new_state():

@@ -1,0 +1,94 @@
+"""Rows that ask for nothing but a draw from the whole vocabulary, or for the likeliest token: their numbers lie in
+columns, from which a step's are gathered at once.
+
+Where rows skip steps another set of them draws in each, so that `SamplingBatch` is built in every step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.models.row_options import RowOptions
+from troupellm.models.sampling_batch import Choice, RandomRows
+
+_FIRST_SLOTS = 16
+
+
+class PlainRows:
+    """What the rows of a sampler need for their draw, and which of them need more than that."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._others: set[int] = set()
+        """Rows that ask for more; they have no slots."""
+        self._greedy: set[int] = set()
+        self._with_min_p: set[int] = set()
+        self._streams: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._inverse_temperatures: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        self._log_min_p: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+
+    def put(self, row: int, options: RowOptions) -> None:
+        """Make a row known, or replace it."""
+        self.drop(row)
+        if not options.plain or not (options.greedy or options.prefix is None):
+            self._others.add(row)
+            return
+        if not self._free:
+            self._grow()
+        slot = self._slots[row] = self._free.pop()
+        self._streams[slot] = options.stream
+        self._inverse_temperatures[slot] = options.inverse_temperature
+        self._log_min_p[slot] = options.log_min_p
+        if options.greedy:
+            self._greedy.add(row)
+        elif options.state.min_p > 0:
+            self._with_min_p.add(row)
+
+    def drop(self, row: int) -> None:
+        """Forget a row; an unknown one is fine."""
+        slot = self._slots.pop(row, None)
+        if slot is not None:
+            self._free.append(slot)
+        for rows in (self._others, self._greedy, self._with_min_p):
+            rows.discard(row)
+
+    def choice(self, rows: Sequence[int], device: torch.device) -> Choice | None:
+        """How a step's rows choose, in the order of their logits; None where one of them asks for more.
+
+        Args:
+            rows: known ones; each may stand there more than once.
+        """
+        if not self._others.isdisjoint(rows):
+            return None
+        if self._greedy.issuperset(rows):
+            return Choice(None, None)
+        slots = np.fromiter(map(self._slots.__getitem__, rows), np.int64, len(rows))
+        index, greedy = np.arange(len(rows)), np.zeros(0, dtype=np.int64)
+        if not self._greedy.isdisjoint(rows):
+            likeliest = np.fromiter(map(self._greedy.__contains__, rows), np.bool_, len(rows))
+            index, greedy = np.flatnonzero(~likeliest), np.flatnonzero(likeliest)
+            slots = slots[index]
+        log_min_p: Tensor | None = None
+        if not self._with_min_p.isdisjoint(rows):
+            log_min_p = torch.from_numpy(self._log_min_p.take(slots)).to(device)[:, None]
+        random = RandomRows(
+            index=torch.from_numpy(index).to(device),
+            streams=torch.from_numpy(self._streams.take(slots)).to(device),
+            inverse_temperature=torch.from_numpy(self._inverse_temperatures.take(slots)).to(device)[:, None],
+            log_min_p=log_min_p,
+            plain=None,
+            groups=(),
+        )
+        return Choice(torch.from_numpy(greedy).to(device), random)
+
+    def _grow(self) -> None:
+        size = self._streams.size
+        more = max(size, _FIRST_SLOTS)
+        self._streams = np.concatenate((self._streams, np.zeros(more, dtype=np.int64)))
+        self._inverse_temperatures = np.concatenate((self._inverse_temperatures, np.zeros(more, dtype=np.float32)))
+        self._log_min_p = np.concatenate((self._log_min_p, np.zeros(more, dtype=np.float32)))
+        self._free += range(size, size + more)
