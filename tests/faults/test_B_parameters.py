@@ -1,7 +1,7 @@
 """Rows B1 to B8 and B12 of the fault table: bad parameters, on chat and completions, streamed and not."""
 
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 from matrix import OK, check_matrix
 from tiny_model import LOGITS_WIDTH, VOCABULARY
 

@@ -159,8 +159,9 @@ async def test_alone(reference: Reference) -> None:
 
 
 @pytest.mark.anyio
-async def test_in_a_crowd_of_64(reference: Reference) -> None:
-    prompts = reference.prompts([1 + (37 * index) % 90 for index in range(64)])
+@pytest.mark.parametrize("size", [20, pytest.param(64, marks=pytest.mark.slow)])
+async def test_in_a_crowd(reference: Reference, size: int) -> None:
+    prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
     async with troupellm.Engine(reference.folder) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             reference.check(prompt, got)
