@@ -62,7 +62,7 @@ FAMILIES = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
 }
-SLOW = ("gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
+SLOW = ("llama", "qwen2", "gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
 """Their layers are compared in test_families; what the engine adds to them is the same for all."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
