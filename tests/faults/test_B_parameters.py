@@ -125,7 +125,7 @@ async def test_B5_token_ids_are_checked_against_the_logits(tiny_engine):
         {"1": "1"},
         {"1": True},
         {"1": None},
-        {str(number): 1 for number in range(300_000)},
+        {str(number): 1 for number in range(100_000)},
         [1],
         "1",
     )

@@ -111,7 +111,8 @@ async def detected(engine: Engine) -> None:
     print(f"found after {time.perf_counter() - began:.2f} s")
 
 
-@pytest.mark.parametrize("attempt", TWENTY)
+@pytest.mark.slow  # as of a whole server in `test_E_server_worker`
+@pytest.mark.parametrize("attempt", range(20))
 async def test_E1_streams_go_on_after_their_worker_was_killed(checkpoint, solo, attempt):
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)

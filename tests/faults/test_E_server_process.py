@@ -189,6 +189,7 @@ async def test_E12_a_killed_server_leaves_nothing_behind(checkpoint, tmp_path, f
     assert leftovers.new() == set()
 
 
+@pytest.mark.slow  # `make test` has a dead socket that is taken over by the next listener
 async def test_E12_a_killed_server_s_unix_socket_is_taken_over(checkpoint, tmp_path):
     path = tmp_path / "socket"
     transport = httpx.AsyncHTTPTransport(uds=str(path))
