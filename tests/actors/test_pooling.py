@@ -162,7 +162,7 @@ async def test_in_a_process_that_is_killed(engine_for: Any, name: str) -> None:
     prompts = IDS if name == "decoder" else [[token % 80 for token in ids[:90]] for ids in IDS]
     async with engine_for(name) as engine:
         vectors = [(await engine.embed(ids))[0] for ids in prompts]
-    async with engine_for(name, worker_process=True) as engine:
+    async with engine_for(name, worker_process=True, spare_worker=False) as engine:
         close(await engine.embed(prompts), vectors)
         found: list[list[list[float]]] = []
 

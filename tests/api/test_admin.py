@@ -172,7 +172,7 @@ async def test_a_server_process_sleeps_by_key_and_by_socket(
     """The memory of the worker's process goes down; streams that were kept go on, wherever they came in."""
     uds = str(tmp_path / "admin.sock")
     given = ("--admin-api-key", "root-key", "--admin-uds", uds, *flags)
-    async with ready_process(checkpoint, *given) as server, server.client() as client:
+    async with ready_process(checkpoint, *given, spare=True) as server, server.client() as client:
         transport = httpx.AsyncHTTPTransport(uds=uds)
         async with httpx.AsyncClient(base_url="http://admin", transport=transport) as socket:
             solo = tokens((await client.post("/v1/completions", json=STREAM)).text)

@@ -117,7 +117,7 @@ async def test_the_same_in_a_crowd(tiny_engine, solo, settings):
 
 async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, solo, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
-    settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True}
+    settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True, "spare_worker": False}
     async with Engine(checkpoint, **settings) as engine:
         assert await asked_together(engine) == solo
         async with anyio.create_task_group() as group:

@@ -63,7 +63,7 @@ def crowd(draw: random.Random) -> list[dict[str, Any]]:
     return [
         {
             "prompt": [draw.randrange(256) for _ in range(draw.randrange(1, 200))],
-            "max_tokens": draw.randrange(1, 60),
+            "max_tokens": draw.randrange(1, 30),
             "temperature": draw.choice([0.0, 1.0]),
             "seed": number,
             "ignore_eos": True,

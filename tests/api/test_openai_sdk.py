@@ -82,7 +82,7 @@ async def test_full_waiting_room_is_a_rate_limit_error(tiny_engine):
         long = {
             "model": "tiny",
             "messages": MESSAGES,
-            "max_tokens": 2000,
+            "max_tokens": 600,
             "stream": True,
             "extra_body": {"ignore_eos": True},
         }

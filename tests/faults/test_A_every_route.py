@@ -2,18 +2,15 @@
 
 import json
 import socket
-from functools import partial
 from typing import Any
 
-import canary
 import pytest
+from canary import under_many as under_attack
 from every_route import SAMPLES, body_of, json_routes, path_of, problem_of, streams_of
 from serving import http_request, server_config
 
 pytestmark = pytest.mark.anyio
 
-under_attack = partial(canary.under_attack, canary_tokens=24)
-"""Short songs: there are many attacks."""
 
 SOME = ("/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/log_level")
 ROUTES = [pytest.param(SOME, id="some"), pytest.param((), id="every", marks=pytest.mark.slow)]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 
 from troupellm.protocol.openai import ErrorBody
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from canary import resident_bytes, under_attack
+from canary import resident_bytes, under_attack, under_many
 from engines import SETTINGS
 from matrix import OK, check_matrix
 from serving import eventually
@@ -84,7 +84,7 @@ async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine):
     async with tiny_engine() as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         pids = [child.pid for child in compilers()]
-        async with under_attack(engine, canary_tokens=300) as attacked:
+        async with under_attack(engine, canary_tokens=300, rest=0.3) as attacked:
             await check_matrix(attacked, REFUSED)
         assert [child.pid for child in compilers()] == pids  # none of them costs its process
         assert engine.snapshot().guide.refused > 0
@@ -104,7 +104,7 @@ async def test_B10_wrong_types(tiny_engine):
         (guide_field(json_object=1), "structured_outputs.json_object"),
     ]
     cases += [({"response_format": {"type": "text"}, "structured_outputs": None, "guided_regex": None}, OK)]
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_many(engine) as attacked:
         await check_matrix(attacked, cases)
 
 

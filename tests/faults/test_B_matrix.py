@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from canary import Attacked, under_attack
+from canary import Attacked, under_many as under_attack
 from fault_rows import ROWS, cases
 from serving import server_config
 

@@ -1,7 +1,7 @@
 """Rows B1 to B8 and B12 of the fault table: bad parameters, on chat and completions, streamed and not."""
 
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 from matrix import OK, check_matrix
 from tiny_model import LOGITS_WIDTH, VOCABULARY
 
@@ -125,7 +125,7 @@ async def test_B5_token_ids_are_checked_against_the_logits(tiny_engine):
         {"1": "1"},
         {"1": True},
         {"1": None},
-        {str(number): 1 for number in range(300_000)},
+        {str(number): 1 for number in range(100_000)},
         [1],
         "1",
     )

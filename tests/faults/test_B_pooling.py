@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from canary import Attacked, under_attack
+from canary import Attacked, under_many as under_attack
 from matrix import OK, _refused, _served
 from serving import eventually, http_request, server_config
 from tiny_model import CONTEXT, LOGITS_WIDTH

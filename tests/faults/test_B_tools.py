@@ -1,7 +1,7 @@
 """Rows B8, B9 and B11 of the fault table as far as they are about tools and thoughts, with canaries."""
 
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 from echo_worker import EchoWorker, write_echo_model
 from matrix import OK, check_matrix
 from recorded_dialects import TOOLS

@@ -15,6 +15,7 @@ from serving import eventually
 from sockets import raw_socket
 
 from troupellm.actors.metrics import MetricsSink
+from troupellm.server.log_writer import CAPACITY
 
 pytestmark = pytest.mark.anyio
 
@@ -71,21 +72,21 @@ async def test_C9_out_of_threads(checkpoint, tmp_path):
         assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
-async def test_C10_a_log_that_nobody_reads(checkpoint, form):
+@pytest.mark.parametrize(("form", "lines"), [("text", 200), pytest.param("json", CAPACITY, marks=pytest.mark.slow)])
+async def test_C10_a_log_that_nobody_reads(checkpoint, form, lines):
     """Standard error is a pipe that is soon full: no request waits for it, nor does the end of the process."""
-    unknown = b"GET /v1/nothing HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    async with ready_process(checkpoint, "--log-format", form) as server:
+    environment = {"ODD_LOG_LINES": str(lines)}
+    unknown = b"GET /v1/" + b"nothing" * 30 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with ready_process(checkpoint, "--log-format", form, prefix=ODD, environment=environment) as server:
         async with beside_canaries(server, canary_tokens=20):
             server.stop_reading_log()
             with await raw_socket(server.port) as client:
+                asked = 0
                 while await server.metric("troupellm_log_lines_dropped_total") < 100:
                     await client.send(unknown * BURST)
-                    answered = 0
-                    while answered < BURST:
-                        data = await client.read()
-                        assert data
-                        answered += data.count(b"HTTP/1.1 404 ")
+                    asked += BURST
+                    while client.seen.count(b"HTTP/1.1 404 ") < asked:
+                        assert await client.read()
         server.signal(signal.SIGTERM)
         assert await server.exit_code(3) == 0
 

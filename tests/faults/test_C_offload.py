@@ -26,12 +26,12 @@ from troupellm.models.offload.disk import DiskStore
 pytestmark = pytest.mark.anyio
 
 SETTINGS = {
-    "num_gpu_blocks_override": 264, "block_size": 16, "max_model_len": 4096, "kv_offloading_size": "256KiB",
+    "num_gpu_blocks_override": 72, "block_size": 16, "max_model_len": 1024, "kv_offloading_size": "128KiB",
     "preemption_mode": "offload",
     "kv_offload_disk_bytes": 16 * 2**20,
 }  # fmt: skip
-"""Host memory holds 64 blocks of the tiny model: less than the prompts below, so that the disk has to."""
-PROMPTS = [[7 + number] * 3 + list(range(40, 165)) for number in range(40)]
+"""Host memory holds 32 blocks of the tiny model: less than the prompts below, so that the disk has to."""
+PROMPTS = [[7 + number] * 3 + list(range(40, 165)) for number in range(16)]
 """Eight blocks each: more than the device holds."""
 
 
@@ -62,7 +62,7 @@ class Attack:
     async def fill(self) -> None:
         """Until the disk has what the device has not."""
         await self.ask_all()
-        await eventually(lambda: self.at_rest and len(self.files) > 200)
+        await eventually(lambda: self.at_rest and len(self.files) > 70)
         before = self.tier.loads
         await self.ask_all()
         assert self.tier.loads > before

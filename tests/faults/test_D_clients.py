@@ -69,7 +69,14 @@ def most_resident(readers: int, kv_bytes: int, *, warm: bool) -> int:
     return kv_bytes + SLACK + readers * reader + (0 if warm else min(readers, 256) * STEP_ROW)
 
 
-@pytest.mark.parametrize("readers", [1, 16, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize(
+    "readers",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        16,
+        pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
+)
 async def test_D1_stalled_readers_pause_alone_and_are_cut(tiny_engine, readers):
     config = server_config(write_timeout=3.0 if readers <= 16 else 30.0)
     kv_bytes = max(16, readers // 4) * MEBIBYTE

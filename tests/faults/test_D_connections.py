@@ -6,7 +6,7 @@ import time
 
 import anyio
 import pytest
-from canary import beside_canaries, under_attack
+from canary import LONG_TOKENS, beside_canaries, under_attack
 from processes import ready_process
 from serving import eventually, http_request, server_config
 from sockets import RawSocket, raw_socket
@@ -36,7 +36,7 @@ async def test_D2_a_reader_of_a_byte_per_second_is_cut_and_slows_nobody(tiny_eng
                 while engine.snapshot().scheduler.paused:
                     await slow.read(1)
                     await anyio.sleep(1)
-            others = (attacked.answered["long"] + 1 - answered) * 100 + attacked.answered["short"] * 4
+            others = (attacked.answered["long"] + 1 - answered) * LONG_TOKENS + attacked.answered["short"] * 4
             assert engine.snapshot().scheduler.tokens_generated - generated <= others + 2 * 64
             assert attacked.answered["long"] > answered
 
@@ -126,7 +126,7 @@ async def test_D4_a_storm_of_clients_that_leave_at_once_costs_nothing(checkpoint
 
 
 def _sung(canaries) -> int:
-    return canaries.answered["long"] * 100 + canaries.answered["short"] * 4
+    return canaries.answered["long"] * LONG_TOKENS + canaries.answered["short"] * 4
 
 
 async def test_D5_half_closing_means_leaving(tiny_engine):

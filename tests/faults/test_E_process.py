@@ -31,8 +31,10 @@ pytestmark = pytest.mark.anyio
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
 PROCESS: dict[str, Any] = SETTINGS | {"worker_process": True}
+ALONE: dict[str, Any] = PROCESS | {"spare_worker": False}
+"""Without another process that imports torch meanwhile, where nobody waits for it."""
 HARMS = ("sleep", "crash", "exit", "fail")
-STREAMS = 32
+STREAMS = 16
 LENGTH = 150
 GONE_SECONDS = 2.0
 DETECTED_SECONDS = 10.0
@@ -109,7 +111,8 @@ async def detected(engine: Engine) -> None:
     print(f"found after {time.perf_counter() - began:.2f} s")
 
 
-@pytest.mark.parametrize("attempt", TWENTY)
+@pytest.mark.slow  # as of a whole server in `test_E_server_worker`
+@pytest.mark.parametrize("attempt", range(20))
 async def test_E1_streams_go_on_after_their_worker_was_killed(checkpoint, solo, attempt):
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)
@@ -129,8 +132,9 @@ async def test_E1_streams_go_on_after_their_worker_was_killed(checkpoint, solo, 
         await with_spare(engine)
 
 
+@pytest.mark.slow
 async def test_E1_without_a_spare_and_while_idle(checkpoint, solo):
-    async with Engine(checkpoint, **PROCESS, spare_worker=False) as engine:
+    async with Engine(checkpoint, **ALONE) as engine:
         os.kill(engine.snapshot().worker_pid, signal.SIGKILL)
         await detected(engine)
         assert engine.snapshot().spare_worker_pid is None
@@ -152,11 +156,9 @@ async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt):
         assert engine.snapshot().scheduler.convicted == 0
 
 
-@pytest.mark.parametrize(
-    "fault", ["spin", "exit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sleep",))]
-)
+@pytest.mark.parametrize("fault", ["spin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("exit", "sleep"))])
 async def test_E2_a_worker_that_hangs_or_ends_by_itself_is_replaced(folder, solo, fault):
-    async with Engine(folder, worker=FACTORY, **PROCESS, step_timeout=3.0) as engine:
+    async with Engine(folder, worker=FACTORY, **ALONE, step_timeout=3.0) as engine:
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
         assert engine.snapshot().scheduler.convicted == 0
 
@@ -166,7 +168,7 @@ FRAMES = ["oversized", *(pytest.param(name, marks=pytest.mark.slow) for name in 
 
 @pytest.mark.parametrize("fault", FRAMES)
 async def test_E9_what_is_no_frame_costs_the_worker_and_no_request(folder, solo, fault):
-    async with Engine(folder, worker=FACTORY, **PROCESS) as engine:
+    async with Engine(folder, worker=FACTORY, **ALONE) as engine:
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
 
 
@@ -199,6 +201,7 @@ async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why, strangers):
     await eventually(lambda: descriptors() == before[0], 20)
 
 
+@pytest.mark.slow  # as of a whole server in `test_E_server_worker`
 async def test_E10_a_poison_request_fails_alone(folder):
     async with Engine(folder, worker=FACTORY, **PROCESS) as engine, under_attack(engine, canary_tokens=30) as attacked:
         await with_spare(engine)
@@ -250,15 +253,13 @@ async def test_starting_and_stopping_leaves_nothing(checkpoint, tmp_path, strang
     async with Engine(checkpoint, **PROCESS):
         pass
     before, threads = descriptors(), threading.active_count()
-    for spare in (False, True):
-        async with Engine(checkpoint, **PROCESS, spare_worker=spare) as engine:
-            assert len((await engine.generate("x", max_tokens=3, ignore_eos=True)).token_ids) == 3
-            if spare:
-                await with_spare(engine)
-            assert len(workers()) == 1 + spare
-        assert set(psutil.Process().children()) <= strangers
-        await eventually(lambda: descriptors() == before, 20)
-        assert threading.active_count() == threads
+    async with Engine(checkpoint, **PROCESS) as engine:
+        assert len((await engine.generate("x", max_tokens=3, ignore_eos=True)).token_ids) == 3
+        await with_spare(engine)
+        assert len(workers()) == 2
+    assert set(psutil.Process().children()) <= strangers
+    await eventually(lambda: descriptors() == before, 20)
+    assert threading.active_count() == threads
     with pytest.raises(troupellm.ModelLoadError):
         async with Engine(tmp_path / "no model", **PROCESS):
             pass
@@ -270,7 +271,9 @@ async def test_starting_and_stopping_leaves_nothing(checkpoint, tmp_path, strang
     await eventually(lambda: descriptors() == before, 20)
 
 
-@pytest.mark.parametrize("settings", [{"max_model_len": 10**9}, {"kv_cache_memory_bytes": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"max_model_len": 10**9}, pytest.param({"kv_cache_memory_bytes": 1}, marks=pytest.mark.slow)]
+)
 async def test_what_is_wrong_with_the_model_is_told_as_by_a_thread(checkpoint, settings):
     told = []
     for process in (False, True):
@@ -282,7 +285,7 @@ async def test_what_is_wrong_with_the_model_is_told_as_by_a_thread(checkpoint, s
 
 
 async def test_what_the_worker_says_is_logged_line_by_line(folder, caplog):
-    async with Engine(folder, worker=FACTORY, **PROCESS) as engine:
+    async with Engine(folder, worker=FACTORY, **ALONE) as engine:
         (folder / "fault").write_text("speak")
         await engine.generate("x", max_tokens=3)
         pid = engine.snapshot().worker_pid
@@ -293,11 +296,11 @@ async def test_what_the_worker_says_is_logged_line_by_line(folder, caplog):
     ]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_a_process_gives_the_tokens_of_a_thread(checkpoint, solo, overlap):
     settings = {"async_scheduling": overlap, "max_plans_in_flight": 2}
     for process in (True, False):
-        async with Engine(checkpoint, **(PROCESS | settings | {"worker_process": process})) as engine:
+        async with Engine(checkpoint, **(ALONE | settings | {"worker_process": process})) as engine:
             await Crowd(engine, solo).run(anyio.lowlevel.checkpoint)
 
 

@@ -1,7 +1,7 @@
 """Rows E1, E2, E3, E6, E9 and E10 of the fault table on the real server, whose worker is a process of its own.
 
 No client may notice: streams that were running end with the tokens of their solo runs. What the same rows are on an
-embedded engine is in `test_E_process`, `test_E_engine` and `test_E_replay`.
+embedded engine is in `test_E_process`, `test_E_engine` and `test_E_replay`, which `make test` runs where they show it.
 """
 
 import os
@@ -41,9 +41,9 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "tiny")
 
 
-def faulty_process(folder: Path, *flags: str) -> AbstractAsyncContextManager[ServerProcess]:
+def faulty_process(folder: Path, *flags: str, spare: bool = False) -> AbstractAsyncContextManager[ServerProcess]:
     """The server with a worker process that can be told to do harm."""
-    return ready_process(folder, *flags, prefix=ODD, environment={"ODD_WORKER": FACTORY})
+    return ready_process(folder, *flags, prefix=ODD, environment={"ODD_WORKER": FACTORY}, spare=spare)
 
 
 async def lost(server: ServerProcess, losses: int = 1) -> None:
@@ -95,7 +95,7 @@ async def check_nobody_was_blamed(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_E1_streams_of_a_server_go_on_after_its_worker_was_killed(checkpoint, solo, attempt):
-    async with ready_process(checkpoint) as server:
+    async with ready_process(checkpoint, spare=True) as server:
         await server.with_spare()
         async with beside_canaries(server):
             await HttpCrowd(server, solo).run(lambda: strike(server, signal.SIGKILL))
@@ -108,7 +108,7 @@ async def test_E1_streams_of_a_server_go_on_after_its_worker_was_killed(checkpoi
 @pytest.mark.parametrize("attempt", THREE)
 async def test_E1_a_server_without_a_spare_says_that_it_is_not_ready_meanwhile(checkpoint, solo, attempt):
     async with (
-        ready_process(checkpoint, "--no-spare-worker") as server,
+        ready_process(checkpoint) as server,
         server.client(timeout=PATIENT_SECONDS) as client,
     ):
         os.kill(server.workers()[0], signal.SIGKILL)
@@ -121,9 +121,10 @@ async def test_E1_a_server_without_a_spare_says_that_it_is_not_ready_meanwhile(c
         assert (await client.get("/readyz")).status_code == 200
 
 
-@pytest.mark.parametrize("attempt", TWENTY)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
 async def test_E2_a_server_replaces_a_worker_that_was_stopped(checkpoint, solo, attempt):
-    async with ready_process(checkpoint) as server:
+    async with ready_process(checkpoint, spare=True) as server:
         await server.with_spare()
         async with beside_canaries(server):
             await HttpCrowd(server, solo).run(lambda: strike(server, signal.SIGSTOP))
@@ -131,16 +132,13 @@ async def test_E2_a_server_replaces_a_worker_that_was_stopped(checkpoint, solo, 
             await server.with_spare()
 
 
-HANGS = [
-    *(pytest.param("spin", number, marks=pytest.mark.slow if number else ()) for number in range(3)),
-    *(pytest.param(fault, 0, marks=pytest.mark.slow) for fault in ("sleep", "exit", "crash")),
-]
+HANGS = [*(("spin", number) for number in range(3)), *((fault, 0) for fault in ("sleep", "exit", "crash"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "attempt"), HANGS)
 async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder, solo, fault, attempt):
     async with faulty_process(folder, "--step-timeout", "3") as server:
-        await server.with_spare()
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, fault))
         await check_nobody_was_blamed(server)
 
@@ -148,7 +146,6 @@ async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder
 @pytest.mark.parametrize("attempt", THREE)
 async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attempt):
     async with faulty_process(folder) as server, server.client() as client:
-        await server.with_spare()
         async with beside_canaries(server):
             body = {"model": "tiny", "prompt": [SICK, 50], "max_tokens": 5, "ignore_eos": True}
             for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1}):
@@ -165,28 +162,27 @@ NONSENSE = [
 @pytest.mark.parametrize(("reply", "attempt"), NONSENSE)
 async def test_E6_nonsense_costs_a_server_its_worker_and_no_request(folder, solo, reply, attempt):
     async with faulty_process(folder) as server:
-        await server.with_spare()
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, reply))
         await check_nobody_was_blamed(server)
 
 
-FRAMES = [
-    *(pytest.param("oversized", number, marks=pytest.mark.slow if number else ()) for number in range(3)),
-    *(pytest.param(name, 0, marks=pytest.mark.slow) for name in ("truncated", "unknown", "pickle")),
-]
+FRAMES = [*(("oversized", number) for number in range(3)), *((name, 0) for name in ("truncated", "unknown", "pickle"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frame", "attempt"), FRAMES)
 async def test_E9_what_is_no_frame_costs_a_server_its_worker_and_no_request(folder, solo, frame, attempt):
     async with faulty_process(folder) as server:
-        await server.with_spare()
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, frame))
         await check_nobody_was_blamed(server)
 
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_E10_a_poison_request_to_a_server_fails_alone(folder, attempt):
-    async with faulty_process(folder) as server, server.client(timeout=PATIENT_SECONDS) as client:
+    async with (
+        faulty_process(folder, spare=True) as server,
+        server.client(timeout=PATIENT_SECONDS) as client,
+    ):
         await server.with_spare()
         async with beside_canaries(server, canary_tokens=30):
             body = {"model": "tiny", "prompt": [POISON, 50], "max_tokens": 5}

@@ -1,17 +1,13 @@
 """Row F5 of the fault table: chat templates that are wrong, or that want everything."""
 
-from functools import partial
-
-import canary
 import pytest
+from canary import under_many as under_attack
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.errors import ModelLoadError
 
 pytestmark = pytest.mark.anyio
 
-under_attack = partial(canary.under_attack, canary_tokens=24)
-"""Short songs: there are many attacks."""
 
 WRONG = {
     "syntax": "{% for %}",

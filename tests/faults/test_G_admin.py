@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 from serving import server_config
 
 from troupellm.protocol.config import ServerConfig

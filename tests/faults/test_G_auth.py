@@ -4,7 +4,7 @@ import contextlib
 
 import anyio
 import pytest
-from canary import under_attack
+from canary import under_many as under_attack
 from serving import server_config
 
 pytestmark = pytest.mark.anyio

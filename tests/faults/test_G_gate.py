@@ -2,12 +2,11 @@
 
 import statistics
 import time
-from functools import partial
 
 import anyio
-import canary
 import httpx
 import pytest
+from canary import under_many as under_attack
 from serving import server_config
 
 from troupellm.server.auth import Gate
@@ -15,8 +14,6 @@ from troupellm.server.errors import HttpError
 
 pytestmark = pytest.mark.anyio
 
-under_attack = partial(canary.under_attack, canary_tokens=24)
-"""Short songs: there are many attacks."""
 
 OPEN = {"/health", "/readyz", "/livez", "/startupz", "/ping", "/docs"}
 """Probes, and the page that asks for the key and reads /openapi.json with it."""

@@ -24,7 +24,7 @@ def family(pid: int) -> list[psutil.Process]:
 async def test_G5_one_port_and_sockets_for_this_user_only(checkpoint, tmp_path, flags):
     place = tmp_path / "admin.sock"
     shared = set(os.listdir("/dev/shm"))
-    async with ready_process(checkpoint, "--admin-uds", str(place), *flags) as server:
+    async with ready_process(checkpoint, "--admin-uds", str(place), *flags, spare=True) as server:
         members = family(server.pid)
         listening = {
             connection.laddr.port
@@ -55,7 +55,8 @@ async def test_G9_keys_are_in_no_arguments_log_metrics_or_answers(checkpoint, tm
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "alice"\nkey = "{NAMED}"\n')
     environment = {"TROUPE_API_KEY": KEY, "TROUPE_ADMIN_API_KEY": BOSS}
-    async with ready_process(checkpoint, "--api-key-file", str(file), *flags, environment=environment) as server:
+    keys = ("--api-key-file", str(file))
+    async with ready_process(checkpoint, *keys, *flags, environment=environment, spare=True) as server:
         seen = ""
         for process in family(server.pid):
             seen += " ".join(process.cmdline())

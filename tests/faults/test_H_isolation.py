@@ -245,8 +245,14 @@ async def crowd(engine):
 
 @pytest.mark.anyio
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("pattern", ["nan", "0x7f"])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("pattern", "caching"),
+    [
+        ("nan", True),
+        ("0x7f", False),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("nan", False), ("0x7f", True))),
+    ],
+)
 async def test_H5_uninitialised_memory_changes_nothing(tiny_engine, poisoned_buffers, pattern, caching):
     chosen = CROWDED | {"enable_prefix_caching": caching}
     torch.use_deterministic_algorithms(False)

@@ -92,7 +92,7 @@ async def test_H6_a_key_at_its_limit_is_told_when_to_come_back(keyed):
     engine, config = keyed
     async with engine, under_attack(engine, config, canary_tokens=30) as attacked:
         async with attacked.served.client(key="sk-victim") as victim:
-            spent = await victim.post("/v1/completions", json=ASK | {"prompt": [3] * 3000, "max_tokens": 900})
+            spent = await victim.post("/v1/completions", json=ASK | {"prompt": [3] * 3000, "max_tokens": 300})
             assert spent.status_code == 200
             refused = await victim.post("/v1/completions", json=ASK | {"prompt": [4] * 3500})
             assert refused.status_code == 429

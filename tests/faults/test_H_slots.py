@@ -126,7 +126,7 @@ def numbers(entries: Sequence[Any] | None) -> list[float]:
     return flat
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
@@ -144,7 +144,7 @@ async def test_H1_nothing_of_the_last_request_shows_in_the_next(tiny_engine, see
     ("caching", "seed", "steps"),
     [(True, 4, 200), pytest.param(False, 5, 5000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
-@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("drafts", ["trees", pytest.param("suffix", marks=pytest.mark.slow)])
 async def test_H1_nor_where_tokens_are_drafted(tiny_engine, drafts, caching, seed, steps):
     async with tiny_engine() as engine:
         solos = {name: await engine.generate(*canary(name)) for name in CANARIES}

@@ -104,7 +104,7 @@ async def second_server_is_refused(checkpoint: Path, folder: Path) -> None:
 @pytest.mark.slow
 async def test_E1_a_batch_does_not_notice_that_its_worker_died(checkpoint: Path, tmp_path: Path) -> None:
     given = ("--files-dir", str(tmp_path / "files"), "--batch-concurrency", "4")
-    async with ready_process(checkpoint, *given) as server, server.client() as client:
+    async with ready_process(checkpoint, *given, spare=True) as server, server.client() as client:
         batch = await begun(client)
         await until(client, batch, 5)
         os.kill(server.workers()[0], signal.SIGKILL)

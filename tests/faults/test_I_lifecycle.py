@@ -141,7 +141,7 @@ async def test_I3_streams_longer_than_the_drain_are_told(checkpoint, attempt):
 
 
 @pytest.mark.parametrize("attempt", TWENTY)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_I4_a_second_signal_aborts(checkpoint, attempt, number):
     async with (
         ready_process(checkpoint, "--shutdown-timeout", "60", prefix=ODD, environment=PACE) as server,
@@ -171,7 +171,10 @@ async def test_I5_a_stalled_client_holds_nothing_up(checkpoint, attempt):
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt):
-    async with ready_process(checkpoint, "--shutdown-timeout", "1") as server, anyio.create_task_group() as group:
+    async with (
+        ready_process(checkpoint, "--shutdown-timeout", "1") as server,
+        anyio.create_task_group() as group,
+    ):
         workers = server.workers()
         if not workers:
             pytest.skip("the worker is a thread here")
@@ -187,7 +190,8 @@ async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt)
     assert answers.ends(3900) in ("error", "complete")
 
 
-@pytest.mark.parametrize("attempt", TWENTY)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
 async def test_I5_a_hung_step_holds_nothing_up(checkpoint, tmp_path, attempt):
     hang = tmp_path / "hang"
     async with (

@@ -28,7 +28,7 @@ async def test_I6_start_and_stop(checkpoint, tmp_path, cycles, flags):
     port, leftovers, starts = free_port(), Leftovers(tmp_path), []
     for cycle in range(cycles):
         began = time.perf_counter()
-        async with ready_process(checkpoint, *flags, port=port, environment=environment) as server:
+        async with ready_process(checkpoint, *flags, port=port, environment=environment, spare=True) as server:
             starts.append(time.perf_counter() - began)
             children = server.note_children()
             hard = cycle % 2 == 0

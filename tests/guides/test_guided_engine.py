@@ -90,13 +90,13 @@ async def test_preempted_rows_go_on_in_their_grammar(tiny_engine):
 
 async def test_a_killed_worker_costs_no_token(tiny_engine):
     async with tiny_engine() as engine:
-        expected = await solo(engine, 15)
-    async with tiny_engine(worker_process=True) as engine:
+        expected = await solo(engine, 10)
+    async with tiny_engine(worker_process=True, spare_worker=False) as engine:
 
         async def kill() -> None:
             os.kill(engine.snapshot().worker_pid, signal.SIGKILL)
 
-        await crowd(engine, 15, expected, kill)
+        await crowd(engine, 10, expected, kill)
         assert engine.snapshot().scheduler.worker_losses == 1
 
 

@@ -1,5 +1,7 @@
 """Keys and values in int8 and fp8: what is kept, and how near attention over them is to that over a plain cache."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,18 @@ def test_writing_touches_the_named_slots_only(kind: str) -> None:
         assert torch.equal(as_bytes(cache), wanted)
 
 
+@functools.cache
+def references(case: Case, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the cache in codes, and over the plain one."""
+    query, keys, values, plan = make_inputs(case, "cpu", 1)
+    options = {"scale": case.head_dim**-0.5, "softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
+    caches = (encode(keys, TYPES[kind]), encode(values, TYPES[kind])), (keys, values)
+    coded, plain = (
+        paged_attention_reference(query, *both, plan.block_tables, all_items(case), **options) for both in caches
+    )
+    return coded, plain
+
+
 @pytest.fixture(params=["compiled", "torch", "token by token"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "compiled":
@@ -76,12 +90,11 @@ def test_attention_equals_the_reference_and_stays_near_the_plain_cache(case: Cas
     query, keys, values, plan = make_inputs(case, "cpu", 1)
     options = {"softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
     caches = encode(keys, TYPES[kind]), encode(values, TYPES[kind])
-    items, scale = all_items(case), case.head_dim**-0.5
-    expected = paged_attention_reference(query, *caches, plan.block_tables, items, scale=scale, **options)
+    expected, plain = references(case, kind)
     if path == "token by token":
         plan = plan_of(case, plan)
-    got = paged_attention(query, *caches, plan, scale, **options)
+    got = paged_attention(query, *caches, plan, case.head_dim**-0.5, **options)
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
-    plain = paged_attention_reference(query, keys, values, plan.block_tables, items, scale=scale, **options).float()
+    plain = plain.float()
     error = (got.float() - plain).pow(2).mean().sqrt() / plain.pow(2).mean().sqrt()
     assert error < ERRORS[kind]

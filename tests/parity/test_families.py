@@ -15,7 +15,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
 
 
-@pytest.mark.parametrize("length", [1, 8, 45])
+slow = pytest.mark.slow
+"""Of the cuts that the ragged batch below has, too; it is in `make test` for every family."""
+
+
+@pytest.mark.parametrize("length", [pytest.param(1, marks=slow), pytest.param(8, marks=slow), 45])
 def test_prefill_and_decode(pair: Pair, length: int) -> None:
     prompt = make_prompt(length)
     driver = Driver(pair.runner())
@@ -24,7 +28,7 @@ def test_prefill_and_decode(pair: Pair, length: int) -> None:
     pair.check(prompt, driver.answer(4))
 
 
-@pytest.mark.parametrize("chunk", [7, 19])
+@pytest.mark.parametrize("chunk", [7, pytest.param(19, marks=slow)])
 def test_chunked_prefill(pair: Pair, chunk: int) -> None:
     prompt = make_prompt(50)
     driver = Driver(pair.runner())
@@ -36,7 +40,7 @@ def test_chunked_prefill(pair: Pair, chunk: int) -> None:
     pair.check(prompt, driver.answer(0))
 
 
-@pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, 11])
+@pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, pytest.param(11, marks=slow)])
 def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "PIECE_TOKENS", piece)
     lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}

@@ -62,7 +62,7 @@ FAMILIES = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
 }
-SLOW = ("gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
+SLOW = ("llama", "qwen2", "gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
 """Their layers are compared in test_families; what the engine adds to them is the same for all."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
@@ -159,9 +159,10 @@ async def test_alone(reference: Reference) -> None:
 
 
 @pytest.mark.anyio
-async def test_in_a_crowd_of_64(reference: Reference) -> None:
-    prompts = reference.prompts([1 + (37 * index) % 90 for index in range(64)])
-    async with troupellm.Engine(reference.folder) as engine:
+@pytest.mark.parametrize("size", [20, pytest.param(64, marks=pytest.mark.slow)])
+async def test_in_a_crowd(reference: Reference, size: int) -> None:
+    prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
+    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             reference.check(prompt, got)
 
@@ -169,7 +170,7 @@ async def test_in_a_crowd_of_64(reference: Reference) -> None:
 @pytest.mark.anyio
 async def test_chunked_prefill(reference: Reference) -> None:
     prompts = reference.prompts([1, 40, 75, 61])
-    async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3) as engine:
+    async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3, num_threads=1) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             reference.check(prompt, got)
 
@@ -179,7 +180,7 @@ async def test_preempted(reference: Reference) -> None:
     prompts = reference.prompts([30, 25, 40, 33, 28, 37])
     num_groups = len(set(getattr(reference.model.config, "layer_types", None) or [""]))
     settings = {"num_gpu_blocks_override": 8 * num_groups, "max_model_len": 64, "enable_prefix_caching": False}
-    async with troupellm.Engine(reference.folder, **settings) as engine:
+    async with troupellm.Engine(reference.folder, **settings, num_threads=1) as engine:
         answers = await generate_all(engine, prompts)
         assert engine.snapshot().scheduler.preemptions > 0
     for prompt, got in zip(prompts, answers, strict=True):
@@ -190,7 +191,7 @@ async def test_preempted(reference: Reference) -> None:
 async def test_with_a_prefix_hit(reference: Reference) -> None:
     (prompt,) = reference.prompts([70])
     longer = [*prompt, 5, 6, 7]
-    async with troupellm.Engine(reference.folder) as engine:
+    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
         await generate_all(engine, [prompt])
         for again in (prompt, longer, prompt[:64]):
             completion = await engine.generate(again, temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -202,10 +203,10 @@ async def test_with_a_prefix_hit(reference: Reference) -> None:
 async def test_a_seed_gives_the_same_tokens_alone_and_in_the_crowd(reference: Reference) -> None:
     prompts = reference.prompts([9 + (29 * index) % 60 for index in range(24)])
     sampling = {"temperature": 1.0, "top_p": 0.95, "top_k": 50}
-    async with troupellm.Engine(reference.folder) as engine:
+    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
         alone = [(await generate_all(engine, [prompt], seed=5, **sampling))[0] for prompt in prompts[:4]]
     settings = {"max_num_batched_tokens": 64, "enable_prefix_caching": False}
-    async with troupellm.Engine(reference.folder, **settings) as engine:
+    async with troupellm.Engine(reference.folder, **settings, num_threads=1) as engine:
         crowd = await generate_all(engine, prompts, seed=5, **sampling)
         assert crowd[:4] == alone
         assert (await generate_all(engine, [prompts[0]], seed=6, **sampling))[0] != alone[0]

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -36,7 +37,9 @@ PLAIN = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 TOLERANCE = 1e-4
 """Of log-probabilities."""
 PERIOD_SECONDS = 0.1
-SOLO_ANSWERS = 5
+LONG_TOKENS = 48
+"""Of a long answer, if nothing else is said: some blocks, and some dozens of steps."""
+SOLO_ANSWERS = 3
 """Short ones, of the canary alone."""
 LATENCY_LIMIT_SECONDS = 30.0
 """For the slowest short answer."""
@@ -58,9 +61,19 @@ class Canaries:
     """The two clients, and what they felt. Works on any server that `make_client` reaches."""
 
     def __init__(
-        self, make_client: Callable[[], httpx.AsyncClient], model: str, length: int, *, logprobs: bool = True
+        self,
+        make_client: Callable[[], httpx.AsyncClient],
+        model: str,
+        length: int,
+        *,
+        logprobs: bool = True,
+        rest: float = 0.0,
     ) -> None:
-        """`logprobs`: whether the model's worker computes log-probabilities."""
+        """
+        Args:
+            logprobs: whether the model's worker computes log-probabilities.
+            rest: seconds between two long answers.
+        """
         self._make_client = make_client
         self._long = {"model": model, "prompt": "canary one", "max_tokens": length} | PLAIN
         if logprobs:
@@ -74,7 +87,8 @@ class Canaries:
         """And under it."""
         self.lags: list[float] = []
         """Seconds by which the event loop was late, without what it waited for a core."""
-        self._over = False
+        self._rest = rest
+        self._over = anyio.Event()
 
     @asynccontextmanager
     async def singing(self) -> AsyncIterator[None]:
@@ -93,7 +107,7 @@ class Canaries:
                 try:
                     yield
                 finally:
-                    self._over = True
+                    self._over.set()
             watching.cancel_scope.cancel()
         print(self.report())
         assert max(self.latencies) < LATENCY_LIMIT_SECONDS, self.report()
@@ -102,16 +116,18 @@ class Canaries:
 
     async def _long_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
-            while not (self._over and self.answered["long"]):
+            while not (self._over.is_set() and self.answered["long"]):
                 response = await client.post("/v1/completions", json=self._long | {"stream": True})
                 assert response.status_code == 200, response.text
                 _check(_joined([event["choices"][0] for event in events_of(response.text)]), solo)
                 self.answered["long"] += 1
+                with anyio.move_on_after(self._rest):
+                    await self._over.wait()
 
     async def _short_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
             due = anyio.current_time()
-            while not (self._over and self.answered["short"]):
+            while not (self._over.is_set() and self.answered["short"]):
                 self.latencies.append(await self._ask_short(client, solo))
                 self.answered["short"] += 1
                 due = max(due + PERIOD_SECONDS, anyio.current_time())
@@ -143,9 +159,9 @@ class Attacked(Canaries):
     """A server in this process with canaries in it, and a client for the attack."""
 
     def __init__(
-        self, engine: Engine, served: Served, headers: Mapping[str, str], length: int, *, logprobs: bool
+        self, engine: Engine, served: Served, headers: Mapping[str, str], length: int, *, logprobs: bool, rest: float
     ) -> None:
-        super().__init__(self.new_client, engine.model_names[0], length, logprobs=logprobs)
+        super().__init__(self.new_client, engine.model_names[0], length, logprobs=logprobs, rest=rest)
         self.engine = engine
         self.served = served
         self.headers = dict(headers)
@@ -162,16 +178,17 @@ async def under_attack(
     engine: Engine,
     config: ServerConfig | None = None,
     *,
-    canary_tokens: int = 100,
+    canary_tokens: int = LONG_TOKENS,
     guarded: bool = False,
     logprobs: bool = True,
+    rest: float = 0.0,
 ) -> AsyncIterator[Attacked]:
     """Serve an open engine with canaries; the block is the attack."""
     config = config or server_config()
     headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
     app = guarded_app(engine, config) if guarded else None
     async with running_server(engine, config, app=app) as served:
-        attacked = Attacked(engine, served, headers, canary_tokens, logprobs=logprobs)
+        attacked = Attacked(engine, served, headers, canary_tokens, logprobs=logprobs, rest=rest)
         async with attacked.new_client() as client:
             assert (await client.get("/readyz")).status_code == 200
         await eventually(lambda: _idle(engine))
@@ -184,6 +201,10 @@ async def under_attack(
             await anyio.sleep(0.005)
         print(f"memory grew by {(resident_bytes() - resident) / 2**20:.1f} MiB")
         assert engine.state == "ready"
+
+
+under_many = partial(under_attack, canary_tokens=24, rest=0.3)
+"""For attacks of many small requests: short songs, which leave them the processor in between."""
 
 
 def _left(engine: Engine, served: Served, tasks: int, descriptors: int) -> dict[str, int]:
@@ -204,7 +225,7 @@ def _left(engine: Engine, served: Served, tasks: int, descriptors: int) -> dict[
 
 
 @asynccontextmanager
-async def beside_canaries(server: ServerProcess, *, canary_tokens: int = 100) -> AsyncIterator[Canaries]:
+async def beside_canaries(server: ServerProcess, *, canary_tokens: int = LONG_TOKENS) -> AsyncIterator[Canaries]:
     """The same around a server process of the tiny model: the block is the attack, afterwards it is as before."""
     canaries = Canaries(server.client, "tiny", canary_tokens)
     process = psutil.Process(server.pid)

@@ -8,6 +8,7 @@ ODD_NO_THREADS     file; once it exists, no more threads can be started
 ODD_WALL_OFFSET    file; the seconds in it are added to the wall clock
 ODD_BREAK_WHEN     file; once it exists, the actor that ODD_BREAK names breaks over its next message
 ODD_LOSE_WHEN      file; once it exists, the worker's mailbox wakes nobody, until somebody looks after it
+ODD_LOG_LINES      log lines that may wait for whoever reads them
 ODD_WORKER         import path of the worker in a process of its own; what is said above of steps is not for it
 """
 
@@ -23,6 +24,7 @@ POLL_SECONDS = 0.01
 def main() -> int:
     set_the_clock()
     break_actors()
+    narrow_the_log()
     if factory := os.environ.get("ODD_WORKER"):
         return serve_with(factory)
     from troupellm.models.worker import ModelWorker
@@ -71,6 +73,13 @@ def set_the_clock() -> None:
     wall, offset = time.time, os.environ.get("ODD_WALL_OFFSET")
     if offset:
         time.time = lambda: wall() + float(Path(offset).read_text())
+
+
+def narrow_the_log() -> None:
+    if lines := os.environ.get("ODD_LOG_LINES"):
+        from troupellm.server.log_writer import LogWriter
+
+        LogWriter.__init__.__defaults__ = (int(lines),)
 
 
 def break_actors() -> None:

@@ -19,6 +19,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 START_SECONDS = 60.0
 SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
 """Flags that keep a server of the tiny model small and quick to start."""
+NO_SPARE = ("--no-spare-worker",)
+"""A spare process takes seconds of a core to import torch, for tests that do not kill its elder."""
 MODES = [
     pytest.param((), id="default"),
     pytest.param(("--no-worker-process",), id="thread", marks=pytest.mark.slow),
@@ -155,14 +157,17 @@ async def serving_process(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     small: bool = True,
+    spare: bool = False,
 ) -> AsyncIterator[ServerProcess]:
     """A server process, killed at the end if it still runs. Wait for `listening` or `ready` yourself.
 
     Args:
         prefix: a command that runs the server, such as an interpreter that sets limits first.
+        spare: let it keep a spare worker process, as it does by itself.
     """
     module = [*prefix] or [sys.executable, "-m", "troupellm.server.cli.main"]
-    command = [*module, "serve", str(model), "--port", str(port), *(SMALL if small else ()), *flags]
+    own = (*(SMALL if small else ()), *(() if spare else NO_SPARE))
+    command = [*module, "serve", str(model), "--port", str(port), *own, *flags]
     async with await anyio.open_process(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})}
     ) as process:

@@ -37,7 +37,7 @@ def drafts_of(step: Callable[[torch.Tensor, list[int]], torch.Tensor], first: to
     return drafts
 
 
-@pytest.mark.parametrize(("layers", "bias"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("layers", "bias"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
 def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     weights = eagle_weights(layers, bias=bias)
     folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG | {"num_hidden_layers": layers, "bias": bias})

@@ -64,18 +64,31 @@ async def answers(target: Path, wanted: dict[str, object] | None, **settings: An
     return found
 
 
+_plain: dict[str, list[tuple[int, ...]]] = {}
+
+
+async def without_drafts(target: Path, **settings: Any) -> list[tuple[int, ...]]:
+    """What the target writes by itself, asked once."""
+    key = f"{target} {settings}"
+    if key not in _plain:
+        _plain[key] = await answers(target, None, **settings)
+    return _plain[key]
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("pool", [ROOMY, SMALL], ids=["roomy", "small"])
+@pytest.mark.parametrize(
+    "pool", [pytest.param(ROOMY, id="roomy", marks=pytest.mark.slow), pytest.param(SMALL, id="small")]
+)
 async def test_a_target_that_drafts_for_itself_is_always_right(home: Path, kept: Kept, pool: dict[str, Any]) -> None:
     target, most = home / "target", 3
     wanted = {"method": "draft_model", "model": str(target), "num_speculative_tokens": most, "adaptive": False}
     settings = pool | {"max_num_batched_tokens": 48}
-    assert await answers(target, wanted, **settings) == await answers(target, None, **settings)
+    assert await answers(target, wanted, **settings) == await without_drafts(target, **settings)
     assert all(drafted == accepted for drafted, accepted in kept)
     assert sum(drafted == most for drafted, _ in kept) > 60
 
@@ -96,7 +109,7 @@ async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: st
         "draft_sample_method": "probabilistic",
     }  # fmt: skip
     settings = SMALL | {"max_num_batched_tokens": 48, "sampling": sampling}
-    assert await answers(home / "target", wanted, **settings) == await answers(home / "target", None, **settings)
+    assert await answers(home / "target", wanted, **settings) == await without_drafts(home / "target", **settings)
     assert sum(drafted for drafted, _ in kept) > 300
 
 
@@ -105,7 +118,7 @@ async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: st
 async def test_texts_are_the_same_with_trees(home: Path, kept: Kept, method: str, widths: list[int]) -> None:
     wanted = {"method": method, "model": str(home / method), "tree_widths": widths, "adaptive": False}
     settings = SMALL | {"max_num_batched_tokens": 64}
-    assert await answers(home / "target", wanted, **settings) == await answers(home / "target", None, **settings)
+    assert await answers(home / "target", wanted, **settings) == await without_drafts(home / "target", **settings)
     assert sum(drafted for drafted, _ in kept) > 500
 
 
@@ -122,7 +135,7 @@ async def test_a_model_with_next_token_layers(tmp_path: Path, kept: Kept) -> Non
 @pytest.mark.anyio
 async def test_a_quantized_draft_model(home: Path, kept: Kept) -> None:
     wanted = {"method": "draft_model", "model": str(home / "target"), "quantization": "int8", "adaptive": False}
-    assert await answers(home / "target", wanted, **ROOMY) == await answers(home / "target", None, **ROOMY)
+    assert await answers(home / "target", wanted, **ROOMY) == await without_drafts(home / "target", **ROOMY)
     assert sum(accepted for _, accepted in kept) > 100, "in eight bits it should be right now and then"
 
 
@@ -142,7 +155,9 @@ async def test_drafters_sleep_and_wake_with_their_model(home: Path, kept: Kept) 
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize(
+    "method", ["draft_model", "eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "medusa"))]
+)
 async def test_a_text_in_the_middle_of_which_the_engine_sleeps_is_drafted_for_behind_that(
     home: Path, kept: Kept, method: str
 ) -> None:
@@ -197,8 +212,8 @@ class Dozes:
         {"method": "draft_model", "num_speculative_tokens": 2},
         {"method": "eagle", "num_speculative_tokens": 3},
         {"method": "eagle", "tree_widths": [3, 2, 2]},
-        {"method": "eagle3", "num_speculative_tokens": 3},
-        {"method": "medusa", "num_speculative_tokens": 3},
+        pytest.param({"method": "eagle3", "num_speculative_tokens": 3}, marks=pytest.mark.slow),
+        pytest.param({"method": "medusa", "num_speculative_tokens": 3}, marks=pytest.mark.slow),
     ],
     ids=["draft_model", "eagle", "trees of eagle", "eagle3", "medusa"],
 )
@@ -211,7 +226,7 @@ async def test_rows_draft_again_behind_every_sleep_of_their_drafter(
     found = await answers(home / "target", wanted | {"model": str(folder)}, **(ROOMY | settings))
     assert sum(drafted > 0 for drafted, _ in kept) > 200, "most rows are there for some four such sleeps"
     small = await answers(home / "target", wanted | {"model": str(folder)}, **(SMALL | settings))
-    assert found == small == await answers(home / "target", None, **(ROOMY | settings))
+    assert found == small == await without_drafts(home / "target", **(ROOMY | settings))
 
 
 @pytest.mark.anyio

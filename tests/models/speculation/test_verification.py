@@ -86,7 +86,16 @@ def truth_of(host: ElasticHost) -> dict[Key, list[int]]:
     }
 
 
-@pytest.mark.parametrize(("right", "branches"), [(0.0, 1), (0.7, 1), (1.0, 1), (0.0, 2), (0.7, 2), (0.9, 3)])
+@pytest.mark.parametrize(
+    ("right", "branches"),
+    [
+        (0.7, 1),
+        (1.0, 1),
+        (0.0, 2),
+        (0.9, 3),
+        *(pytest.param(right, branches, marks=pytest.mark.slow) for right, branches in ((0.0, 1), (0.7, 2))),
+    ],
+)
 def test_tokens_and_logprobs_are_those_without(
     parts: tuple[Decoder, KVCache], plain: ElasticHost, right: float, branches: int
 ) -> None:
@@ -242,7 +251,7 @@ class Dozing(ScriptedProposer):
         self.missed += slots.size
 
 
-@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("branches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_steps_in_which_nobody_drafts_change_no_token(
     parts: tuple[Decoder, KVCache], plain: ElasticHost, branches: int
 ) -> None:

@@ -108,19 +108,27 @@ def check(case: Case, *, few: bool, kind: str = "plain") -> None:
 PATHS = pytest.mark.parametrize("few", [False, True], ids=["sorted", "few"])
 
 
-@PATHS
-@pytest.mark.parametrize("name", ["odd_sizes", "clamped_with_biases", "bfloat16"])
+def on_paths(argument: str, **names: str) -> pytest.MarkDecorator:
+    """Every name on both paths; `sorted`, `few`, `both` or `neither` of them is quick."""
+    cases = []
+    for name, quick in names.items():
+        for few, path in ((False, "sorted"), (True, "few")):
+            marks = () if quick in (path, "both") else pytest.mark.slow
+            cases.append(pytest.param(name, few, id=f"{name}-{path}", marks=marks))
+    return pytest.mark.parametrize((argument, "few"), cases)
+
+
+@on_paths("name", odd_sizes="both", clamped_with_biases="sorted", bfloat16="neither")
 def test_equals_the_reference(name: str, few: bool) -> None:
     check(replace(BY_NAME[name], tokens=3, size=17), few=few)
 
 
-@PATHS
-@pytest.mark.parametrize("kind", ["fp8", "mx"])
+@on_paths("kind", fp8="few", mx="sorted")
 def test_equals_the_reference_with_quantized_experts(kind: str, few: bool) -> None:
     check(replace(SMALL, hidden=96, size=32, bias=True, swiglu=CLAMPED), few=few, kind=kind)
 
 
-@PATHS
+@pytest.mark.parametrize("few", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["sorted", "few"])
 def test_blocks_of_inputs_with_a_scale(few: bool) -> None:
     check(replace(SMALL, tokens=2, hidden=320, size=136, tolerance=1e-3), few=few, kind="fp8_blocks")
 
@@ -156,8 +164,14 @@ def test_results_repeat_bit_for_bit_whatever_else_is_in_the_batch() -> None:
     assert torch.equal(whole[7:8], alone)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("name", list(ROUTINGS))
+@pytest.mark.parametrize(
+    ("name", "biased"),
+    [
+        pytest.param(name, biased, marks=() if biased == number % 2 else pytest.mark.slow)
+        for number, name in enumerate(ROUTINGS)
+        for biased in (False, True)
+    ],
+)
 def test_routing(name: str, biased: bool) -> None:
     routing = ROUTINGS[name]
     experts = 8 if routing.groups == 1 else 12

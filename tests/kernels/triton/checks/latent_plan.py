@@ -1,0 +1,38 @@
+"""What the kernels for latent vectors are told of a step."""
+
+import torch
+
+from troupellm.kernels.paged_attention.device_plan import DevicePlan
+from troupellm.kernels.triton_support import check_device
+from troupellm.models.cuda.batch import DeviceSpans, triton_planner
+from troupellm.models.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+
+DEVICE = check_device()
+BLOCK_SIZE = 16
+
+
+def test_every_token_is_a_row_for_latent_vectors() -> None:
+    """Rows with one token first, then the others; the last one pads."""
+    latent = MlaConfig(latent=16, rotated=8, plain=8, value=8, query_latent=None)
+    config = DecoderConfig(
+        architecture="DeepseekV2ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=1,
+        num_heads=4, num_kv_heads=1, head_dim=24, rms_norm_eps=1e-5, max_position_embeddings=64, rope=RopeConfig(),
+        tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,), mla=latent,
+    )  # fmt: skip
+
+    def narrow(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    wide = torch.zeros(7, dtype=torch.int64, device=DEVICE)
+    spans = DeviceSpans(
+        wide[:4], narrow(3, 6, 0, 4), narrow(4, 7, 3, 6), narrow(9, 0, 20, 2), wide, wide, decode_rows=2
+    )  # fmt: skip
+    tables = torch.arange(8, dtype=torch.int32, device=DEVICE).view(4, 2)
+    plan = triton_planner(config, BLOCK_SIZE, torch.float32, invariant=False)(tables, spans, None)
+    assert isinstance(plan, DevicePlan)
+    assert plan.shape.latent == 16
+    assert plan.extend is None
+    assert plan.decode is not None
+    assert plan.decode.context_lens.tolist() == [18, 19, 20, 9, 1, 2, 0]
+    assert plan.decode.query_starts.tolist() == list(range(7))
+    assert plan.decode.block_tables[:, 0].tolist() == [4, 4, 4, 0, 6, 6, 2]
