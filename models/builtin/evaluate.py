@@ -1,7 +1,7 @@
 """Held-out accuracy per task, greedy and exact.
 
 ``python -m troupellm.models.builtin.evaluate`` asks the shipped weights every held-out question, in
-float32 with a cache; ``--report`` writes the table of the card.
+float32 with a cache; ``--report`` writes a table. The card is rebuilt by ``python -m troupellm.models.builtin.card``.
 """
 
 import argparse
