@@ -38,6 +38,20 @@ OTHER_DIFFERENCES = wordings.split(
 )[0]
 PHRASES = {"+": (SUMS, OTHER_SUMS), "-": (DIFFERENCES, OTHER_DIFFERENCES)}
 DIFFERENCE_SHARE = 0.64  # they are harder: half of them are negative
+LIMITS, LIMIT_SHARES = (10, 20, LIMIT), (0.25, 0.10, 0.65)
+"""Operands are drawn below one of these: of uniform ones one pair in a hundred has two single digits."""
+SMALL = 13
+USUAL = {
+    "+": wordings.split(
+        "What is {a} + {b}?|What's {a} + {b}?|what is {a}+{b}|{a} + {b}|{a}+{b}=|{a} + {b} = ?|What is {a} plus {b}?"
+        "|How much is {a} + {b}?"
+    )[0],
+    "-": wordings.split(
+        "What is {a} - {b}?|What's {a} - {b}?|what is {a}-{b}|{a} - {b}|{a}-{b}=|{a} - {b} = ?|What is {a} minus {b}?"
+        "|How much is {a} - {b}?"
+    )[0],
+}
+"""How people first ask, the plainest first: every pair of operands below `SMALL` is evaluated in each of these."""
 
 
 @cache
@@ -60,11 +74,16 @@ def solve(problem: Problem) -> str:
     return f"{a} {sign} {b} = {a + b if sign == '+' else a - b}"
 
 
+def draw_operand(rng: random.Random) -> int:
+    """A number of any size: first how large it may be, then which."""
+    return rng.randrange(rng.choices(LIMITS, LIMIT_SHARES)[0])
+
+
 def draw_problem(rng: random.Random) -> Problem:
-    """A problem from the training part; operands are uniform, as in the evaluation."""
+    """A problem from the training part; among the held-out ones operands are uniform."""
     while True:
         sign = "-" if rng.random() < DIFFERENCE_SHARE else "+"
-        a, b = rng.randrange(LIMIT), rng.randrange(LIMIT)
+        a, b = draw_operand(rng), draw_operand(rng)
         if not is_held_out((a, sign, b)):
             return a, sign, b
 
@@ -108,3 +127,14 @@ def evaluation(rng: random.Random, sign: str, count: int) -> list[tuple[str, str
     pairs = rng.sample(sorted(held_out(sign)), count)
     problems: list[Problem] = [(a, sign, b) for a, b in pairs]
     return [(question(rng, problem), f"{solve(problem)}.") for problem in problems]
+
+
+def small_problems(sign: str) -> list[Problem]:
+    """Every pair of small operands, those included that training never shows."""
+    return [(a, sign, b) for a in range(SMALL) for b in range(SMALL)]
+
+
+def usual(problem: Problem) -> list[tuple[str, str]]:
+    """A problem in each of the usual wordings, with the answer expected."""
+    a, sign, b = problem
+    return [(wording.format(a=a, b=b), f"{solve(problem)}.") for wording in USUAL[sign]]

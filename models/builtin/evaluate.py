@@ -1,7 +1,7 @@
 """Held-out accuracy per task, greedy and exact.
 
 ``python -m troupellm.models.builtin.evaluate`` asks the shipped weights every held-out question, in
-float32 with a cache; ``--report`` writes the table of the card.
+float32 with a cache; ``--report`` writes a table. The card is rebuilt by ``python -m troupellm.models.builtin.card``.
 """
 
 import argparse
@@ -31,6 +31,12 @@ NAMES = {
     "sums": "Sums, operands 0 to 99, held-out pairs",
     "differences": "Differences, operands 0 to 99, held-out pairs",
     "differences below zero": "– of these, results below zero",
+    "small sums, plain": "Sums, every pair of operands 0 to 12, asked “What is 1 + 1?”",
+    "small sums": "– in eight usual wordings",
+    "small sums, held out": "– of these, pairs that training never saw",
+    "small differences, plain": "Differences, every pair of operands 0 to 12, asked “What is 2 - 1?”",
+    "small differences": "– in eight usual wordings",
+    "small differences, held out": "– of these, pairs that training never saw",
     "facts, combinations": "Facts, held-out combinations of known openers and phrases",
     "facts, openers": "Facts, openers that training never saw",
     "facts, phrases": "Facts, phrases that training never saw, of words that it saw",
@@ -54,7 +60,7 @@ class Case:
     passes: Callable[[str], bool]
 
 
-def _prompt(chat: Chat) -> str:
+def opening(chat: Chat) -> str:
     """The text of a conversation up to where the model speaks for the first time."""
     text = "".join(piece.text for piece in chat.pieces())
     mark = f"{TURN_START}assistant\n"
@@ -64,7 +70,7 @@ def _prompt(chat: Chat) -> str:
 def _exact(question: str, answer: str) -> Case:
     chat = Chat()
     chat.ask(Exchange(question, answer))
-    return Case(_prompt(chat), partial(eq, answer))
+    return Case(opening(chat), partial(eq, answer))
 
 
 def _object(rng: random.Random, foreign: float, most: int = 6) -> Case:
@@ -78,7 +84,7 @@ def _object(rng: random.Random, foreign: float, most: int = 6) -> Case:
         except ValueError:
             return False
 
-    return Case(_prompt(chat), passes)
+    return Case(opening(chat), passes)
 
 
 def _extraction(rng: random.Random) -> Case:
@@ -91,17 +97,33 @@ def _call(rng: random.Random) -> Case:
     while True:
         chat, call = tool_calls.chat(rng)
         if call is not None:
-            return Case(_prompt(chat), partial(eq, call))
+            return Case(opening(chat), partial(eq, call))
 
 
 def _strange_call(rng: random.Random) -> Case:
     chat, call = tool_calls.strange_chat(rng)
-    return Case(_prompt(chat), partial(eq, call))
+    return Case(opening(chat), partial(eq, call))
 
 
 def _counting(rng: random.Random) -> Case:
     made = dialogue.counting(rng)
     return _exact(made.user, made.assistant)
+
+
+def _small(sign: str, count: int, seed: int) -> dict[str, list[Case]]:
+    """Small operands, with draws of their own: the other tasks ask what they asked without them."""
+    rng = random.Random(f"small {sign} {seed}")
+    asked = {problem: arithmetic.usual(problem) for problem in arithmetic.small_problems(sign)}
+    name = "small sums" if sign == "+" else "small differences"
+    parts = {
+        f"{name}, plain": [wordings[0] for wordings in asked.values()],
+        name: [case for wordings in asked.values() for case in wordings],
+        f"{name}, held out": [case for problem in asked if arithmetic.is_held_out(problem) for case in asked[problem]],
+    }
+    return {
+        part: [_exact(*case) for case in (rng.sample(todo, min(count, len(todo))) if count else todo)]
+        for part, todo in parts.items()
+    }
 
 
 def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
@@ -127,6 +149,8 @@ def cases(count: int, seed: int = 99) -> dict[str, list[Case]]:
         "tool calls": [_call(rng) for _ in range(other)],
         "tool calls, own names": [_strange_call(rng) for _ in range(other)],
         "counting": [_counting(rng) for _ in range(count or 100)],
+        **_small("+", count, seed),
+        **_small("-", count, seed),
     }
 
 
@@ -158,7 +182,8 @@ def score(
 def table(result: dict[str, tuple[int, int]]) -> str:
     """The result as the card shows it."""
     lines = ["| Task | Cases | Correct |", "|---|---|---|"]
-    for task, (passed, asked) in result.items():
+    for task in (task for task in NAMES if task in result):
+        passed, asked = result[task]
         lines.append(f"| {NAMES[task]} | {asked} | {passed / max(asked, 1):.1%} |".replace("%", " %"))
     return "\n".join(lines) + "\n"
 

@@ -2,6 +2,9 @@
 
 The learning rate follows the clock: however fast the machine, the run warms up, works and decays
 within the minutes given. The state is written regularly, and ``--resume`` goes on from it.
+
+``--from FOLDER`` begins with finished weights instead of random ones: some minutes more, at a lower rate, on a mixture
+that mends sums and keeps the rest. The record beside the weights then tells of both runs.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from troupellm.models.builtin import corpus, record
 from troupellm.models.builtin.batches import Batch, Packer, token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END
 from troupellm.models.builtin.evaluate import WEIGHTS, score
@@ -28,6 +32,8 @@ from troupellm.models.builtin.training import start
 ROWS, LENGTH = 8, 512
 # Every so many steps a batch of the same size in fewer, longer rows.
 LONGER = ((64, 1, 4096), (16, 2, 2048))
+# Minutes, peak learning rate and the share of the run that decays: from nothing, and from finished weights.
+SCHEDULE, CONTINUED_SCHEDULE = (60.0, 3e-3, 0.4), (12.0, 1e-3, 0.8)
 
 
 @dataclass(slots=True)
@@ -73,8 +79,14 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
         self.options = options
+        source: Path | None = options.source
+        self.earlier = record.read(source) if source else []
+        minutes, rate, decay = CONTINUED_SCHEDULE if source else SCHEDULE
+        self.minutes, self.peak, self.decay = options.minutes or minutes, options.rate or rate, options.decay or decay
         self.tokenizer = Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
         self.network = Network(Shape(vocab_size=self.tokenizer.get_vocab_size()))
+        if source:
+            self.network.load_checkpoint(load_file(source / "model.safetensors"))
         self.body: Callable[[Tensor], Tensor] = self.network
         if options.compile:
             self.body = torch.compile(self.network, dynamic=False)
@@ -84,20 +96,26 @@ class Trainer:
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
                 matrices,
-                lr=options.rate,
+                lr=self.peak,
                 weight_decay=0.02,
                 momentum=0.95,
                 adjust_lr_fn="match_rms_adamw",
             ),
-            torch.optim.AdamW(rest, lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(rest, lr=self.peak, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.progress = Progress()
 
     def rate(self) -> float:
         """The factor of the learning rate at this time: warm-up, plateau, decay to nothing."""
-        done = min(1.0, self.progress.seconds / (self.options.minutes * 60))
+        done = min(1.0, self.progress.seconds / (self.minutes * 60))
         warm = min(1.0, (self.progress.step + 1) / 100)
-        return float(warm * min(1.0, max(0.0, 1.0 - done) / self.options.decay))
+        return float(warm * min(1.0, max(0.0, 1.0 - done) / self.decay))
+
+    def stage(self) -> int:
+        """Which column of the mixture is read at this time."""
+        if self.earlier:
+            return corpus.CONTINUED
+        return int(self.progress.seconds >= self.options.first * self.minutes * 60)
 
     def learn(self, batch: Batch) -> float:
         """One step; the head is applied only where the loss has a weight."""
@@ -113,7 +131,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.options.rate * self.rate()
+                group["lr"] = self.peak * self.rate()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
@@ -128,17 +146,16 @@ class Trainer:
         last_save = last_score = progress.seconds
         start = time.monotonic() - progress.seconds
         smooth = 0.0
-        with tqdm(total=round(options.minutes * 60), initial=round(progress.seconds), unit="s",
+        with tqdm(total=round(self.minutes * 60), initial=round(progress.seconds), unit="s",
                   bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} of {total}s {postfix}",
                   mininterval=10.0) as bar:  # fmt: skip
-            while progress.seconds < options.minutes * 60:
+            while progress.seconds < self.minutes * 60:
                 yielding.before()
-                stage = int(progress.seconds >= options.first * options.minutes * 60)
-                loss = self.learn(packer.batch(*self._form(), stage))
+                loss = self.learn(packer.batch(*self._form(), self.stage()))
                 yielding.after()
                 smooth = loss if not smooth else 0.98 * smooth + 0.02 * loss
                 progress.seconds = time.monotonic() - start
-                left = options.minutes - progress.seconds / 60
+                left = self.minutes - progress.seconds / 60
                 bar.set_postfix_str(
                     f"step {progress.step} loss {smooth:.4f} {progress.tokens / 1e6:.2f} M tokens"
                     f" {progress.tokens / progress.seconds:.0f} tokens/s ETA {left:.1f} min",
@@ -214,15 +231,37 @@ class Trainer:
             ("generation_config.json", generation),
         ):
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((WEIGHTS / name).read_bytes())
+        record.write(folder, [*self.earlier, self._done()])
+
+    def _done(self) -> record.Stage:
+        """What this run adds to the record."""
+        progress = self.progress
+        return record.Stage(
+            text=record.CONTINUED if self.earlier else record.FROM_NOTHING,
+            minutes=round(progress.seconds / 60, 1),
+            threads=self.options.threads,
+            rate=self.peak,
+            steps=progress.step,
+            tokens=progress.tokens,
+        )
 
 
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="length of the whole run")
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FOLDER",
+        help="go on from the weights there, which keep their record; --resume and --export-only need it again",
+    )
+    parser.add_argument("--minutes", type=float, help="length of the whole run (60; 12 with --from)")
+    parser.add_argument("--rate", type=float, help="peak learning rate (0.003; 0.001 with --from)")
     parser.add_argument("--first", type=float, default=0.65, help="share of the run in the first stage")
-    parser.add_argument("--decay", type=float, default=0.4, help="share of the run that decays")
+    parser.add_argument("--decay", type=float, help="share of the run that decays (0.4; 0.8 with --from)")
     parser.add_argument("--sample", type=int, default=24, help="cases per task while training")
     parser.add_argument("--score-every", type=float, default=400.0, help="seconds")
     parser.add_argument("--save-every", type=float, default=120.0, help="seconds")

@@ -34,6 +34,9 @@ def texts() -> list[str]:
     stream = itertools.chain(
         itertools.islice(corpus.documents("training 1 from 0 512"), DOCUMENTS),
         itertools.islice(corpus.long_documents("training 1 from 0 2048", 6000), 100),
+        itertools.islice(
+            corpus.documents(f"training 1 from 0 512 {corpus.CONTINUED}", corpus.CONTINUED), DOCUMENTS // 2
+        ),
     )
     return ["".join(piece.text for piece in pieces) for pieces in stream]
 

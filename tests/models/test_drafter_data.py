@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from troupellm.models.builtin import evaluate
 from troupellm.models.builtin.decode import greedy
+from troupellm.models.builtin.drafters.heads import Medusa
 from troupellm.models.builtin.drafters.lessons import LENGTH, Lessons, pack, pupils
 from troupellm.models.builtin.drafters.outputs import Generator, Prompt, Text, prompts, read, save
-from troupellm.models.builtin.drafters.train import Pupil, Trainer
+from troupellm.models.builtin.drafters.train import DRAFTERS, Pupil, Trainer
 from troupellm.models.builtin.network import Network
 
 
@@ -86,6 +88,7 @@ def test_every_drafter_learns_from_a_lesson(model: tuple[Network, Tokenizer], tm
         first_shard=0,
         only=["medusa", "draft_model"],
         state=tmp_path / "state.safetensors",
+        source=None,
     )
     trainer = Trainer(options)
     for pupil in trainer.pupils:
@@ -98,3 +101,12 @@ def test_every_drafter_learns_from_a_lesson(model: tuple[Network, Tokenizer], tm
     kept, restored = (dict(t for pupil in one.pupils for t in pupil.tensors()) for one in (trainer, other))
     assert kept.keys() == restored.keys()
     assert all(torch.equal(kept[name], restored[name]) for name in kept)
+
+
+def test_drafters_go_on_from_those_of_a_folder(tmp_path: Path) -> None:
+    options = Namespace(seed=1, outputs=tmp_path, rows=1, rate=1e-3, first_shard=0, only=["medusa"], source=DRAFTERS)
+    (pupil,) = Trainer(options).pupils
+    assert isinstance(pupil.module, Medusa)
+    shipped, mine = load_file(DRAFTERS / "medusa" / "model.safetensors"), pupil.module.checkpoint()
+    assert shipped.keys() == mine.keys()
+    assert all(torch.equal(shipped[name], value.detach().half()) for name, value in mine.items())

@@ -23,7 +23,8 @@ from tqdm import tqdm
 from troupellm.models.builtin import dialogue, evaluate, stories
 from troupellm.models.builtin.batches import token_id
 from troupellm.models.builtin.documents import END_OF_TEXT, TURN_END, TURN_START, Chat, Exchange
-from troupellm.models.builtin.drafters.heads import HEADS, SMALL, Eagle, Medusa
+from troupellm.models.builtin.drafters.heads import HEADS, Eagle, Medusa
+from troupellm.models.builtin.drafters.lessons import pupils
 from troupellm.models.builtin.drafters.outputs import Generator, Prompt, Text
 from troupellm.models.builtin.drafters.served import ask
 from troupellm.models.builtin.drafters.tally import Tally
@@ -132,11 +133,16 @@ def measure(target: Network, drafter: nn.Module, texts: list[Text], depth: int, 
 
 def load_drafters(target: Network, folder: Path = DRAFTERS) -> dict[str, nn.Module]:
     """The shipped drafters in training form."""
-    eagle, medusa, small = Eagle(target), Medusa(target), Network(SMALL)
-    eagle.load_checkpoint(load_file(folder / "eagle" / "model.safetensors"))
-    medusa.load_checkpoint(load_file(folder / "medusa" / "model.safetensors"))
-    small.load_checkpoint(load_file(folder / "draft_model" / "model.safetensors"))
-    return {"eagle": eagle.eval(), "medusa": medusa.eval(), "draft_model": small.eval()}
+    made = pupils(target)
+    load_shipped(made, folder)
+    return {name: module.eval() for name, module in made.items()}
+
+
+def load_shipped(drafters: dict[str, nn.Module], folder: Path) -> None:
+    """Give drafters in training form the weights of those in a folder, which has a folder for each."""
+    for name, module in drafters.items():
+        assert isinstance(module, Eagle | Medusa | Network)
+        module.load_checkpoint(load_file(folder / name / "model.safetensors"))
 
 
 def table(result: dict[str, dict[str, Tally]]) -> str:

@@ -198,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("drafter-outputs"))
     parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--first", type=int, default=0, help="begin here; from 4 on shards lean on short answers")
     parser.add_argument("--seed", default="drafting")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -205,7 +206,7 @@ def main() -> None:
     network, tokenizer = load(WEIGHTS)
     generator = Generator(network, tokenizer)
     options.folder.mkdir(parents=True, exist_ok=True)
-    for index in range(options.shards):
+    for index in range(options.first, options.shards):
         path = options.folder / f"{index:03}.safetensors"
         if not path.exists():
             texts = shard(generator, tokenizer, options.seed, index)

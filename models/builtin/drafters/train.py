@@ -2,7 +2,7 @@
 
 The texts come from ``outputs``. All drafters learn from the same batches, so that the model runs once for the three of
 them. The state is written regularly, and ``--resume`` goes on from it; the same seed, steps and shards give the same
-weights.
+weights. ``--from FOLDER`` begins with finished drafters: what follows a model whose own training went on.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from troupellm.models.builtin.drafters.evaluate import load_shipped
 from troupellm.models.builtin.drafters.heads import Eagle, Medusa
 from troupellm.models.builtin.drafters.lessons import Lesson, Lessons, draft_loss, eagle_loss, medusa_loss, pupils
 from troupellm.models.builtin.evaluate import WEIGHTS, load
@@ -93,6 +94,8 @@ class Trainer:
         self.target.requires_grad_(requires_grad=False)
         self.lessons = Lessons(self.target, tokenizer, options.outputs, options.rows, options.first_shard)
         made = pupils(self.target)
+        if options.source:
+            load_shipped(made, options.source)
         self.pupils = [Pupil(name, made[name], options.rate) for name in options.only or made]
         self.step, self.seconds = 0, 0.0
 
@@ -166,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", type=Path, default=Path("drafter-outputs"), help="the folder of shards")
     parser.add_argument("--first-shard", type=int, default=0, help="learn from this one on")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="begin with the drafters there")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=8, help="rows of 512 tokens in a step")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
