@@ -19,6 +19,10 @@ def any_backend(request: pytest.FixtureRequest) -> object:
     return request.param
 
 
+LONG = {"faults", "parity", "api", "models", "load_tests", "simulation"}
+"""Folders with files that take many seconds. Those of the others take few, and fill up what is left at the end."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a test that may take long begin first: side by side with others, they would else end alone."""
@@ -26,4 +30,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest.get(item.path, 0.0), marker.args[0] if marker else 0.0)
-    items.sort(key=lambda item: -longest[item.path])
+    items.sort(key=lambda item: (-longest[item.path], LONG.isdisjoint(item.nodeid.partition("::")[0].split("/"))))

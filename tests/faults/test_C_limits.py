@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
-BURST = 200
+BURST = 50
 SPARE = 12
 """Descriptors that a server short of them has beside those in use."""
 
