@@ -56,7 +56,7 @@ class Acceptance:
             times = {crowd.last_token.at: len(crowd.sequences)}
         else:
             times = Counter([each.last_token.at for each in flight.samplers if each.epoch != NO_EPOCH])
-        return tuple([(now - time, count) for time, count in times.items() if time])
+        return tuple([(now - time, count) for time, count in times.items() if time and count])
 
     def take(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
         """What of a result is to be shown. `aligned` is what `Updates.check` gave."""

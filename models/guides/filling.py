@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -168,16 +169,20 @@ class FilledLater:
                 if broken:
                     self._masks[place] = 0
                 continue
-            if seconds:
-                row.charge(seconds[number])
+            if seconds or row.debt:
+                row.charge(seconds[number] if seconds else 0.0)
             if broken and row.retry() and row.matcher is not None:
                 library.backend(row.backend).fill([row.matcher], self._masks[place : place + 1])
             if (broken or seconds) and not row.check():
                 self._masks[place] = 0
 
 
-def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[FilledAhead]:
-    """Compute the next masks of rows that want one, before it is known which step they will stand in."""
+def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[ReferenceType[FilledAhead]]:
+    """Compute the next masks of rows that want one, before it is known which step they will stand in.
+
+    Returns:
+        what the rows keep, and nobody else.
+    """
     groups: dict[str, list[GuidedRow]] = {}
     for row in rows:
         groups.setdefault(row.backend, []).append(row)
@@ -187,7 +192,7 @@ def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[FilledA
         filled = FilledAhead(masks, _computed(library, name, group, masks))
         for place, row in enumerate(group):
             row.ahead = filled, place
-        every.append(filled)
+        every.append(ref(filled))
     return every
 
 

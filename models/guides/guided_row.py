@@ -44,8 +44,8 @@ class GuidedRow:
     """One row's guide."""
 
     __slots__ = (
-        "_built", "_debt", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "ahead",
-        "at_fault", "backend", "building", "error", "jumps", "matcher", "only", "sleep",
+        "_built", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "ahead",
+        "at_fault", "backend", "building", "debt", "error", "jumps", "matcher", "only", "sleep",
     )  # fmt: skip
 
     def __init__(self, library: GuideLibrary, program: GuideProgram, *, jumps: bool = False) -> None:
@@ -70,7 +70,8 @@ class GuidedRow:
         self._retried = False
         self._stopped: bool | None = None
         """Of the matcher; None: it has moved since it was asked."""
-        self._debt = self._draft_debt = 0.0
+        self.debt = self._draft_debt = 0.0
+        """CPU seconds that its masks have taken beyond what they may."""
 
     @property
     def asleep(self) -> bool:
@@ -194,8 +195,8 @@ class GuidedRow:
 
     def charge(self, seconds: float) -> None:
         """A mask took so much CPU time: a row whose masks take too long again and again cannot go on."""
-        self._debt = max(0.0, self._debt + seconds - MASK_SECONDS)
-        if self._debt > MOST_DEBT:
+        self.debt = max(0.0, self.debt + seconds - MASK_SECONDS)
+        if self.debt > MOST_DEBT:
             self.error = self.error or _TOO_SLOW
 
     def charge_draft(self, seconds: float) -> None:

@@ -21,8 +21,8 @@ MOST_LEXER_STATES: Final = 20_000
 SLOW_SECONDS: Final = 1e-3
 """Where masks take longer than this, all of a call on one thread or on average on several, they are timed one by one:
 to read a thread's clock is a system call, too much for each quick one."""
-WATCHED_CALLS: Final = 16
-"""So many calls are timed then: a row that is slow does not stand in each."""
+WATCHED_CALLS: Final = 1000
+"""So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
 _LEXER = "lexer error"
 """In errors about what a grammar's copies share."""
 _LONGEST_REASON = 300
@@ -187,11 +187,9 @@ class LLGuidance:
 
     def _fill_here(self, inner: Sequence[LLMatcher], places: Sequence[int], row_bytes: int) -> Sequence[float]:
         """One after the other."""
-        if len(inner) == 1:
-            return [_fill_one(inner[0], places[0], row_bytes)]
         seconds: list[float] = []
         begin = thread_time()
-        if self._watched:
+        if self._watched or len(inner) <= FEW_MATCHERS:
             seconds = [_fill_one(matcher, place, row_bytes) for matcher, place in zip(inner, places, strict=True)]
         else:
             for matcher, place in zip(inner, places, strict=True):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.filling import FilledLater, Walk, fill_ahead
@@ -43,7 +43,7 @@ class GuidedRows:
         self._helper = helper
         self._rows: dict[int, GuidedRow] = {}
         self._seconds_per_row = 0.0
-        self._ahead: Future[list[FilledAhead]] | None = None
+        self._ahead: Future[list[ReferenceType[FilledAhead]]] | None = None
         """Masks that are being filled ahead, on the helper: nobody else may use their matchers meanwhile."""
         self._kept: deque[ReferenceType[FilledAhead]] = deque()
 
@@ -152,7 +152,7 @@ class GuidedRows:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return
-        self._kept += map(ref, ahead.result())
+        self._kept += ahead.result()
         while len(self._kept) > KEPT_AHEAD:
             old = self._kept.popleft()()
             if old is not None:

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from troupellm.models.guides import rows as rows_module
 from troupellm.models.guides.backends import program_text
+from troupellm.models.guides.filling import fill_ahead
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.llguidance_backend import LLGuidance
 from troupellm.models.guides.rows import KEPT_AHEAD, LEAST_AHEAD, GuidedRows
@@ -119,3 +121,21 @@ def test_a_row_that_cannot_go_on_says_so_when_its_step_comes(library, helper, le
     bits = rows.filled(rows.begin(list(range(count)))).bits.numpy()
     assert [bool(mask.any()) for mask in bits] == [True, True, False, True, True]
     assert rows._rows[2].error is not None
+
+
+def test_masks_that_no_row_wants_any_more_are_let_go(library, helper, letters, monkeypatch):
+    made = []
+
+    def noted(*arguments):
+        made.extend(fill_ahead(*arguments))
+        return made
+
+    monkeypatch.setattr(rows_module, "fill_ahead", noted)
+    count = LEAST_AHEAD + 1
+    rows = begun(library, helper, count)
+    advance(rows, list(range(count)), letters[0])
+    helper.submit(int).result()
+    assert [filled() is None for filled in made] == [False]
+    for row in range(count):
+        rows.drop(row)
+    assert [filled() is None for filled in made] == [True]

@@ -191,7 +191,8 @@ def test_masks_on_one_thread_are_timed_one_by_one_while_calls_are_slow(library, 
     plain, timed = (np.zeros((len(matchers), library.mask_words), dtype=np.int32) for _ in range(2))
     monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
     assert not backend.fill(matchers, plain)
-    assert len(backend.fill(matchers[:1], plain[:1])) == 1  # one alone always is
+    for few in range(1, FEW_MATCHERS + 1):  # they always are
+        assert len(backend.fill(matchers[:few], plain[:few])) == few
     monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)
     assert not backend.fill(matchers, plain)
     seconds = backend.fill(matchers, timed)
@@ -202,6 +203,19 @@ def test_masks_on_one_thread_are_timed_one_by_one_while_calls_are_slow(library, 
     for _ in range(WATCHED_CALLS):
         assert backend.fill(matchers, timed)
     assert not backend.fill(matchers, timed)
+
+
+def test_what_a_row_owes_shrinks_with_masks_that_nobody_timed(library, helper, tokenizer):
+    crowd = Crowd(library, tokenizer, helper)
+    for row in range(FEW_MATCHERS + 2):
+        crowd.add(row, program("regex", "[a-z]{80,90}"))
+    crowd.step(0)
+    guided = crowd.guides._rows[0]
+    guided.debt = 2.5 * MASK_SECONDS
+    for _ in range(3):
+        crowd.step(0)
+    assert guided.debt == 0.0
+    assert not crowd.errors
 
 
 class SlowMatcher:
