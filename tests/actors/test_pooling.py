@@ -16,18 +16,13 @@ import transformers
 from engines import SETTINGS
 from front_pair import front_pair
 from meddler import Seats
-from serving import eventually
+from serving import eventually, with_spare
 from tiny_model import write_tiny_model
 from torch.nn import functional
 
 from troupellm import LLM, Engine, PoolingParams
 from troupellm.protocol.config import TenantConfig
-from troupellm.protocol.errors import (
-    ContextLengthExceeded,
-    EngineOverloaded,
-    InvalidRequest,
-    RateLimited,
-)
+from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, RateLimited
 from troupellm.protocol.fronts import Ended, Submit
 from troupellm.protocol.intake import PairPrompt, TextPrompt, TokensPrompt, Truncation
 
@@ -157,12 +152,14 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
         assert engine.snapshot().scheduler.worker_losses == 2
 
 
-@pytest.mark.parametrize("name", ["encoder", pytest.param("decoder", marks=pytest.mark.slow)])
-async def test_in_a_process_that_is_killed(engine_for: Any, name: str) -> None:
+@pytest.mark.parametrize(("name", "spare"), [("encoder", False), pytest.param("decoder", True, marks=pytest.mark.slow)])
+async def test_in_a_process_that_is_killed(engine_for: Any, name: str, spare: bool) -> None:
     prompts = IDS if name == "decoder" else [[token % 80 for token in ids[:90]] for ids in IDS]
     async with engine_for(name) as engine:
         vectors = [(await engine.embed(ids))[0] for ids in prompts]
-    async with engine_for(name, worker_process=True, spare_worker=False) as engine:
+    async with engine_for(name, worker_process=True, spare_worker=spare) as engine:
+        if spare:
+            await with_spare(engine)
         close(await engine.embed(prompts), vectors)
         found: list[list[list[float]]] = []
 

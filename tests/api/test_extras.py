@@ -1,6 +1,7 @@
 """The further sampling options: the same tokens on every path, and what clients get to see of them."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import anyio
 import pytest
 from engines import SETTINGS
 from front_pair import front_pair
-from serving import events_of, running_server, server_config
+from serving import events_of, running_server, server_config, with_spare
 from tokenizers import pre_tokenizers
 
 from troupellm import Engine
@@ -115,10 +116,13 @@ async def test_the_same_in_a_crowd(tiny_engine, solo, settings):
         assert ("num_gpu_blocks_override" in settings) == (engine.snapshot().scheduler.preemptions > 0)
 
 
-async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, solo, monkeypatch):
+@pytest.mark.parametrize("spare", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, solo, monkeypatch, spare):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
-    settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True, "spare_worker": False}
+    settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True, "spare_worker": spare}
     async with Engine(checkpoint, **settings) as engine:
+        if spare:
+            await with_spare(engine)
         assert await asked_together(engine) == solo
         async with anyio.create_task_group() as group:
             found: dict[str, Any] = {}
@@ -130,11 +134,7 @@ async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, s
                 group.start_soon(ask)
                 for _ in range(6):
                     await anext(stream)
-                import psutil
-
-                for child in psutil.Process().children():
-                    if "worker_main" in " ".join(child.cmdline()):
-                        child.kill()
+                os.kill(engine.snapshot().worker_pid, signal.SIGKILL)
                 assert len([delta async for delta in stream]) > 0
         assert found == solo
         assert engine.snapshot().scheduler.worker_losses == 1

@@ -82,7 +82,7 @@ async def test_full_waiting_room_is_a_rate_limit_error(tiny_engine):
         long = {
             "model": "tiny",
             "messages": MESSAGES,
-            "max_tokens": 600,
+            "max_tokens": 1200,  # the first must still run when the second has been let in, on any machine
             "stream": True,
             "extra_body": {"ignore_eos": True},
         }

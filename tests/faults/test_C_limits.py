@@ -15,6 +15,7 @@ from serving import eventually
 from sockets import raw_socket
 
 from troupellm.actors.metrics import MetricsSink
+from troupellm.protocol.worker_link import MODEL_WORKER
 from troupellm.server.log_writer import CAPACITY
 
 pytestmark = pytest.mark.anyio
@@ -75,9 +76,10 @@ async def test_C9_out_of_threads(checkpoint, tmp_path):
 @pytest.mark.parametrize(("form", "lines"), [("text", 200), pytest.param("json", CAPACITY, marks=pytest.mark.slow)])
 async def test_C10_a_log_that_nobody_reads(checkpoint, form, lines):
     """Standard error is a pipe that is soon full: no request waits for it, nor does the end of the process."""
-    environment = {"ODD_LOG_LINES": str(lines)}
+    environment = {"ODD_LOG_LINES": str(lines), "ODD_WORKER": MODEL_WORKER}  # in a process, as it is by default
     unknown = b"GET /v1/" + b"nothing" * 30 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with ready_process(checkpoint, "--log-format", form, prefix=ODD, environment=environment) as server:
+        assert server.workers()
         async with beside_canaries(server, canary_tokens=20):
             server.stop_reading_log()
             with await raw_socket(server.port) as client:

@@ -20,7 +20,7 @@ from canary import under_attack
 from engines import SETTINGS
 from faulty_worker import FACTORY, POISON
 from processes import alive
-from serving import eventually
+from serving import SPARE_SECONDS, eventually, with_spare
 from tiny_model import write_tiny_model
 
 import troupellm
@@ -39,8 +39,6 @@ LENGTH = 150
 GONE_SECONDS = 2.0
 DETECTED_SECONDS = 10.0
 """The row wants one second, which this prints; the bound tells a busy machine from who waits for a deadline."""
-SPARE_SECONDS = 60.0
-"""Another interpreter that imports torch, on a busy machine."""
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
@@ -101,10 +99,6 @@ def losses(engine: Engine) -> int:
     return engine.snapshot().scheduler.worker_losses
 
 
-async def with_spare(engine: Engine) -> None:
-    await eventually(lambda: engine.snapshot().spare_worker_pid is not None, SPARE_SECONDS)
-
-
 async def detected(engine: Engine) -> None:
     began = time.perf_counter()
     await eventually(lambda: losses(engine) == 1, DETECTED_SECONDS)
@@ -156,20 +150,27 @@ async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt):
         assert engine.snapshot().scheduler.convicted == 0
 
 
-@pytest.mark.parametrize("fault", ["spin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("exit", "sleep"))])
-async def test_E2_a_worker_that_hangs_or_ends_by_itself_is_replaced(folder, solo, fault):
-    async with Engine(folder, worker=FACTORY, **ALONE, step_timeout=3.0) as engine:
+def faults(*names: str) -> pytest.MarkDecorator:
+    """The first without a spare, which is quicker; all of them with one, which must take over."""
+    with_spares = (pytest.param(name, True, marks=pytest.mark.slow) for name in names)
+    return pytest.mark.parametrize(("fault", "spare"), [(names[0], False), *with_spares])
+
+
+@faults("spin", "exit", "sleep")
+async def test_E2_a_worker_that_hangs_or_ends_by_itself_is_replaced(folder, solo, fault, spare):
+    async with Engine(folder, worker=FACTORY, **PROCESS, spare_worker=spare, step_timeout=3.0) as engine:
+        successor = await with_spare(engine) if spare else None
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
         assert engine.snapshot().scheduler.convicted == 0
+        assert successor in (None, engine.snapshot().worker_pid)
 
 
-FRAMES = ["oversized", *(pytest.param(name, marks=pytest.mark.slow) for name in ("truncated", "unknown", "pickle"))]
-
-
-@pytest.mark.parametrize("fault", FRAMES)
-async def test_E9_what_is_no_frame_costs_the_worker_and_no_request(folder, solo, fault):
-    async with Engine(folder, worker=FACTORY, **ALONE) as engine:
+@faults("oversized", "truncated", "unknown", "pickle")
+async def test_E9_what_is_no_frame_costs_the_worker_and_no_request(folder, solo, fault, spare):
+    async with Engine(folder, worker=FACTORY, **PROCESS, spare_worker=spare) as engine:
+        successor = await with_spare(engine) if spare else None
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
+        assert successor in (None, engine.snapshot().worker_pid)
 
 
 async def put_fault(engine: Engine, folder: Path, fault: str) -> None:

@@ -138,9 +138,11 @@ HANGS = [*(("spin", number) for number in range(3)), *((fault, 0) for fault in (
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "attempt"), HANGS)
 async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder, solo, fault, attempt):
-    async with faulty_process(folder, "--step-timeout", "3") as server:
+    async with faulty_process(folder, "--step-timeout", "3", spare=True) as server:
+        successor = await server.with_spare()
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, fault))
         await check_nobody_was_blamed(server)
+        assert server.workers()[0] == successor
 
 
 @pytest.mark.parametrize("attempt", THREE)
@@ -154,16 +156,20 @@ async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attemp
 
 
 NONSENSE = [
-    *(pytest.param("id out of range", number, marks=pytest.mark.slow if number else ()) for number in range(3)),
-    *(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in REPLIES if kind != "id out of range"),
+    ("id out of range", 0, False),
+    *(pytest.param("id out of range", number, True, marks=pytest.mark.slow) for number in range(3)),
+    *(pytest.param(kind, 0, True, marks=pytest.mark.slow) for kind in REPLIES if kind != "id out of range"),
 ]
+"""The first without a spare process, which is quicker; all with one, which must take over."""
 
 
-@pytest.mark.parametrize(("reply", "attempt"), NONSENSE)
-async def test_E6_nonsense_costs_a_server_its_worker_and_no_request(folder, solo, reply, attempt):
-    async with faulty_process(folder) as server:
+@pytest.mark.parametrize(("reply", "attempt", "spare"), NONSENSE)
+async def test_E6_nonsense_costs_a_server_its_worker_and_no_request(folder, solo, reply, attempt, spare):
+    async with faulty_process(folder, spare=spare) as server:
+        successor = await server.with_spare() if spare else None
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, reply))
         await check_nobody_was_blamed(server)
+        assert successor in (None, server.workers()[0])
 
 
 FRAMES = [*(("oversized", number) for number in range(3)), *((name, 0) for name in ("truncated", "unknown", "pickle"))]
@@ -172,9 +178,11 @@ FRAMES = [*(("oversized", number) for number in range(3)), *((name, 0) for name 
 @pytest.mark.slow
 @pytest.mark.parametrize(("frame", "attempt"), FRAMES)
 async def test_E9_what_is_no_frame_costs_a_server_its_worker_and_no_request(folder, solo, frame, attempt):
-    async with faulty_process(folder) as server:
+    async with faulty_process(folder, spare=True) as server:
+        successor = await server.with_spare()
         await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, frame))
         await check_nobody_was_blamed(server)
+        assert server.workers()[0] == successor
 
 
 @pytest.mark.parametrize("attempt", TWENTY)

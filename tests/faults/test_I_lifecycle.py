@@ -172,12 +172,14 @@ async def test_I5_a_stalled_client_holds_nothing_up(checkpoint, attempt):
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt):
     async with (
-        ready_process(checkpoint, "--shutdown-timeout", "1") as server,
+        ready_process(checkpoint, "--shutdown-timeout", "1", spare=True) as server,
         anyio.create_task_group() as group,
     ):
         workers = server.workers()
         if not workers:
             pytest.skip("the worker is a thread here")
+        await server.with_spare()
+        children = server.note_children()
         answers = Answers(server, group)
         await answers.start(3900)
         for worker in workers:
@@ -185,7 +187,7 @@ async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt)
         server.signal(signal.SIGTERM)
         assert await server.exit_code(1 + GRACE_SECONDS + NOTICE_SECONDS) in (0, 1)
         with anyio.fail_after(GRACE_SECONDS):
-            while alive(set(workers)):  # noqa: ASYNC110 - other processes' state
+            while alive(children):  # noqa: ASYNC110 - other processes' state
                 await anyio.sleep(0.01)
     assert answers.ends(3900) in ("error", "complete")
 

@@ -1,5 +1,6 @@
 """The canaries themselves: they must notice what they are there for."""
 
+import math
 import os
 from array import array
 
@@ -7,7 +8,7 @@ import anyio
 import pytest
 from canary import TOLERANCE, Attacked, rounds, under_attack
 from meddler import Seats, changed
-from serving import http_request
+from serving import eventually, http_request
 
 from troupellm.protocol.worker import RowLogprobs, StepResult
 
@@ -65,6 +66,13 @@ async def test_canaries_forgive_what_float32_cannot_tell(tiny_engine):
         with anyio.fail_after(NOTICED_SECONDS):
             while attacked.answered["long"] < sung + 2:  # noqa: ASYNC110 - plain numbers, nobody announces their change
                 await anyio.sleep(0.005)
+
+
+async def test_a_canary_that_rests_sings_once_more_behind_the_attack(tiny_engine):
+    async with tiny_engine() as engine:
+        async with under_attack(engine, canary_tokens=20, rest=math.inf) as attacked:
+            await eventually(lambda: attacked.answered["long"] == 1, NOTICED_SECONDS)
+        assert attacked.answered["long"] == 2
 
 
 async def test_what_an_attack_leaves_behind_is_noticed(tiny_engine):

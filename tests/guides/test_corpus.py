@@ -57,6 +57,7 @@ def test_keywords_that_constrain_nothing(library: GuideLibrary, tokenizer: Token
 
 
 def test_a_sample_of_the_corpus(library: GuideLibrary, tokenizer: Tokenizer, helper):
+    # Of 64 schemas, 0.97 would forgive a single text that does not end within MOST_TOKENS; all are held to it below.
     schemas = corpus()[::6]
     assert sample(schemas, library, tokenizer, helper, seed=1) >= 0.94 * len(schemas)
 

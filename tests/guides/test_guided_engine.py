@@ -11,7 +11,7 @@ import anyio.lowlevel
 import jsonschema
 import pytest
 from front_pair import front_pair
-from serving import eventually
+from serving import eventually, with_spare
 from tiny_model import VOCABULARY
 
 from troupellm import Engine, SamplingParams
@@ -88,10 +88,13 @@ async def test_preempted_rows_go_on_in_their_grammar(tiny_engine):
         assert engine.snapshot().scheduler.preemptions > 0
 
 
-async def test_a_killed_worker_costs_no_token(tiny_engine):
+@pytest.mark.parametrize("spare", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_a_killed_worker_costs_no_token(tiny_engine, spare):
     async with tiny_engine() as engine:
         expected = await solo(engine, 10)
-    async with tiny_engine(worker_process=True, spare_worker=False) as engine:
+    async with tiny_engine(worker_process=True, spare_worker=spare) as engine:
+        if spare:
+            await with_spare(engine)
 
         async def kill() -> None:
             os.kill(engine.snapshot().worker_pid, signal.SIGKILL)

@@ -92,7 +92,7 @@ class Canaries:
 
     @asynccontextmanager
     async def singing(self) -> AsyncIterator[None]:
-        """They sing alone first, then until the block ends; at least once each while it runs."""
+        """They sing alone first, then until the block ends, and a long answer is begun once more behind it."""
         async with self._make_client() as client:
             long = await _answer(client, self._long)
             assert len(long[1]) == len(long[0]) * self._logprobs
@@ -116,7 +116,9 @@ class Canaries:
 
     async def _long_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
-            while not (self._over.is_set() and self.answered["long"]):
+            over = False
+            while not over:
+                over = self._over.is_set()  # before the last one: it meets what the attack has left
                 response = await client.post("/v1/completions", json=self._long | {"stream": True})
                 assert response.status_code == 200, response.text
                 _check(_joined([event["choices"][0] for event in events_of(response.text)]), solo)

@@ -14,7 +14,7 @@ from serving import eventually
 from troupellm.actors.engine import Engine
 
 STREAMS = 32
-KINDS = 4
+KINDS = 8
 """Different prompts; every other one is drawn, with a seed."""
 LENGTH = 300
 """Tokens of each: long enough for a fault to meet them, few enough for the blocks of a small server."""

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from functools import partialmethod
 from pathlib import Path
 
 POLL_SECONDS = 0.01
@@ -79,7 +80,7 @@ def narrow_the_log() -> None:
     if lines := os.environ.get("ODD_LOG_LINES"):
         from troupellm.server.log_writer import LogWriter
 
-        LogWriter.__init__.__defaults__ = (int(lines),)
+        LogWriter.__init__ = partialmethod(LogWriter.__init__, capacity=int(lines))
 
 
 def break_actors() -> None:

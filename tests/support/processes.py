@@ -119,11 +119,12 @@ class ServerProcess:
                     found.append((child.create_time(), child.pid))
         return [pid for _, pid in sorted(found)]
 
-    async def with_spare(self) -> None:
-        """Until a spare process stands beside the worker."""
+    async def with_spare(self) -> int:
+        """Until a spare process stands beside the worker; its id."""
         with anyio.fail_after(START_SECONDS):
-            while len(self.workers()) < 2:  # noqa: ASYNC110 - another process's state
+            while len(found := self.workers()) < 2:  # noqa: ASYNC110 - another process's state
                 await anyio.sleep(0.05)
+        return found[1]
 
     async def read_log(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

@@ -9,6 +9,7 @@ import anyio
 import anyio.abc
 import httpx
 
+from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.app import App, admin_access, asgi
 from troupellm.server.front import HttpFront
@@ -16,6 +17,9 @@ from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
 from troupellm.server.keys import read_keys
 from troupellm.server.listener import bind
+
+SPARE_SECONDS = 60.0
+"""Another interpreter that imports torch, on a busy machine."""
 
 
 class Served:
@@ -117,6 +121,14 @@ async def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> No
     with anyio.fail_after(timeout):
         while not condition():  # noqa: ASYNC110 - the state is plain numbers, nobody announces their change
             await anyio.sleep(0.005)
+
+
+async def with_spare(engine: Engine) -> int:
+    """Until a spare process stands beside an engine's worker; its id."""
+    with anyio.fail_after(SPARE_SECONDS):
+        while (pid := engine.snapshot().spare_worker_pid) is None:  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.005)
+    return pid
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ CHECKS = Path(__file__).with_name("checks")
 COMPILED = sorted(CHECKS.glob("*_sm90.py"))
 RUN = sorted(set(CHECKS.glob("*.py")) - set(COMPILED))
 WHOLLY_SLOW = {"attention_in_a_model.py", "cuda_runner.py", "grouped_linear_sm90.py"}
-"""Without a quick check that runs here: what they import takes seconds by itself."""
+"""Without a quick check, which is tested below: what they import takes seconds by itself."""
 
 triton = pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -30,6 +30,10 @@ QUICK, ALL = ("-m", "not slow"), ()
 
 def quick(files: list[Path]) -> list[Path]:
     return [path for path in files if path.name not in WHOLLY_SLOW]
+
+
+def left_out(files: list[Path]) -> list[Path]:
+    return [path for path in files if path.name in WHOLLY_SLOW]
 
 
 def each(run: list[Path], compiled: list[Path]) -> pytest.MarkDecorator:
@@ -65,7 +69,7 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 
 
 def passed(found: dict) -> None:
-    """Status 5 is a file that has nothing to run: one of `WHOLLY_SLOW`."""
+    """Status 5 is a file that has nothing to run: one of `WHOLLY_SLOW`, when slow checks are not wanted."""
     assert found["status"] == 0, f"{found['file']} ended with {found['status']}\n{found['output'][-6000:]}"
 
 
@@ -79,3 +83,12 @@ def test_quick_checks(name: str, quick_results: dict[str, dict]) -> None:
 @each(RUN, COMPILED)
 def test_all_checks(name: str, all_results: dict[str, dict]) -> None:
     passed(all_results[name])
+
+
+@pytest.mark.slow
+def test_files_that_the_quick_checks_leave_out_have_none(tmp_path: Path) -> None:
+    found = run(left_out(RUN), QUICK, interpret=True, cache=tmp_path)
+    found |= run(left_out(COMPILED), QUICK, interpret=False, cache=tmp_path)
+    assert set(found) == WHOLLY_SLOW
+    for name, each_found in found.items():
+        assert each_found["status"] == pytest.ExitCode.NO_TESTS_COLLECTED, f"{name}\n{each_found['output'][-6000:]}"

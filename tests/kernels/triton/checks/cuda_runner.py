@@ -105,6 +105,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
     assert drafted.accepted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ON_GPU, reason="only a GPU can be waited for")
 def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
     pair = Pair(tmp_path, FAMILIES["qwen3"]())

@@ -21,7 +21,7 @@ DEVICE = check_device()
 BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}
 QUICK = (
     "edges_of_pages", "group_of_7", "head_dim_80", "verify_over_a_page", "decode_with_all", "odd_blocks",
-    "sinks_window_cap",
+    "sinks_window_cap", "bfloat16_decode",
 )  # fmt: skip
 
 
