@@ -24,7 +24,7 @@ def _prompt(question: str) -> str:
 
 @pytest.mark.parametrize("sign", ["+", "-"])
 def test_one_plus_one_and_all_small_operands_are_right(model: tuple[Network, Tokenizer], sign: str) -> None:
-    """The held-out pairs among them too. Once ten sums of these 169 were wrong, `1 + 1 = 4` the first of them."""
+    """Once ten sums of these 169 were wrong, `1 + 1 = 4` the first of them."""
     asked = [arithmetic.usual(problem)[0] for problem in arithmetic.small_problems(sign)]
     wrong: list[str] = []
     for at in range(0, len(asked), GROUP):
