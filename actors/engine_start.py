@@ -24,6 +24,7 @@ from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
+from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import import_beside
 from troupellm.models.read_errors import load_failure
@@ -146,6 +147,7 @@ class Machinery:
         """Of guides; `close` ends its processes."""
         settings = CompilerSettings(
             tokenizer_folder=str(loaded.tokenizer_folder),
+            follow_links=isinstance(loaded.tokenizer_folder, Followed),
             vocab_width=loaded.ready.vocab_width,
             timeout=config.guide.guide_timeout,
             memory_bytes=config.guide.guide_memory_bytes,

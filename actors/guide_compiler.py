@@ -67,6 +67,8 @@ class GuideCompiler(Protocol):
 
 class CompilerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str
+    follow_links: bool = False
+    """Also out of the folder."""
     vocab_width: int
     timeout: float
     """Seconds that one guide may take."""
@@ -192,6 +194,7 @@ class _Child:
             self.send(
                 Prepare(
                     tokenizer_folder=settings.tokenizer_folder,
+                    follow_links=settings.follow_links,
                     vocab_width=settings.vocab_width,
                     memory_bytes=settings.memory_bytes,
                 )

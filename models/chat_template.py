@@ -19,6 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from troupellm.models.call_arguments import with_text_arguments
+from troupellm.models.model_folder import check_file
 from troupellm.models.template_meter import TemplateExhausted, TemplateLimit, used
 from troupellm.models.template_sandbox import Sandbox
 from troupellm.models.template_sizes import MAX_WIDTH, made
@@ -89,7 +90,7 @@ class ChatTemplate:
         """Read the model's template, or `override`: a file, or the text itself.
 
         Raises:
-            ModelLoadError: the file is missing or the template does not parse.
+            ModelLoadError: the file is missing, a link out of the folder, or a template that does not parse.
         """
         config = read_json(folder / "tokenizer_config.json")
         tokens = {name: text for name in _SPECIAL_TOKENS if (text := _content(config.get(name))) is not None}
@@ -97,9 +98,11 @@ class ChatTemplate:
             return cls({"default": _read_override(override)}, tokens)
         templates = _named(config.get("chat_template"))
         file = folder / "chat_template.jinja"
+        check_file(file)
         if file.is_file():
             templates["default"] = _read(file)
         for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            check_file(extra, folder)
             templates[extra.stem] = _read(extra)
         return cls(templates, tokens)
 

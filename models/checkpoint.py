@@ -13,6 +13,7 @@ from torch import Tensor
 from troupellm.kernels.quantized import Weight
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import FILE
+from troupellm.models.model_folder import check_file
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
 from troupellm.models.read_errors import plain_name, why
 from troupellm.models.safetensors_header import check_names
@@ -81,6 +82,7 @@ class Checkpoint:
         told: dict[str, str] = {} if files else told_homes(folder)
         self._steady = SteadyFiles(folder / file for file in listed)
         for file in listed:
+            check_file(folder / file)
             try:
                 handle: Any = safe_open(folder / file, framework="pt")
                 names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
@@ -244,8 +246,9 @@ def weight_files(folder: Path) -> list[str]:
     Raises:
         ModelLoadError: there are none, or the index is damaged or names a file outside the folder.
     """
-    if (folder / INDEX).is_file():
-        return sorted(set(told_homes(folder).values()))
+    if told := told_homes(folder):
+        return sorted(set(told.values()))
+    check_file(folder / SINGLE)
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if (pickle := next((path.name for pattern in PICKLES for path in folder.glob(pattern)), None)) is not None:
@@ -263,6 +266,7 @@ def told_homes(folder: Path) -> dict[str, str]:
     Raises:
         ModelLoadError: the index is damaged, or names a file that is missing or outside the folder.
     """
+    check_file(folder / INDEX)
     if not (folder / INDEX).is_file():
         return {}
     try:
@@ -275,6 +279,7 @@ def told_homes(folder: Path) -> dict[str, str]:
     for file in sorted(set(names.values())):
         if Path(file).name != file or not file.endswith(".safetensors") or len(file) > _LONGEST_FILE_NAME:
             raise ModelLoadError(f"{INDEX}: {plain_name(file)!r} is not the name of a safetensors file in this folder")
+        check_file(folder / file)
         if not (folder / file).is_file():
             raise ModelLoadError(f"{plain_name(file)} is missing, though {INDEX} names it")
     return names

@@ -17,6 +17,7 @@ from troupellm.models.cache_layout import cache_layout
 from troupellm.models.checkpoint import weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf, read_header
+from troupellm.models.model_folder import check_file
 from troupellm.models.prefix_secret import secret_file
 from troupellm.models.rope import length_matters
 from troupellm.protocol.config import EngineConfig
@@ -110,7 +111,14 @@ def same_model(
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Of the content of files and their order; 64 hexadecimal digits. Parts are digested on all cores."""
+    """Of the content of files and their order; 64 hexadecimal digits. Parts are digested on all cores.
+
+    Raises:
+        ModelLoadError: one is a link out of its folder, a pipe or a device.
+        OSError: one cannot be read.
+    """
+    for file in files:
+        check_file(file)
     parts = [part for file in files for part in _parts(file)]
     with ThreadPoolExecutor(os.cpu_count() or 1, "troupellm-digest") as pool:
         digests = list(pool.map(_digest, parts))
@@ -129,6 +137,11 @@ def _rotations(model: DecoderConfig, longest: int) -> list[int]:
 def _weights(folder: Path, config: EngineConfig) -> str:
     if config.model.load_format == "dummy":
         return f"random {config.model.seed}"
+    return checkpoint_digest(folder)
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Of the weights in a folder and its config.json, or of a GGUF file with all parts. Raises as `files_digest`."""
     if is_gguf(folder):
         return files_digest(sorted({folder, *(tensor.file for tensor in read_header(folder).tensors.values())}))
     return files_digest([folder / "config.json", *(folder / name for name in weight_files(folder))])

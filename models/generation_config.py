@@ -42,7 +42,7 @@ def load_generation_defaults(
     """
     settings: dict[str, Any] = {}
     if mode != "vllm":
-        source = folder if mode == "auto" else Path(mode)
+        source = folder if mode == "auto" else type(folder)(mode)  # whose links are followed alike
         if mode != "auto" and not (source / "generation_config.json").is_file():
             raise ModelLoadError("generation_config names a folder without generation_config.json")
         settings = read_json(source / "generation_config.json")

@@ -7,6 +7,7 @@ from typing import Any
 
 from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import why
 from troupellm.protocol.errors import ModelLoadError
 
@@ -34,6 +35,7 @@ class ConfigReader:
             from troupellm.models.gguf.documents import document  # which is read by this class itself
 
             return cls(document(folder, FILE), file=folder.name)
+        check_file(folder / FILE)
         try:
             values = json.loads((folder / FILE).read_bytes())
         except FileNotFoundError:

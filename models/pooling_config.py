@@ -8,6 +8,7 @@ import msgspec
 
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.hf_config import FILE, ConfigReader
+from troupellm.models.model_folder import check_file
 from troupellm.models.tokenizer import read_json
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
@@ -185,6 +186,7 @@ def _matryoshka_dimensions(reader: ConfigReader) -> tuple[int, ...]:
 
 def _read_modules(folder: Path) -> _Modules | None:
     path = folder / MODULES
+    check_file(path)
     if not path.is_file():
         return None
     try:
@@ -215,7 +217,7 @@ def _read_pooling(folder: Path, path: str) -> PoolingType:
     if not _PLAIN_PATH.fullmatch(path):
         raise ModelLoadError(f"{MODULES}: {path[:80]!r} is not the name of a folder beside it")
     name = f"{path}/{FILE}"
-    settings = read_json(folder / path / FILE)
+    settings = read_json(folder / path / FILE, folder)
     given = settings.get("pooling_mode")
     if isinstance(given, str):
         if given not in _NAMED_MODES:

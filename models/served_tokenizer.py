@@ -34,7 +34,12 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
     """
     if config.tokenizer is None:
         return folder
-    elsewhere = ModelConfig(model=config.tokenizer, download_dir=config.download_dir, hf_token=config.hf_token)
+    elsewhere = ModelConfig(
+        model=config.tokenizer,
+        download_dir=config.download_dir,
+        hf_token=config.hf_token,
+        allow_model_links=config.allow_model_links,
+    )
     return resolve_model(elsewhere, progress)
 
 

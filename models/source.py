@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from troupellm.models.gguf.header import is_gguf
-from troupellm.models.model_folder import check_folder
+from troupellm.models.model_folder import Followed, check_file, readable
 from troupellm.models.resume import fetch_blob
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -55,19 +55,18 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
     With `load_format` "dummy" no weights are fetched.
 
     Raises:
-        ModelLoadError: there is no such model, it could not be fetched, or its folder holds links that lead elsewhere.
+        ModelLoadError: there is no such model, or it could not be fetched.
     """
     if config.model is None:
         if not (BUILTIN_FOLDER / "config.json").is_file():
             raise ModelLoadError(
                 "the built-in model is missing from this installation", hint="name a model, or install troupellm again"
             )
-        return BUILTIN_FOLDER
+        return Followed(BUILTIN_FOLDER)
     if not config.model.strip():
         raise ModelLoadError("the model's name is empty", hint="leave it out to serve the built-in model")
-    folder = Path(config.model).expanduser()
+    folder = readable(Path(config.model).expanduser(), config.model, config.allow_model_links)
     if folder.is_dir():
-        check_folder(folder)
         return folder if (folder / "config.json").is_file() else _only_gguf(folder)
     if is_gguf(folder):
         return folder
@@ -77,21 +76,24 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
         raise ModelLoadError(f"{config.model} is a file", hint="name the folder that holds config.json")
     if _looks_like_path(config.model):
         raise ModelLoadError(f"{config.model} is no folder, and no hub id either", hint="hub ids look like owner/name")
-    return _Hub(config, progress).resolve()
+    return readable(_Hub(config, progress).resolve(), config.model, config.allow_model_links)
 
 
 def _only_gguf(folder: Path) -> Path:
     """The GGUF file of a folder that is no Hugging Face model; the folder itself where there is none.
 
     Raises:
-        ModelLoadError: there are several.
+        ModelLoadError: there are several, or it is a link out of the folder.
     """
     files = sorted(path for path in folder.glob("*.gguf") if not _LATER_PART.search(path.name))
     if len(files) > 1:
         raise ModelLoadError(
             f"the folder has {len(files)} GGUF files", hint=f"name one of them, such as {files[0].name}"
         )
-    return files[0] if files else folder
+    if not files:
+        return folder
+    check_file(files[0])
+    return files[0]
 
 
 def _looks_like_path(model: str) -> bool:

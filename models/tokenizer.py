@@ -18,6 +18,7 @@ from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
+from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
@@ -82,6 +83,7 @@ class Tokenizer:
         """
         config = read_json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
+        check_file(path)
         if is_gguf(folder):
             backend = gguf_tokenizer(folder)
             definition = backend.to_str().encode()
@@ -191,14 +193,18 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
     """A JSON object; empty when there is no such file. A GGUF file counts as the folder of what can be made from it.
 
+    Args:
+        folder: of the model, where the file is not right in it.
+
     Raises:
-        ModelLoadError: not JSON, or not an object.
+        ModelLoadError: not JSON, not an object, or a link out of the folder.
     """
     if is_gguf(path.parent):
         return document(path.parent, path.name)
+    check_file(path, folder)
     if not path.is_file():
         return {}
     try:
@@ -215,6 +221,7 @@ def _convert(folder: Path) -> Backend:
             "the model folder has no tokenizer.json",
             hint="install `transformers`, which can convert older tokenizer files, or add tokenizer.json",
         ) from error
+    check_for_tokenizers(folder)
     try:
         backend = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).backend_tokenizer
     except Exception as error:  # anything may go wrong in the conversion of somebody's files

@@ -30,6 +30,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.load_notes import tell_compiling
 from troupellm.models.logits_processors import describe, load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory
+from troupellm.models.model_folder import readable
 from troupellm.models.offload.arena import memory_left
 from troupellm.models.offload.engine import TransferEngine
 from troupellm.models.offload.opening import make_mover, open_offload
@@ -118,6 +119,7 @@ class ModelWorker:
             ModelLoadError: the checkpoint cannot be served.
             ConfigError: a setting does not fit the model or the machine.
         """
+        self._folder = readable(self._folder, config.model.model, config.model.allow_model_links)
         with unchanged(self._folder):
             return self._load(config, progress)
 

@@ -32,6 +32,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], _help("dummy fills random weights: for benchmarks")
     ] = "auto"
+    allow_model_links: Annotated[bool, _help("follow links out of the model's folder, wherever they lead")] = False
     model_impl: Annotated[
         Literal["auto", "troupellm", "transformers"],
         _help("whose code runs a decoder; auto: troupellm's, and that of transformers for families it does not have"),

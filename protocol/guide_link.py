@@ -18,6 +18,8 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Read the tokenizer; the first message, answered by `Prepared`."""
 
     tokenizer_folder: str
+    follow_links: bool = False
+    """Also out of the folder."""
     vocab_width: int
     memory_bytes: int
     """More than now the process may never have."""

@@ -10,6 +10,7 @@ from array import array
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from troupellm.models.model_folder import check_file
 from troupellm.protocol.errors import ModelLoadError
 
 MAGIC = b"GGUF"
@@ -100,6 +101,7 @@ def _parts(path: Path, count: int) -> list[Path]:
 
 
 def _read(path: Path) -> Header:
+    check_file(path)
     try:
         with path.open("rb") as file:
             return _Cursor(path, file).header()

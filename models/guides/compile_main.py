@@ -12,6 +12,7 @@ from pathlib import Path
 
 from troupellm.models.guides.backend import Backend, GuideError
 from troupellm.models.guides.backends import check_start, make_backend, mask_words, program_text
+from troupellm.models.model_folder import Followed
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.frame_socket import FrameSocket
 from troupellm.protocol.frames import FrameError
@@ -71,7 +72,8 @@ class _Server:
     def _prepare(self, message: Prepare) -> str | None:
         self._vocab_width = message.vocab_width
         try:
-            self._tokenizer = Tokenizer.load(Path(message.tokenizer_folder))
+            home = Path(message.tokenizer_folder)
+            self._tokenizer = Tokenizer.load(Followed(home) if message.follow_links else home)
             self._words = mask_words(self._tokenizer, self._vocab_width)
             self._backend("llguidance")
         except Exception as error:  # anything may go wrong with somebody's tokenizer

@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from troupellm.models.model_folder import Followed
 from troupellm.models.source import BUILTIN_FOLDER, resolve_model
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -41,7 +42,7 @@ def drafter_folder(method: str, model: str | None, target: ModelConfig, progress
             f"speculative_config: no {method} drafter is shipped with the built-in model",
             hint=f"method is one of {', '.join(SHIPPED_METHODS)}, or name a folder as model",
         )
-    folder = _DRAFTERS / method
+    folder = Followed(_DRAFTERS / method)
     if not (folder / "config.json").is_file():
         raise ModelLoadError(
             f"the built-in model's {method} drafter is missing from this installation", hint="install troupellm again"

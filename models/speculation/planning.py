@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.fingerprint import files_digest
+from troupellm.models.fingerprint import checkpoint_digest
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
 from troupellm.protocol.config import EngineConfig
@@ -33,17 +33,17 @@ class Drafting:
             longest: tokens of a sequence, as it is served: some drafters rotate their keys by it.
 
         Raises:
+            ModelLoadError: a file is missing, or is not in the folder.
             OSError: a file cannot be read.
         """
         if self.config is None or self.needs.layers is None:
             return ()
         if self.folder is None:
             return (str(self.config.method),)
-        files = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
         return (
             str(self.config.method),
             str(self.config.quantization),
-            files_digest(files),
+            checkpoint_digest(self.folder),
             _length(self.folder, longest),
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
+from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import AttentionCall
 from troupellm.protocol.errors import ModelLoadError
@@ -76,8 +77,10 @@ def hf_config(folder: Path) -> Any:
     """config.json as `transformers` reads it; code that the folder may carry is never run.
 
     Raises:
-        ModelLoadError: it cannot be read.
+        ModelLoadError: it cannot be read, or is a link out of the folder.
     """
+    for file in folder.glob("config*.json"):  # there may be others for some versions
+        check_file(file)
     import transformers
 
     try:

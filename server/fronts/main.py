@@ -21,6 +21,7 @@ from troupellm.actors.ports import LoopPort, SystemClock, SystemRandomness, Thre
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
+from troupellm.models.model_folder import readable
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import (
     AdminAnswer,
@@ -209,7 +210,9 @@ class Front:
 
 
 def _read(serving: Serving) -> tuple[Tokenizer, Speaker]:
-    folder, model = Path(serving.tokenizer_folder), serving.config.model
+    model = serving.config.model
+    name = model.model if model.tokenizer is None else model.tokenizer
+    folder = readable(Path(serving.tokenizer_folder), name, model.allow_model_links)
     tokenizer = Tokenizer.load(folder)
     return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template), folder)
 

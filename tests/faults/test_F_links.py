@@ -1,33 +1,42 @@
 """Row F6 of the fault table: links out of a model's folder, and files that are none. They are refused before anything
-is opened; what links within the folder and in the hub's cache lead to is served.
+is opened, but only where somebody is about to read them; what links within the folder and in the hub's cache lead to
+is served, and whatever they lead to if the operator says so.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
+from engines import SETTINGS
 from refusals import engine_of, refused
 from tiny_model import write_tiny_model
 
-from troupellm.models.model_folder import check_folder
+from troupellm.models.model_folder import check_file, check_for_tokenizers
+from troupellm.models.transformers_backend.describe import hf_config
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
 pytestmark = pytest.mark.anyio
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-OTHERS = (
-    INDEX,
-    "model-00001-of-00002.safetensors",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-    "1_Pooling/config.json",
-)
-"""The tiny model has none of them."""
+WEIGHTS, INDEX, SHARD = "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+MODULES, POOLING = "modules.json", "of_any_name/config.json"
+TEMPLATE, EXTRA_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+SETTING_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+PLACES = (WEIGHTS, *SETTING_FILES, INDEX, SHARD, TEMPLATE, EXTRA_TEMPLATE, MODULES, POOLING)
+"""Whatever of a folder is read."""
+LEADS = {
+    SHARD: (INDEX, {"weight_map": {"lm_head.weight": SHARD}}),
+    POOLING: (MODULES, [{"type": "sentence_transformers.models.Pooling", "path": "of_any_name"}]),
+}
+"""What names a file that nobody would look for otherwise."""
 
 
 @pytest.fixture
@@ -35,19 +44,119 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny_model(tmp_path / "tiny")
 
 
-async def serves(folder: Path) -> None:
-    async with engine_of(folder) as engine:
+async def serves(folder: Path, **settings: object) -> None:
+    async with engine_of(folder, **settings) as engine:
         assert len((await engine.generate([5], max_tokens=2, ignore_eos=True)).token_ids) == 2
 
 
-@pytest.mark.parametrize("place", [WEIGHTS, *SETTINGS, *OTHERS])
+def cleared(folder: Path, place: str) -> Path:
+    """A place with nothing there, which will be looked at."""
+    if place in LEADS:
+        name, content = LEADS[place]
+        (folder / name).write_text(json.dumps(content))
+    path = folder / place
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
+
+
+def move_away(folder: Path, *places: str) -> None:
+    """Leave links to another folder behind."""
+    for place in places:
+        elsewhere = folder.parent / f"elsewhere-{place}"
+        (folder / place).rename(elsewhere)
+        (folder / place).symlink_to(elsewhere)
+
+
+def outside(place: str, folder: str = "tiny") -> str:
+    return f"{place} in the folder {folder} is a link out of it"
+
+
+@pytest.mark.parametrize("place", PLACES)
 async def test_F6_links_out_of_the_folder_are_refused(folder, place):
     elsewhere, link = folder.parent / "elsewhere", folder / place
     elsewhere.write_bytes(link.read_bytes() if link.is_file() else b"{}")
-    link.parent.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(elsewhere)
-    assert await refused(folder) == f"{link.name} is a link out of the model's folder"
+    cleared(folder, place).symlink_to(elsewhere)
+    assert await refused(folder) == outside(place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_F6_pipes_are_refused_before_anybody_waits_for_them(folder, place):
+    os.mkfifo(cleared(folder, place))
+    with anyio.fail_after(60):
+        assert await refused(folder) == f"{place} in the folder tiny is no regular file"
+
+
+async def test_F6_links_that_nobody_follows_are_nobody_s_business(folder):
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_bytes(b"x")
+    for name in ("LICENSE.txt", "eval_results.json", "consolidated.safetensors", SHARD, "tokenizer.model", "any.gguf"):
+        (folder / name).symlink_to(elsewhere)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").symlink_to(elsewhere)  # which no modules.json names
+    (folder / "latest.json").symlink_to(folder.parent / "nobody")
+    os.mkfifo(folder / "notes.txt")
+    with anyio.fail_after(60):
+        await serves(folder)
+
+
+async def test_F6_random_weights_need_no_files(folder):
+    cleared(folder, WEIGHTS).symlink_to(folder.parent / "nobody")
+    (folder / INDEX).symlink_to(folder.parent / "nobody")
+    await serves(folder, load_format="dummy")
+
+
+async def test_F6_of_a_tokenizer_elsewhere_only_that_is_read(folder):
+    tokens = write_tiny_model(folder.parent / "tokens")
+    cleared(tokens, WEIGHTS).symlink_to(folder.parent / "nobody")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        cleared(folder, name).symlink_to(folder.parent / "nobody")
+    await serves(folder, tokenizer=str(tokens))
+    move_away(tokens, "tokenizer.json")
+    assert await refused(folder, tokenizer=str(tokens)) == outside("tokenizer.json", "tokens")
+    await serves(folder, tokenizer=str(tokens), allow_model_links=True)
+
+
+async def test_F6_a_drafter_s_folder_is_no_other_than_a_model_s(folder):
+    drafter = write_tiny_model(folder.parent / "drafter")
+    move_away(drafter, WEIGHTS)
+    wanted = {"model": str(drafter), "num_speculative_tokens": 2}
+    assert await refused(folder, speculative_config=wanted) == outside(WEIGHTS, "drafter")
+
+
+async def test_F6_the_operator_may_have_links_followed(folder):
+    """By the processes that compile guides, too."""
+    move_away(folder, WEIGHTS, *SETTING_FILES)
+    await serves(folder, allow_model_links=True)
+    guide = StructuredOutputsParams(regex="[ab]{3}").spec()
+    async with engine_of(folder, allow_model_links=True) as engine:
+        assert re.fullmatch("[ab]{3}", (await engine.generate([5], guide=guide, max_tokens=10)).text)
+
+
+async def test_F6_pipes_are_refused_where_links_are_followed_too(folder):
+    os.mkfifo(folder.parent / "pipe")
+    cleared(folder, "config.json").symlink_to(folder.parent / "pipe")
+    with anyio.fail_after(60):
+        wrong = await refused(folder, allow_model_links=True)
+    assert wrong == "config.json in the folder tiny is no regular file"
+
+
+def test_F6_a_worker_looks_again_whenever_it_reads(folder):
+    """One that replaces another is given a folder that was looked at long ago, and so is one that wakes."""
+    settings = SETTINGS | {"model": str(folder)}
+    worker = ModelWorker(folder)
+    worker.load(EngineConfig.from_flat(settings), lambda _: None)
+    worker.command(SleepWorker(level=EMPTY), lambda _: None)
+    move_away(folder, WEIGHTS)
+    with pytest.raises(ModelLoadError, match=f"^{outside(WEIGHTS)}"):
+        worker.command(WakeWorker(), lambda _: None)
+    worker.close()
+    another = ModelWorker(folder)
+    with pytest.raises(ModelLoadError, match=f"^{outside(WEIGHTS)}"):
+        another.load(EngineConfig.from_flat(settings), lambda _: None)
+    another.close()
+    another.load(EngineConfig.from_flat(settings | {"allow_model_links": True}), lambda _: None)
+    another.close()
 
 
 def pipe(folder: Path) -> Path:
@@ -88,26 +197,20 @@ TARGETS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
 async def test_F6_whatever_a_link_leads_to_elsewhere_is_not_opened(folder, target):
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to(target(folder))
+    cleared(folder, "config.json").symlink_to(target(folder))
     with anyio.fail_after(60):
-        assert (await refused(folder)).endswith("is a link out of the model's folder")
+        assert await refused(folder) == outside("config.json")
 
 
-async def test_F6_a_folder_that_is_a_link_counts_by_what_is_in_it(folder):
-    outside = folder.parent / "outside"
-    outside.mkdir()
-    (outside / "config.json").write_bytes(b"{}")
-    (folder / "1_Pooling").symlink_to(outside, target_is_directory=True)
-    assert await refused(folder) == "config.json is a link out of the model's folder"
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, *SETTINGS])
-async def test_F6_pipes_are_refused_before_anybody_waits_for_them(folder, name):
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with anyio.fail_after(60):
-        assert await refused(folder) == f"{name} is no regular file"
+@pytest.mark.parametrize("place", [EXTRA_TEMPLATE, POOLING])
+async def test_F6_a_folder_that_is_a_link_counts_by_what_is_in_it(folder, place):
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    path = cleared(folder, place)
+    (elsewhere / path.name).write_bytes(b"{}")
+    path.parent.rmdir()
+    path.parent.symlink_to(elsewhere, target_is_directory=True)
+    assert await refused(folder) == outside(place)
 
 
 async def test_F6_links_within_the_folder_and_to_the_folder_are_followed(folder):
@@ -115,10 +218,50 @@ async def test_F6_links_within_the_folder_and_to_the_folder_are_followed(folder)
     for name in (WEIGHTS, "config.json"):
         (folder / name).rename(folder / "stored" / name)
         (folder / name).symlink_to(Path("stored") / name)
-    (folder / "README.md").symlink_to("/dev/null")  # nobody reads it
+    pooling = cleared(folder, POOLING)
+    (folder / "stored" / "pooling.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    pooling.symlink_to("../stored/pooling.json")
     shortcut = folder.parent / "shortcut"
     shortcut.symlink_to(folder, target_is_directory=True)
     await serves(shortcut)
+
+
+def test_F6_errors_tell_which_folder_and_what_to_do(folder, monkeypatch):
+    move_away(folder, "config.json")
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelLoadError) as caught:
+        check_file(Path() / "config.json")
+    assert caught.value.message == outside("config.json")
+    assert "--allow-model-links" in caught.value.hint
+
+
+async def test_F6_gguf_files_of_a_folder_lie_in_it(folder):
+    elsewhere, home = folder.parent / "elsewhere", folder.parent / "files"
+    elsewhere.write_bytes(b"")
+    home.mkdir()
+    (home / "model.gguf").symlink_to(elsewhere)
+    assert await refused(home) == outside("model.gguf", "files")
+    assert (await refused(home / "model.gguf")).endswith("is no GGUF file"), "who names the link itself means the file"
+    (home / "model.gguf").unlink()
+    os.mkfifo(home / "model.gguf")
+    with anyio.fail_after(60):
+        assert await refused(home) == "model.gguf in the folder files is no regular file"
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "spiece.model", "special_tokens_map.json"])
+def test_F6_a_library_that_makes_a_tokenizer_of_other_files_is_not_led_elsewhere(folder, name):
+    for other in ("LICENSE.txt", WEIGHTS):
+        cleared(folder, other).symlink_to(folder.parent / "nobody")
+    check_for_tokenizers(folder)
+    (folder / name).symlink_to(folder.parent / "nobody")
+    with pytest.raises(ModelLoadError, match=f"^{outside(name)}"):
+        check_for_tokenizers(folder)
+
+
+def test_F6_settings_for_some_versions_of_a_library_are_not_elsewhere(folder):
+    (folder / "config.4.0.0.json").symlink_to("/etc/passwd")
+    with pytest.raises(ModelLoadError, match=f"^{outside('config.4.0.0.json')}"):
+        hf_config(folder)
 
 
 def hub_cache(folder: Path, cache: Path) -> Path:
@@ -143,12 +286,22 @@ async def test_F6_the_hub_s_cache_and_links_into_it_are_followed(folder, tmp_pat
     await serves(copy)
 
 
+async def test_F6_blobs_may_be_on_another_disk_but_other_files_there_are_none(folder, tmp_path):
+    cache, disk = tmp_path / "models--someone--tiny", tmp_path / "disk"
+    snapshot = hub_cache(folder, cache)
+    (cache / "blobs").rename(disk)
+    (cache / "blobs").symlink_to(disk, target_is_directory=True)
+    await serves(snapshot)
+    (disk / "passwd").write_bytes((snapshot / "config.json").read_bytes())
+    cleared(snapshot, "config.json").symlink_to("../../blobs/passwd")
+    assert await refused(snapshot) == outside("config.json", snapshot.name)
+
+
 async def test_F6_a_snapshot_of_the_hub_s_cache_may_not_lead_elsewhere_either(folder, tmp_path):
     snapshot = hub_cache(folder, tmp_path / "models--someone--tiny")
     (tmp_path / "elsewhere.json").write_text(json.dumps({}))
-    (snapshot / "config.json").unlink()
-    (snapshot / "config.json").symlink_to("../../../elsewhere.json")
-    assert await refused(snapshot) == "config.json is a link out of the model's folder"
+    cleared(snapshot, "config.json").symlink_to("../../../elsewhere.json")
+    assert await refused(snapshot) == outside("config.json", snapshot.name)
 
 
 def test_F6_a_blob_that_is_a_link_itself_counts_by_its_end(folder, tmp_path):
@@ -156,12 +309,11 @@ def test_F6_a_blob_that_is_a_link_itself_counts_by_its_end(folder, tmp_path):
     blob = (snapshot / "config.json").resolve()
     blob.unlink()
     blob.symlink_to("/etc/passwd")
-    with pytest.raises(ModelLoadError, match=r"^config.json is a link out of the model's folder"):
-        check_folder(snapshot)
+    with pytest.raises(ModelLoadError, match=f"^{outside('config.json', snapshot.name)}"):
+        check_file(snapshot / "config.json")
 
 
 def test_F6_links_in_a_circle_are_left_to_who_reads_them(folder):
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to("other.json")
+    cleared(folder, "config.json").symlink_to("other.json")
     (folder / "other.json").symlink_to("config.json")
-    check_folder(folder)
+    check_file(folder / "config.json")

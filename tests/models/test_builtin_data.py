@@ -62,7 +62,8 @@ def test_the_same_seed_gives_the_same_corpus() -> None:
 
 def test_a_fixed_share_of_the_pairs_is_held_out() -> None:
     for sign in "+-":
-        assert len(arithmetic.held_out(sign)) == arithmetic.LIMIT**2 * arithmetic.HELD_OUT_SHARE
+        drawn = arithmetic.LIMIT**2 * arithmetic.HELD_OUT_SHARE
+        assert 0.97 * drawn < len(arithmetic.held_out(sign)) < drawn
 
 
 def test_held_out_pairs_never_appear_in_training_text(texts: list[str]) -> None:

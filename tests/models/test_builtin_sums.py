@@ -25,12 +25,11 @@ def test_one_problem_in_eight_has_two_single_digits_and_most_others_have_two_dig
     assert 0.35 < shares[2, 2] < 0.45
 
 
-def test_every_pair_of_single_digits_is_drawn_unless_it_is_held_out(drawn: list[Problem]) -> None:
+def test_every_pair_of_single_digits_is_drawn(drawn: list[Problem]) -> None:
     seen = set(drawn)
-    for sign in "+-":
-        for problem in arithmetic.small_problems(sign):
-            if max(problem[0], problem[2]) < 10:
-                assert (problem in seen) != arithmetic.is_held_out(problem)
+    small = [problem for sign in "+-" for problem in arithmetic.small_problems(sign)]
+    assert not [problem for problem in small if arithmetic.is_held_out(problem)]
+    assert not [problem for problem in small if max(problem[0], problem[2]) < 10 and problem not in seen]
 
 
 def test_large_operands_are_drawn_too(drawn: list[Problem]) -> None:
@@ -50,12 +49,9 @@ def test_a_run_from_nothing_reads_no_conversation_of_sums_alone() -> None:
 
 def test_every_small_problem_is_evaluated_in_every_usual_wording() -> None:
     asked = cases(0)
-    for name, sign in (("small sums", "+"), ("small differences", "-")):
-        held = [problem for problem in arithmetic.small_problems(sign) if arithmetic.is_held_out(problem)]
-        assert 0 < len(held) < 20
+    for name in ("small sums", "small differences"):
         assert len(asked[f"{name}, plain"]) == 169
         assert len({case.prompt for case in asked[name]}) == 8 * 169
-        assert len(asked[f"{name}, held out"]) == 8 * len(held)
     first = asked["small sums, plain"][13 + 1]
     assert "<|im_start|>user\nWhat is 1 + 1?<|im_end|>" in first.prompt
     assert first.passes("1 + 1 = 2.")

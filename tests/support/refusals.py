@@ -14,14 +14,14 @@ from troupellm.protocol.errors import ModelLoadError
 Change = Callable[[Path], object]
 
 
-def engine_of(folder: Path) -> Engine:
-    return Engine(str(folder), **SETTINGS)
+def engine_of(folder: Path, **settings: Any) -> Engine:
+    return Engine(str(folder), **(SETTINGS | settings))
 
 
-async def refused(folder: Path) -> str:
+async def refused(folder: Path, **settings: Any) -> str:
     """Why the model is not served: one line, and no path of this machine in it."""
     with pytest.raises(ModelLoadError) as caught:
-        async with engine_of(folder):
+        async with engine_of(folder, **settings):
             raise AssertionError("it was served")
     message = caught.value.message
     assert "\n" not in message
