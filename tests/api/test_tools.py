@@ -294,18 +294,19 @@ async def test_several_calls_in_one_answer(client):
 async def test_a_budget_ends_thoughts_and_form_and_calls_begin_behind_them():
     """The built-in model read as one whose answers begin with thoughts, which it does not know how to end."""
     async with sdk(reasoning_parser="deepseek_r1", tool_call_parser="hermes") as client:
-        budget = {"extra_body": {"thinking_token_budget": 6}}
-        plain = await client.chat.completions.create(**ASK, **budget)
+        told = [{"role": "user", "content": "Tell me a story about a fox."}]  # much longer than the budget
+        ask = ASK | {"messages": told, "extra_body": {"thinking_token_budget": 6}}
+        plain = await client.chat.completions.create(**ask)
         message = plain.choices[0].message
         assert message.reasoning_content
         assert plain.usage.completion_tokens_details.reasoning_tokens in (6, 7)
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        formed = (await client.chat.completions.create(**ASK, **budget, response_format=form)).choices[0]
+        formed = (await client.chat.completions.create(**ask, response_format=form)).choices[0]
         assert formed.message.reasoning_content == message.reasoning_content
         jsonschema.validate(json.loads(formed.message.content), schema)
         choice = {"type": "function", "function": {"name": "book_table"}}
-        forced = ASK | budget | {"tools": TOOLS, "tool_choice": choice}
+        forced = ask | {"tools": TOOLS, "tool_choice": choice}
         called = (await client.chat.completions.create(**forced)).choices[0]
         assert called.finish_reason == "tool_calls"
         assert called.message.reasoning_content
