@@ -25,6 +25,9 @@ from troupellm.protocol.worker import SamplingState
 
 ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
+CROWDED_SECONDS = 500e-6
+"""The same where the step's own threads have all cores: another one would only hold them up, and take the interpreter
+from them for every mask."""
 LEAST_AHEAD = 5
 """Rows whose masks are worth another thread before they are wanted."""
 KEPT_AHEAD = 4
@@ -36,8 +39,15 @@ _building = attrgetter("building")
 class GuidedRows:
     """Calls come from one thread. `library` and `helper` outlive it."""
 
-    def __init__(self, library: GuideLibrary, helper: ThreadPoolExecutor, *, jumps: bool = True) -> None:
-        """jumps: take tokens that must come next without drawing them."""
+    def __init__(
+        self, library: GuideLibrary, helper: ThreadPoolExecutor, *, jumps: bool = True, crowded: bool = False
+    ) -> None:
+        """
+        Args:
+            jumps: take tokens that must come next without drawing them.
+            crowded: no core is left for filling masks beside a step.
+        """
+        self._crowded = crowded
         self._library = library
         self._jumps = jumps
         self._helper = helper
@@ -105,7 +115,8 @@ class GuidedRows:
             followed = {firsts[row]: drafts[row] for row in firsts if row in drafts}
         filled = FilledLater(index, numbers, guided, followed)
         expected = self._seconds_per_row * len(guided)
-        quick = 0.0 < expected < ON_THE_SPOT_SECONDS and not any(map(_building, guided))
+        most = CROWDED_SECONDS if self._crowded else ON_THE_SPOT_SECONDS
+        quick = 0.0 < expected < most and not any(map(_building, guided))
         if quick and (quick := self._ahead is None or self._ahead.done()):
             self._settle()
         filled.start(self._library, None if quick else self._helper)
@@ -143,7 +154,7 @@ class GuidedRows:
             elif wants_mask:
                 ahead.append(guided)
         # Not behind a grammar that is being built: what is quick would wait for it.
-        if len(ahead) >= LEAST_AHEAD and not any(map(_building, self._rows.values())):
+        if len(ahead) >= LEAST_AHEAD and not self._crowded and not any(map(_building, self._rows.values())):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
 
@@ -178,12 +189,13 @@ class Guides:
         """
         self._jumps = jumps
         cores = max(1, len(os.sched_getaffinity(0)) - 1)  # one is left to the thread that makes steps
+        self._crowded = cores == 1
         self._library = GuideLibrary(read_tokenizer, vocab_width, cores)
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:
         """Of a fresh runner."""
-        return GuidedRows(self._library, self._helper, jumps=self._jumps)
+        return GuidedRows(self._library, self._helper, jumps=self._jumps, crowded=self._crowded)
 
     def prepare(self, program: GuideProgram) -> None:
         """Build a guide, so that the row that needs it finds it built. Never raises."""

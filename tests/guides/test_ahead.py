@@ -18,8 +18,8 @@ PROGRAM = GuideProgram(
 )
 
 
-def begun(library, helper, count: int) -> GuidedRows:
-    rows = GuidedRows(library, helper)
+def begun(library, helper, count: int, **options: bool) -> GuidedRows:
+    rows = GuidedRows(library, helper, **options)
     for row in range(count):
         rows.add(row, SamplingState(guide=PROGRAM), [])
     rows.filled(rows.begin(list(range(count))))
@@ -139,3 +139,16 @@ def test_masks_that_no_row_wants_any_more_are_let_go(library, helper, letters, m
     for row in range(count):
         rows.drop(row)
     assert [filled() is None for filled in made] == [True]
+
+
+def test_where_no_core_is_left_masks_are_filled_when_their_step_comes_and_on_the_spot(
+    library, helper, letters, monkeypatch
+):
+    monkeypatch.setattr(rows_module, "fill_ahead", lambda *_: pytest.fail("it would hold up the step"))
+    count = LEAST_AHEAD + 3
+    rows = begun(library, helper, count, crowded=True)
+    advance(rows, list(range(count)), letters[0])
+    monkeypatch.setattr(rows_module, "CROWDED_SECONDS", 60.0)
+    monkeypatch.setattr(helper, "submit", lambda *_: pytest.fail("another thread is not quicker"))
+    bits = rows.filled(rows.begin(list(range(count)))).bits.numpy()
+    assert (bits == mask_behind(library, [letters[0]])).all()
