@@ -39,8 +39,9 @@ serve: $(VENV)/.installed
 demo: $(VENV)/.tested
 	@$(BIN)/python -m troupellm.load_tests.demo
 
+# One thread for each process of tests: with more, those of one hold up the other's. `make test-all` leaves it open.
 test: $(VENV)/.tested
-	$(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
 test-all: $(VENV)/.tested clients encoder xgrammar

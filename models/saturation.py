@@ -16,9 +16,9 @@ GAIN = 1.04
 should not pay for their early first tokens with the time to the last one."""
 AROUND = 0.002
 """Seconds. About what a step takes beside the model: planning, the way to the worker and back, text for readers."""
-SLOW = 0.08
-"""Seconds. Where a step takes longer, its size is enough for the device, and larger ones would hold up the start."""
-SHORT = 0.12
+SLOW = 0.25
+"""Seconds. Where a step takes longer, larger ones would hold up the start, and running streams."""
+SHORT = 0.2
 """Seconds. Steps that are shorter are timed twice, and the quicker time counts."""
 
 
