@@ -10,11 +10,15 @@ import re
 import stat
 from pathlib import Path, PosixPath
 
+import msgspec
+
 from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """What the hub's library calls a blob."""
+_SHARED = ".huggingface-shared-blobs"
+"""In the folder of blobs that the repositories of a cache share: by the first two digits of their names."""
 _LIBRARY_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"})
 _LIBRARY_NAMES = frozenset({"vocab.txt", "merges.txt", "dict.txt"})
 
@@ -72,13 +76,34 @@ def check_for_tokenizers(folder: Path) -> None:
     for path in sorted((*folder.iterdir(), *(folder / "additional_chat_templates").glob("*"))):
         if path.suffix in _LIBRARY_SUFFIXES or path.name in _LIBRARY_NAMES:
             check_file(path, folder)
+    settings, special = (_strings(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    for name, key in (
+        *(("tokenizer_config.json", key) for key in ("vocab", "merges") if isinstance(settings.get(key), str)),
+        *(("special_tokens_map.json", key) for key in special if key.endswith("_file")),
+    ):
+        raise ModelLoadError(f"{name}: {plain_name(key)} names a file to read", hint="put the file into the folder")
+    listed = settings.get("fast_tokenizer_files")
+    if isinstance(listed, list) and any(not isinstance(entry, str) or "/" in entry for entry in listed):
+        raise ModelLoadError("tokenizer_config.json: fast_tokenizer_files must be names of files in the folder")
+
+
+def _strings(path: Path) -> dict[str, object]:
+    """A file's settings; of one that is no JSON object whoever reads it says so."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return {}
 
 
 def _is_blob(target: Path, home: Path) -> bool:
     """Among the files of the hub's cache, to which its snapshots and older local copies link."""
-    owner, snapshots = target.parent.parent, home.parent
-    if target.parent.name == "blobs" and (snapshots == owner / "snapshots" or owner.name.startswith("models--")):
+    owner = target.parent.parent
+    if target.parent.name == "blobs" and (owner / "snapshots" in home.parents or owner.name.startswith("models--")):
         return True
-    # Somebody may have moved all blobs to another disk. A link to just any folder does not make blobs of what is there.
-    moved = snapshots.name == "snapshots" and str(target.parent) == os.path.realpath(snapshots.parent / "blobs")
-    return moved and _DIGEST.fullmatch(target.name) is not None
+    if not _DIGEST.fullmatch(target.name):  # a link to just any folder does not make blobs of what is there
+        return False
+    if target.parent.name == target.name[:2] and (owner / _SHARED).is_file():
+        return True
+    # Somebody may have moved a repository's blobs to another disk.
+    snapshots = next((folder for folder in home.parents if folder.name == "snapshots"), None)
+    return snapshots is not None and str(target.parent) == os.path.realpath(snapshots.parent / "blobs")

@@ -278,6 +278,7 @@ def _weight_files(folder: Path, names: Mapping[str, int]) -> list[str]:
         ModelLoadError: the index cannot be read.
     """
     index = folder / _INDEX
+    check_file(index)
     if index.is_file():
         try:
             return sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))

@@ -226,7 +226,8 @@ def _convert(folder: Path) -> Backend:
         backend = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).backend_tokenizer
     except Exception as error:  # anything may go wrong in the conversion of somebody's files
         raise ModelLoadError(
-            f"the model folder has no tokenizer.json and its tokenizer cannot be converted: {error}",
+            f"the model folder has no tokenizer.json and its tokenizer cannot be converted: "
+            f"{str(error).replace(str(folder), folder.name)}",
             hint="add tokenizer.json to the folder",
         ) from error
     if not isinstance(backend, Backend):

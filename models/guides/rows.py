@@ -2,7 +2,8 @@
 
 Masks for a step are filled on a thread of their own while the model computes the step; a handful of rows with a small
 vocabulary is quicker done on the spot. Those of more rows are begun as soon as their tokens are drawn: until the next
-step is computed most cores have nothing to do. What a mask allows depends on a row's own program and tokens only.
+step is computed most cores have nothing to do, unless steps have all of them. What a mask allows depends on a row's own
+program and tokens only.
 """
 
 import contextlib
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
 from weakref import ReferenceType
+
+import torch
 
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.filling import FilledLater, Walk, fill_ahead
@@ -189,7 +192,7 @@ class Guides:
         """
         self._jumps = jumps
         cores = max(1, len(os.sched_getaffinity(0)) - 1)  # one is left to the thread that makes steps
-        self._crowded = cores == 1
+        self._crowded = torch.get_num_threads() > cores == 1
         self._library = GuideLibrary(read_tokenizer, vocab_width, cores)
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 

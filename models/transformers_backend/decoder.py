@@ -158,7 +158,8 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
             local_files_only=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
-        raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {error}"[:300]) from error
+        said = str(error).replace(str(folder), folder.name)
+        raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {said}"[:300]) from error
     finally:
         if bar:
             logging.enable_progress_bar()

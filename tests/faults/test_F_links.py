@@ -286,6 +286,50 @@ async def test_F6_the_hub_s_cache_and_links_into_it_are_followed(folder, tmp_pat
     await serves(copy)
 
 
+async def test_F6_blobs_that_repositories_of_a_cache_share_are_followed(folder, tmp_path):
+    """As the hub's library keeps large files since its second version: one link more."""
+    store = tmp_path / "blobs"
+    snapshot = hub_cache(folder, tmp_path / "models--someone--tiny")
+    for link in list(snapshot.iterdir()):
+        blob = link.resolve()
+        shared = store / blob.name[:2] / blob.name
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        blob.rename(shared)
+        blob.symlink_to(shared)
+    with pytest.raises(ModelLoadError, match="is a link out of it"):
+        check_file(snapshot / WEIGHTS)
+    (store / ".huggingface-shared-blobs").write_text("1")
+    await serves(snapshot)
+    (store / "passwords").write_text("{}")
+    (snapshot / "generation_config.json").unlink(missing_ok=True)
+    (snapshot / "generation_config.json").symlink_to(store / "passwords")
+    assert await refused(snapshot) == outside("generation_config.json", snapshot.name)
+
+
+def test_F6_a_subfolder_of_a_snapshot_is_one_of_the_hub_s_cache(folder, tmp_path):
+    snapshot = hub_cache(folder, tmp_path / "someone")
+    inner = snapshot / "variant"
+    inner.mkdir()
+    (inner / "config.json").symlink_to((snapshot / "config.json").resolve())
+    check_file(inner / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "said"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "vocab": "/etc/passwd"}, "vocab names a file"),
+        ("special_tokens_map.json", {"vocab_file": "/etc/passwd"}, "vocab_file names a file"),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["a/tokenizer.4.0.0.json"]}, "fast_tokenizer_files must be"),
+    ],
+)
+async def test_F6_settings_that_name_files_for_the_library_are_refused(folder, file, settings, said):
+    (folder / "tokenizer.json").unlink()
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).write_text(json.dumps(settings))
+    message = await refused(folder)
+    assert message.startswith(f"{file}: {said}")
+
+
 async def test_F6_blobs_may_be_on_another_disk_but_other_files_there_are_none(folder, tmp_path):
     cache, disk = tmp_path / "models--someone--tiny", tmp_path / "disk"
     snapshot = hub_cache(folder, cache)
