@@ -169,31 +169,16 @@ def test_a_row_whose_masks_take_long_ends_alone(tokenizer, helper, monkeypatch, 
     assert "too ambiguous" in crowd.errors[0]
 
 
-def test_slow_masks_are_timed_one_by_one_and_are_the_same(library, tokenizer, monkeypatch):
-    backend = LLGuidance(library.backend("llguidance")._tokens, 2)
-    matchers = [backend.compile(program("regex", f"[a-z]{{{number},90}}").text) for number in range(1, 12)]
-    plain, timed = (np.zeros((len(matchers), library.mask_words), dtype=np.int32) for _ in range(2))
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)  # so that all are slow
-    assert not backend.fill(matchers, plain)
-    seconds = backend.fill(matchers, timed)
-    assert len(seconds) == len(matchers)
-    assert all(taken > 0 for taken in seconds)
-    assert (plain == timed).all()
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
-    for _ in range(WATCHED_CALLS):
-        assert backend.fill(matchers, timed)
-    assert not backend.fill(matchers, timed)
-
-
-def test_masks_on_one_thread_are_timed_one_by_one_while_calls_are_slow(library, monkeypatch):
-    backend = LLGuidance(library.backend("llguidance")._tokens, 1)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_masks_are_timed_one_by_one_while_calls_are_slow_and_are_the_same(library, monkeypatch, threads):
+    backend = LLGuidance(library.backend("llguidance")._tokens, threads)
     matchers = [backend.compile(program("regex", f"[a-z]{{{number},90}}").text) for number in range(1, 12)]
     plain, timed = (np.zeros((len(matchers), library.mask_words), dtype=np.int32) for _ in range(2))
     monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
     assert not backend.fill(matchers, plain)
     for few in range(1, FEW_MATCHERS + 1):  # they always are
         assert len(backend.fill(matchers[:few], plain[:few])) == few
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)  # so that all are slow
     assert not backend.fill(matchers, plain)
     seconds = backend.fill(matchers, timed)
     assert len(seconds) == len(matchers)
