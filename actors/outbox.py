@@ -71,6 +71,7 @@ class LocalOutbox:
         self._on_wake = on_wake
         self._pending: dict[int, list[Delta]] = {}
         self._apart = False
+        self._taker: Callable[[], bool] | None = None
         self._undelivered = 0
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
@@ -127,10 +128,26 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        if self._streaming:
+        if self._streaming and not (self._taker is not None and self._taker()):
             self._wake_readers()
 
     # From the reader.
+
+    def read_by(self, taker: Callable[[], bool] | None) -> None:
+        """From now on `taker` is called before those who wait are woken; they sleep on where it says that it has taken
+        all there was."""
+        self._taker = taker
+
+    @property
+    def flows(self) -> bool:
+        """Pieces wait, and none of them ends its sequence."""
+        if self.terminal or not self._pending:
+            return False
+        for pieces in self._pending.values():
+            for piece in pieces:
+                if piece.finish_reason is not None:
+                    return False
+        return True
 
     @property
     def waiting(self) -> bool:

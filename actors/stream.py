@@ -65,6 +65,8 @@ class Stream:
         self._entry = anyio.Lock(fast_acquire=True)
         self._entering: anyio.CancelScope | None = None
         self._left = False
+        self._failure: Exception | None = None
+        """What a reader raised who was given pieces at once."""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -132,6 +134,28 @@ class Stream:
         """
         return self._next(self._taken)
 
+    def at_once(self, take: Callable[[list[Delta]], None], ready: Callable[[], bool]) -> None:
+        """Give pieces to `take` as they come while `ready` says so, and only otherwise wake who waits in `wake`, which
+        costs as much again as a send. Pieces that end a sequence always come by `wake`.
+
+        Neither call may wait. What they raise comes out of `wake`. The stream must be open.
+        """
+        outbox = self._outbox
+        assert outbox is not None, "a stream that is opened"
+
+        def taken() -> bool:
+            try:
+                if not outbox.flows or not ready():
+                    return False
+                take(outbox.take_all())
+            except Exception as error:  # theirs, and not the output actor's, which calls this
+                self._failure = error
+                outbox.read_by(None)
+                return False
+            return True
+
+        outbox.read_by(taken)
+
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.
 
@@ -152,6 +176,9 @@ class Stream:
             return None
         outbox = self._outbox or await self._entered()
         while not self._left:
+            if self._failure is not None:
+                self._left = True
+                raise self._failure
             if taken := take(outbox):
                 return taken
             if outbox.terminal:

@@ -3,6 +3,7 @@
 Without a dialect a delta's text is content as it is, at the cost of two small objects.
 """
 
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
@@ -93,6 +94,10 @@ class Turn:
             if events:
                 return events
         raise StopAsyncIteration
+
+    def at_once(self, take: Callable[[list[TurnEvent]], None], ready: Callable[[], bool]) -> None:
+        """See `Stream.at_once`; `take` gets events, which may be none."""
+        self._stream.at_once(lambda deltas: take(self._events(deltas)), ready)
 
     async def collect(self) -> "TurnAnswer":
         """The whole answer.

@@ -43,9 +43,10 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_An
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         chunks = _Chunks(answer, turn)
+        events.write_at_once(turn, chunks.encode_all)
         data = b""
         async for pieces in turn:
-            data = b"".join([chunks.encode(piece) for piece in pieces])
+            data = chunks.encode_all(pieces)
             if data and not turn.ended:
                 await events.send(data)
         await events.finish(data + chunks.end(turn.usage))
@@ -120,6 +121,9 @@ class _Chunks:
             text_before=b'"delta":{"content":',
             text_after=b'},"logprobs":null,"finish_reason":null',
         )
+
+    def encode_all(self, events: list[TurnEvent]) -> bytes:
+        return b"".join([self.encode(event) for event in events])
 
     def encode(self, event: TurnEvent) -> bytes:
         self._generated += len(event.token_ids)

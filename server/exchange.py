@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -29,9 +29,20 @@ PIECE_BYTES = 32_768
 """Of a whole answer, so that no more of it is copied than its client reads."""
 SWIFT_SENDS = 32
 """So many sends may end at once before others get their turn."""
+PIECES = "troupellm.pieces"
+"""Name of the extension that writes pieces of a body at once."""
 CLIENT_CLOSED = 499
 """Only ever logged and counted: the client left before the answer was complete."""
 _SCHEMES = (b"http://", b"https://")
+
+
+class Pieces(Protocol):
+    """What a server may offer beside `send`, as the extension of this name: pieces of a body that has begun are written
+    at once. Who changes bodies between it and the app has to take it out of the scope."""
+
+    def ready(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
 
 
 class Exchange:
@@ -82,6 +93,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._write_timeout = write_timeout or None
+        self._pieces: Pieces | None = (scope.get("extensions") or {}).get(PIECES)
         self._http1 = str(scope.get("http_version", "1.1")).startswith("1")
 
     @property
@@ -166,8 +178,7 @@ class Exchange:
         if self.gone:
             raise ClientGone
         self.finished = last
-        if self.streaming and not data.isascii():
-            data = _in_lines_for_all(data)
+        data = self._checked(data)
         begun = _begin(self._send({"type": "http.response.body", "body": data, "more_body": not last}))
         if begun is not None:
             await self._end_in_time(*begun)
@@ -176,6 +187,23 @@ class Exchange:
         if self._swift_sends >= SWIFT_SENDS:
             self._swift_sends = 0
             await checkpoint()  # a send to a client that reads, or that has left, waits for nobody
+
+    @property
+    def swift(self) -> bool:
+        """Pieces may be written without waiting for anybody, whenever `ready` says so."""
+        return self._pieces is not None
+
+    def ready(self) -> bool:
+        """The body has begun, and its client has taken what was written of it."""
+        return self._pieces is not None and not (self.gone or self.finished) and self._pieces.ready()
+
+    def write_now(self, data: bytes) -> None:
+        """Send a piece of the body when `ready`."""
+        assert self._pieces is not None
+        self._pieces.write(self._checked(data))
+
+    def _checked(self, data: bytes) -> bytes:
+        return _in_lines_for_all(data) if self.streaming and not data.isascii() else data
 
     async def _end_in_time(self, steps: "_Steps", waits_for: object) -> None:
         """Most sends end without waiting for anybody: only those that do not are given a deadline, which costs as much

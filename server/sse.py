@@ -7,8 +7,10 @@ not per byte, so whatever one wake of a stream brings goes out in one send.
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +22,14 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
+
+
+class Source(Protocol[T]):
+    """A stream or a turn that is open."""
+
+    def at_once(self, take: Callable[[list[T]], None], ready: Callable[[], bool]) -> None: ...
 
 
 def event(body: object) -> bytes:
@@ -55,6 +65,20 @@ class EventStream:
             self._busy = False
             if self._queue:
                 self._pass_turn()
+
+    def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
+        """Whatever `source` brings while the client keeps up is written as it comes, without a task in between; the
+        caller reads on for all the rest. Only behind our own front, elsewhere the caller gets everything."""
+        if self._exchange.swift:
+            source.at_once(partial(self._write, encode), self._ready)
+
+    def _ready(self) -> bool:
+        return not self._busy and self._exchange.ready()
+
+    def _write(self, encode: Callable[[list[T]], bytes], pieces: list[T]) -> None:
+        if data := encode(pieces):
+            self._exchange.write_now(data)
+            self._last = time.monotonic()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""

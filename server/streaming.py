@@ -21,13 +21,19 @@ async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], by
     Returns:
         The encoded deltas after which no sequence is left, unsent: they travel with the end of the response.
     """
-    while deltas := await stream.wake():
+
+    def encode_all(deltas: list[Delta]) -> bytes:
         data, tokens = b"", 0
         for delta in deltas:
             data += encode(delta)
             tokens += len(delta.token_ids)
-            sequences -= delta.finish_reason is not None
         events.delivered(tokens)
+        return data
+
+    events.write_at_once(stream, encode_all)
+    while deltas := await stream.wake():
+        data = encode_all(deltas)
+        sequences -= sum([delta.finish_reason is not None for delta in deltas])
         if sequences == 0:
             async for rest in stream:
                 data += encode(rest)

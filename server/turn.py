@@ -13,6 +13,7 @@ from troupellm.models.dialects.speaker import Voice
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.openai import ChatRequest
+from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import has_long_tools, tool_use_of
@@ -41,10 +42,9 @@ class Turn(ParsedTurn):
         await super().opened()
         self._exchange.prompt_tokens = len(self.prompt_token_ids)
 
-    async def __anext__(self) -> list[TurnEvent]:
-        events = await super().__anext__()
-        self._exchange.delivered(sum([len(event.token_ids) for event in events]))
-        return events
+    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
+        return super()._events(deltas)
 
     async def collect(self) -> TurnAnswer:
         answer = await super().collect()

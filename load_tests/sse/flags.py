@@ -7,7 +7,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--readers", type=int, default=256, help="streams that are read at once")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement, after its warm-up")
     parser.add_argument("--warm-up-sec", type=float, default=2.0, help="before each measurement")
-    parser.add_argument("--step-ms", type=float, default=8.0, help="time between steps of the instant worker")
+    parser.add_argument("--step-ms", type=float, default=4.0, help="time between steps of the instant worker")
     parser.add_argument("--flush-ms", type=float, default=20.0, help="flush interval of streams")
     parser.add_argument("--stalled", type=int, default=500, help="readers that never read, for the memory; 0 skips it")
     parser.add_argument("--repeats", type=int, default=3, help="of the costs, whose median counts; 0 skips them")

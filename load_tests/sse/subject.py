@@ -24,6 +24,7 @@ from hypercorn.config import Config
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.worker import StepPlan, StepResult, Ticket
+from troupellm.server.exchange import PIECES
 from troupellm.server.front import HttpFront
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.listener import bind
@@ -52,11 +53,23 @@ class Counted:
         async def counted(message: Any) -> None:
             body = message.get("body")
             if body:
-                self.sends += 1
-                self.sent_bytes += len(body)
+                self._count(body)
             await send(message)
 
+        pieces = (scope.get("extensions") or {}).get(PIECES)
+        if pieces is not None:
+            write = pieces.write
+
+            def write_counted(data: bytes) -> None:
+                self._count(data)
+                write(data)
+
+            pieces.write = write_counted
         await self._app(scope, receive, counted)
+
+    def _count(self, body: bytes) -> None:
+        self.sends += 1
+        self.sent_bytes += len(body)
 
 
 class PacedWorker(FakeWorker):

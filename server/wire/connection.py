@@ -13,6 +13,7 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from troupellm.server.exchange import PIECES
 from troupellm.server.wire.http1 import Http1
 from troupellm.server.wire.http2 import Http2
 
@@ -32,7 +33,7 @@ class Connection(TCPServer):  # type: ignore[misc]
 
     async def run(self) -> None:
         try:
-            async with _TaskGroup(self.loop, self._write_piece) as group:
+            async with _TaskGroup(self.loop, self) as group:
                 self._task_group = group
                 self.protocol = self._protocol(group)
                 await self.protocol.initiate()
@@ -54,15 +55,15 @@ class Connection(TCPServer):  # type: ignore[misc]
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
 
-    def _write_piece(self, stream: object, data: bytes) -> bool:
-        """Write a piece of an answer at once; False where its usual way may have to wait, or to do more."""
+    def takes_pieces(self, stream: object) -> bool:
+        """Whether a piece of an answer can be written at once; elsewhere its way may have to wait, or to do more."""
         protocol, transport = self.protocol.protocol, self.writer.transport
         if not isinstance(protocol, Http1) or not protocol.takes_pieces(stream) or self.send_lock.locked():
             return False
-        if transport.get_write_buffer_size() or transport.is_closing():
-            return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+        return not (transport.get_write_buffer_size() or transport.is_closing())
+
+    def write_piece(self, data: bytes) -> None:
+        self.writer.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated):
@@ -122,28 +123,43 @@ class _Protocol:
             await self.protocol.handle(RawData(data=error.data))
 
 
-class _TaskGroup(TaskGroup):  # type: ignore[misc]
-    """
-    Args:
-        write_piece: sends a piece of an answer that others follow, if that takes nothing but a write.
-    """
+class _Pieces:
+    """Implements `server.exchange.Pieces` for one answer."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, write_piece: Callable[[object, bytes], bool]) -> None:
+    __slots__ = ("_connection", "_stream", "write")
+
+    def __init__(self, connection: Connection, stream: object) -> None:
+        self._connection = connection
+        self._stream = stream
+        self.write = connection.write_piece
+
+    def ready(self) -> bool:
+        return self._connection.takes_pieces(self._stream)
+
+
+class _TaskGroup(TaskGroup):  # type: ignore[misc]
+    """Runs the app for the requests of one connection."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
         super().__init__(loop)
-        self._write_piece = write_piece
+        self._connection = connection
 
     async def spawn_app(
         self, app: Any, config: Any, scope: Any, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
-        inbox, write_piece, stream = _Inbox(), self._write_piece, getattr(send, "__self__", None)
+        inbox, connection, stream = _Inbox(), self._connection, getattr(send, "__self__", None)
 
         async def swift_send(message: Any) -> None:
             """hypercorn's takes 4 µs to find out that a piece of a stream is to be written."""
             if message is None:
                 inbox.close()
-            elif message.get("more_body") and (data := message.get("body")) and write_piece(stream, data):
+            elif message.get("more_body") and (data := message.get("body")) and connection.takes_pieces(stream):
+                connection.write_piece(data)
                 return
             await send(message)
+
+        if scope["type"] == "http":
+            scope["extensions"][PIECES] = _Pieces(connection, stream)
 
         self.spawn(_handle, app, config, scope, inbox.get, swift_send, partial(self._loop.run_in_executor, None), None)
         return inbox.put

@@ -125,3 +125,35 @@ def test_who_ends_a_request_early_is_counted_once() -> None:
     requests.end(failed, RequestFailed("failed"))
     requests.end_all(lambda: EngineStopped("closed"), by="shutdown")
     assert ended == ["client", "stall"]
+
+
+def test_pieces_are_taken_before_anybody_is_woken_but_for_ends(desk: Desk) -> None:
+    woken, taken, willing = [], [], [True]
+    outbox = desk.outbox
+    outbox._on_wake = lambda _: woken.append(1)
+
+    def take() -> bool:
+        if not (willing[0] and outbox.flows):
+            return False
+        taken.append([delta.text for delta in outbox.take_all()])
+        return True
+
+    outbox.read_by(take)
+    desk.push(1)
+    outbox.wake()
+    desk.push(2)
+    desk.push(1, index=1)
+    outbox.wake()
+    assert (taken, woken) == ([["x"], ["xx", "x"]], [])
+    willing[0] = False
+    desk.push(3)
+    outbox.wake()
+    assert (len(taken), woken) == (2, [1])
+    willing[0] = True
+    desk.push(1, finish_reason="stop")
+    outbox.wake()
+    assert (len(taken), woken) == (2, [1, 1])
+    assert [delta.text for delta in outbox.take_all()] == ["xxxx"]
+    desk.push(1)
+    outbox.close(USAGE, None, None)
+    assert not outbox.flows

@@ -8,6 +8,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import troupellm
+from troupellm.protocol.outputs import Delta
 
 pytestmark = pytest.mark.anyio
 
@@ -91,3 +92,41 @@ async def test_no_max_tokens_is_up_to_the_context(engine_of: Any, make_worker: A
     async with engine_of(make_worker(max_model_len=40)) as engine:
         assert len((await engine.generate(PROMPT, max_tokens=None)).token_ids) == 37
         assert len((await engine.generate(PROMPT, temperature=None)).token_ids) == 16
+
+
+async def test_pieces_may_be_taken_at_once_and_ends_come_by_waking(engine_of: Any) -> None:
+    async with engine_of() as engine:
+        alone = await engine.generate(PROMPT, max_tokens=40)
+        async with engine.stream(PROMPT, max_tokens=40) as stream:
+            await stream.opened()
+            swift: list[Delta] = []
+            order: list[Delta] = []
+
+            def take(deltas: list[Delta]) -> None:
+                swift.extend(deltas)
+                order.extend(deltas)
+
+            stream.at_once(take, lambda: len(order) % 3 != 2)
+            while deltas := await stream.wake():
+                order += deltas
+            assert 0 < len(swift) < len(order) - 1
+            assert [delta.finish_reason for delta in swift] == [None] * len(swift)
+            assert order[-1].finish_reason == "length"
+            assert tuple([token for delta in order for token in delta.token_ids]) == alone.token_ids
+
+
+@pytest.mark.parametrize("at", ["take", "ready"])
+async def test_what_a_taker_raises_ends_its_own_iteration_only(engine_of: Any, quiet: Any, at: str) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with engine_of() as engine:
+        async with engine.stream(PROMPT, max_tokens=40) as other, engine.stream(PROMPT, max_tokens=40) as stream:
+            await stream.opened()
+            stream.at_once(*((broken, lambda: True) if at == "take" else ([].extend, broken)))
+            with pytest.raises(ZeroDivisionError):
+                [await stream.wake() for _ in range(40)]
+            assert await stream.wake() is None
+            await stream.cancel()
+            assert len((await other.collect()).token_ids) == 40
+        await quiet(engine)

@@ -35,6 +35,9 @@ class Events:
     def delivered(self, tokens: int) -> None:
         self.tokens += tokens
 
+    def write_at_once(self, source: object, encode: object) -> None:
+        """As behind a server that does not offer it."""
+
     async def send(self, data: bytes) -> None:
         self.sent.append(data)
 

@@ -10,6 +10,7 @@ import pytest
 from hypercorn.protocol.http_stream import HTTPStream
 
 from troupellm.protocol.config import ServerConfig
+from troupellm.server.exchange import PIECES
 from troupellm.server.front import HttpFront
 from troupellm.server.listener import bind
 
@@ -116,3 +117,27 @@ async def test_a_client_that_leaves_between_pieces_is_told_of_and_written_to_no_
             await begun.wait()
             writer.transport.abort()
             await over.wait()
+
+
+async def test_an_app_may_write_pieces_itself_while_its_client_takes_them(usual: list[bytes]) -> None:
+    seen: dict[str, bool] = {}
+    many = b"x" * (1 << 22)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pieces = scope["extensions"][PIECES]
+        seen["before"] = pieces.ready()
+        await send(START)
+        seen["begun"] = pieces.ready()
+        pieces.write(b"one")
+        pieces.write(b"two")
+        seen["after"] = pieces.ready()
+        pieces.write(many)
+        seen["full"] = pieces.ready()
+        await send({"type": "http.response.body", "body": b"three", "more_body": True})
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+        seen["over"] = pieces.ready()
+
+    async with served(app) as port:
+        assert body_of(await answer(port)) == b"onetwo" + many + b"threeend"
+    assert seen == {"before": False, "begun": True, "after": True, "full": False, "over": False}
+    assert usual == [b"three"]
