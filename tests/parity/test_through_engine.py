@@ -62,11 +62,11 @@ FAMILIES = {
     ),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2),
 }
-SLOW = ("llama", "qwen2", "gemma2", "phi3", "granite", "olmo2", "glm4", "smollm3")
+SLOW = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "glm4", "smollm3")
 """Their layers are compared in test_families; what the engine adds to them is the same for all."""
-TWO_THREADS = "qwen3"
-"""Of this one the crowd of `make test` is computed on two threads. Those of the others would only wait for cores there,
-beside other tests; the slow crowds have as many threads as the engine takes by itself."""
+TWO_THREADS = "mistral"
+"""Of this one `make test` computes prompts alone and in a crowd on two threads. Those of the others would only wait for
+cores there, beside other tests; the slow crowds have as many threads as the engine takes by itself."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
 
@@ -157,7 +157,8 @@ async def generate_all(
 
 @pytest.mark.anyio
 async def test_alone(reference: Reference) -> None:
-    async with troupellm.Engine(reference.folder, num_threads=2) as engine:
+    threads = 2 if reference.name in (TWO_THREADS, *SLOW) else 1
+    async with troupellm.Engine(reference.folder, num_threads=threads) as engine:
         for prompt in reference.prompts(LENGTHS):
             reference.check(prompt, (await generate_all(engine, [prompt]))[0])
 
