@@ -189,7 +189,11 @@ class OtherModule(SystemProcesses):
 
 
 @pytest.mark.parametrize(
-    ("module", "why"), [("stranger_old", "has version '0.0.0/0'"), ("stranger_http", "does not speak this protocol")]
+    ("module", "why"),
+    [
+        ("stranger_old", "has version '0.0.0/0'"),
+        pytest.param("stranger_http", "does not speak this protocol", marks=pytest.mark.slow),
+    ],
 )
 async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why, strangers):
     before: list[set[str]] = []
@@ -297,7 +301,8 @@ async def test_what_the_worker_says_is_logged_line_by_line(folder, caplog):
     ]
 
 
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow  # which every row above compares on its way
+@pytest.mark.parametrize("overlap", [True, False])
 async def test_a_process_gives_the_tokens_of_a_thread(checkpoint, solo, overlap):
     settings = {"async_scheduling": overlap, "max_plans_in_flight": 2}
     for process in (True, False):

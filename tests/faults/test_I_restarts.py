@@ -12,6 +12,7 @@ import anyio.abc
 import httpx
 import openai
 import pytest
+from plain_http import NO_TLS
 from processes import MODES, Leftovers, ServerProcess, alive, free_port, ready_process
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +76,7 @@ class Proxy:
                 group.cancel_scope.cancel()
 
     async def _probe(self) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=2) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=NO_TLS, timeout=2) as client:
             while True:
                 for port in list(self._instances):  # others come while a probe is waited for
                     try:
@@ -113,7 +114,10 @@ class Clients:
 
     def __init__(self, url: str) -> None:
         self._client = openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=2, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=2,
+            http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
         )
         self.ends: Counter[str] = Counter()
         self.over = False
