@@ -151,8 +151,9 @@ class Clients:
 class Instance:
     """A server in a task of its own, since instances end in no order."""
 
-    def __init__(self, checkpoint: object, port: int, group: anyio.abc.TaskGroup) -> None:
+    def __init__(self, checkpoint: object, flags: tuple[str, ...], port: int, group: anyio.abc.TaskGroup) -> None:
         self._checkpoint = checkpoint
+        self._flags = ("--shutdown-timeout", "1", *flags)
         self._port = port
         self._group = group
         self._server: ServerProcess | None = None
@@ -166,17 +167,21 @@ class Instance:
         assert await self._server.exit_code(1 + GONE_SECONDS + 1) == 0
 
     async def _run(self, *, task_status: anyio.abc.TaskStatus[ServerProcess]) -> None:
-        async with ready_process(self._checkpoint, "--shutdown-timeout", "1", port=self._port) as server:
+        async with ready_process(self._checkpoint, *self._flags, port=self._port) as server:
             task_status.started(server)
             await server.process.wait()
 
 
-@pytest.mark.parametrize("restarts", [1, pytest.param(6, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
-async def test_I7_a_rolling_restart_fails_no_request(checkpoint, restarts):
+@pytest.mark.parametrize(
+    ("restarts", "flags"),
+    [(1, ("--no-worker-process",)), pytest.param(6, (), marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+)
+async def test_I7_a_rolling_restart_fails_no_request(checkpoint, restarts, flags):
+    """Once with the model on a thread, which starts sooner; many times as servers are by default."""
     proxy, ports = Proxy(), (free_port(), free_port())
     async with proxy.running(), anyio.create_task_group() as servers, AsyncExitStack() as stack:
         stack.callback(servers.cancel_scope.cancel)
-        instances = [Instance(checkpoint, port, servers) for port in ports]
+        instances = [Instance(checkpoint, flags, port, servers) for port in ports]
         for instance, port in zip(instances, ports, strict=True):
             await instance.start()
             proxy.add(port)
