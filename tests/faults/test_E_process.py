@@ -136,7 +136,9 @@ async def test_E1_without_a_spare_and_while_idle(checkpoint, solo):
 
 
 @pytest.mark.parametrize("attempt", TWENTY)
-async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt):
+async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt, monkeypatch):
+    if not attempt:
+        monkeypatch.setattr("troupellm.actors.worker.LOOK_SECONDS", 0.1)
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)
 
