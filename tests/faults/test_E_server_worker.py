@@ -24,7 +24,6 @@ from tiny_model import write_tiny_model
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
-THREE = TWENTY[:3]
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 FEW_STREAMS = 8
 """Of each kind one, in `make test`."""
@@ -108,7 +107,8 @@ async def test_E1_streams_of_a_server_go_on_after_its_worker_was_killed(checkpoi
             await server.with_spare()
 
 
-@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(3))
 async def test_E1_a_server_without_a_spare_says_that_it_is_not_ready_meanwhile(checkpoint, solo, attempt):
     async with (
         ready_process(checkpoint) as server,
@@ -148,7 +148,8 @@ async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder
         assert server.workers()[0] == successor
 
 
-@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(3))
 async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attempt):
     async with faulty_process(folder) as server, server.client() as client:
         async with beside_canaries(server):
