@@ -20,8 +20,8 @@ pytestmark = pytest.mark.anyio
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "extra_body": {"ignore_eos": True}}
 PROBE_SECONDS = 0.05
 GONE_SECONDS = 2.0
-WITH_SPARE = 10
-"""Of the cycles, how many end when a spare process stands by too; it is born a second after a server is ready."""
+WITH_SPARE = 0.1
+"""Of the cycles, which share ends when a spare process stands by too; it is born a second after a server is ready."""
 
 
 @pytest.mark.parametrize("flags", MODES)
@@ -33,7 +33,7 @@ async def test_I6_start_and_stop(checkpoint, tmp_path, cycles, flags):
         began = time.perf_counter()
         async with ready_process(checkpoint, *flags, port=port, environment=environment, spare=True) as server:
             starts.append(time.perf_counter() - began)
-            if cycle < WITH_SPARE and "--no-worker-process" not in flags:
+            if cycle < max(1, WITH_SPARE * cycles) and "--no-worker-process" not in flags:
                 await server.with_spare()
             children = server.note_children()
             hard = cycle % 2 == 0

@@ -69,6 +69,7 @@ TWO_THREADS = "mistral"
 cores there, beside other tests; the slow crowds have as many threads as the engine takes by itself."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
+QUICK_CROWD = 12
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +165,11 @@ async def test_alone(reference: Reference) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("size", [20, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [QUICK_CROWD, pytest.param(64, marks=pytest.mark.slow)])
 async def test_in_a_crowd(reference: Reference, size: int) -> None:
     prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
     few = 2 if reference.name == TWO_THREADS else 1
-    async with troupellm.Engine(reference.folder, num_threads=few if size == 20 else None) as engine:
+    async with troupellm.Engine(reference.folder, num_threads=few if size == QUICK_CROWD else None) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             reference.check(prompt, got)
 
