@@ -1,5 +1,8 @@
 """Backends of the async tests. Imports pytest only: kernel tests run where nothing else is installed."""
 
+import gc
+from collections.abc import Generator
+
 import pytest
 
 _ASYNCIO = pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")
@@ -31,3 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest.get(item.path, 0.0), marker.args[0] if marker else 0.0)
     items.sort(key=lambda item: (-longest[item.path], LONG.isdisjoint(item.nodeid.partition("::")[0].split("/"))))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: no full collection of garbage walks it, now or in the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()

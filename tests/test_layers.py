@@ -52,13 +52,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
-        yield from imported(node)
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    return tuple(name for node in ast.walk(tree_of(path)) for name in imported(node))
 
 
-def imports_at_load(path: Path) -> Iterator[str]:
+@cache
+def imports_at_load(path: Path) -> tuple[str, ...]:
     """What loading the module loads: not what functions import, and not what only types need."""
+    names: list[str] = []
     waiting: list[ast.AST] = [tree_of(path)]
     while waiting:
         node = waiting.pop()
@@ -67,8 +69,9 @@ def imports_at_load(path: Path) -> Iterator[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting.extend(node.orelse)
             continue
-        yield from imported(node)
+        names += imported(node)
         waiting.extend(ast.iter_child_nodes(node))
+    return tuple(names)
 
 
 def home_of(name: str) -> str | None:

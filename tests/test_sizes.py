@@ -1,6 +1,7 @@
 """Files and functions stay short enough to read."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ def file_sizes() -> dict[str, int]:
     return {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
 
 
+@cache
 def function_sizes(*, kernels: bool) -> dict[str, int]:
     sizes = {}
     for path in FILES:

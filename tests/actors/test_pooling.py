@@ -152,7 +152,8 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
         assert engine.snapshot().scheduler.worker_losses == 2
 
 
-@pytest.mark.parametrize(("name", "spare"), [("encoder", False), pytest.param("decoder", True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spare"), [("encoder", False), ("decoder", True)])
 async def test_in_a_process_that_is_killed(engine_for: Any, name: str, spare: bool) -> None:
     prompts = IDS if name == "decoder" else [[token % 80 for token in ids[:90]] for ids in IDS]
     async with engine_for(name) as engine:

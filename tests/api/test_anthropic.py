@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import anthropic
 import anyio
 import pytest
+from plain_http import NO_TLS
 from serving import http_request, running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +24,7 @@ async def sdk(engine, *, key="secret", token=None, **settings):
             api_key=key,
             auth_token=token,
             max_retries=0,
-            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False, verify=NO_TLS),
         ) as client,
     ):
         yield client

@@ -8,6 +8,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from plain_http import NO_TLS
 from pydantic import BaseModel
 from serving import running_server
 
@@ -44,13 +45,16 @@ async def clients(make_engine, **settings):
         make_engine(**settings) as engine,
         running_server(engine) as served,
         openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key="-", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{served.url}/v1",
+            api_key="-",
+            max_retries=0,
+            http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
         ) as gpt,
         anthropic.AsyncAnthropic(
             base_url=served.url,
             api_key="-",
             max_retries=0,
-            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False, verify=NO_TLS),
         ) as claude,
     ):
         yield gpt, claude

@@ -14,6 +14,7 @@ import openai
 import pytest
 import tiny_encoder
 from fuzzing import fuzz
+from plain_http import NO_TLS
 from processes import serving_process
 from serving import Served, running_server, server_config
 
@@ -47,7 +48,10 @@ async def sdk(model: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Served, En
         Engine(model, device="cpu", num_threads=1) as engine,
         running_server(engine, server_config(api_key=("secret",))) as served,
         openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key="secret", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{served.url}/v1",
+            api_key="secret",
+            max_retries=0,
+            http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
         ) as client,
     ):
         yield client, served, engine

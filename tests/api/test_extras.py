@@ -9,13 +9,16 @@ import anyio
 import pytest
 from engines import SETTINGS
 from front_pair import front_pair
+from meddler import Seats
 from serving import events_of, running_server, server_config, with_spare
 from tokenizers import pre_tokenizers
 
 from troupellm import Engine
+from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.intake import TextPrompt, Truncation
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
+from troupellm.protocol.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +119,22 @@ async def test_the_same_in_a_crowd(tiny_engine, solo, settings):
         assert ("num_gpu_blocks_override" in settings) == (engine.snapshot().scheduler.preemptions > 0)
 
 
-@pytest.mark.parametrize("spare", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_the_same_from_a_worker_that_dies_now_and_then(tiny_engine, solo):
+    seats, steps = Seats(), [0]
+
+    def die_now_and_then(plan: StepPlan) -> None:
+        steps[0] += 1
+        if steps[0] % 10 == 0:
+            raise WorkerGone("somebody killed it", fault=False)
+
+    async with tiny_engine(worker=seats, logits_processors=PLUG_INS) as engine:
+        seats.worker.on_launch = die_now_and_then
+        assert await asked_together(engine) == solo
+        assert engine.snapshot().scheduler.replays > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [False, True])
 async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, solo, monkeypatch, spare):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
     settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True, "spare_worker": spare}

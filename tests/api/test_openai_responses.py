@@ -6,6 +6,7 @@ import anyio
 import httpx
 import openai
 import pytest
+from plain_http import NO_TLS
 from serving import eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +16,10 @@ GREEDY = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
 
 def client_of(served, key="secret"):
     return openai.AsyncOpenAI(
-        base_url=f"{served.url}/v1", api_key=key, max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+        base_url=f"{served.url}/v1",
+        api_key=key,
+        max_retries=0,
+        http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
     )
 
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
+from plain_http import NO_TLS
 from serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +18,10 @@ async def sdk(engine, *, key="secret"):
     async with (
         running_server(engine, server_config(api_key=("secret",))) as served,
         openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key=key, max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{served.url}/v1",
+            api_key=key,
+            max_retries=0,
+            http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
         ) as client,
     ):
         yield client

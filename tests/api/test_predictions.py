@@ -4,6 +4,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from plain_http import NO_TLS
 from serving import running_server
 
 pytestmark = pytest.mark.anyio
@@ -20,9 +21,11 @@ async def details(url):
     """Of a chat, a response and a message, each whole and streamed: what stands in for the tokens' details."""
     plain = {"max_retries": 0, "api_key": "any"}
     async with (
-        openai.AsyncOpenAI(base_url=f"{url}/v1", http_client=httpx.AsyncClient(trust_env=False), **plain) as client,
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS), **plain
+        ) as client,
         anthropic.AsyncAnthropic(
-            base_url=url, http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False), **plain
+            base_url=url, http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False, verify=NO_TLS), **plain
         ) as other,
     ):
         chat = await client.chat.completions.create(messages=HI, max_tokens=24, **ASKED)

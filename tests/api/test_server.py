@@ -5,6 +5,7 @@ import json
 import anyio
 import pytest
 import uvicorn
+from plain_http import NO_TLS
 from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.protocol.errors import ConfigError
@@ -244,7 +245,7 @@ async def test_runs_under_uvicorn(tiny_engine):
 def served_client(url):
     import httpx
 
-    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
+    return httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS, timeout=30)
 
 
 async def test_declared_large_body_is_refused_before_it_is_sent(tiny_engine):

@@ -8,6 +8,7 @@ import jsonschema
 import openai
 import pytest
 from front_pair import front_pair
+from plain_http import NO_TLS
 from serving import running_server
 
 from troupellm.actors.engine import Engine
@@ -70,7 +71,10 @@ async def sdk(**settings):
         Engine(None, served_model_name=("troupe",), **(small | settings)) as engine,
         running_server(engine) as served,
         openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key="-", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{served.url}/v1",
+            api_key="-",
+            max_retries=0,
+            http_client=httpx.AsyncClient(trust_env=False, verify=NO_TLS),
         ) as client,
     ):
         yield client

@@ -61,6 +61,7 @@ ASKING: tuple[tuple[str, dict], ...] = (
 
 def remembered(mark: str) -> set[str]:
     """Texts with a mark that anything in this process holds."""
+    gc.unfreeze()  # what was there before the first test, too: see `tests/conftest.py`
     gc.collect()
     found: set[str] = set()
     for holder in gc.get_objects():

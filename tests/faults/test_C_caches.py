@@ -93,7 +93,10 @@ DEAR = {
 }
 
 
-@pytest.mark.parametrize("text", DEAR.values(), ids=DEAR.keys())
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(text, id=name, marks=pytest.mark.slow if name == "combining" else ()) for name, text in DEAR.items()],
+)
 async def test_C6_texts_that_are_dear_to_prepare_are_refused_off_the_loop(tiny_engine, monkeypatch, text):
     """Seven mebibytes into a context of 4,096 tokens: refused by name, and no thread reads more than could ever fit."""
     longest = [0]

@@ -29,9 +29,9 @@ def steps_to_first_token(harness: Harness, request: int, prompt: list[int]) -> i
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("plans", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("prompt_tokens", [6, 40])
-@pytest.mark.parametrize("flood_prompt", [6, 300])
+@pytest.mark.parametrize("flood_prompt", [pytest.param(6, marks=pytest.mark.slow), 300])
 def test_D6_a_polite_tenant_waits_no_longer_than_a_step_more_than_twice_its_solo_time(
     plans: int, prompt_tokens: int, flood_prompt: int
 ) -> None:

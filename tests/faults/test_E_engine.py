@@ -119,8 +119,8 @@ def _garbled(result: StepResult, kind: str, vocabulary: int) -> StepResult:
 @pytest.mark.parametrize(
     "kind",
     [
-        "wrong shape", "id out of range", "negative id", "missing row", "stale epoch", "stale row epoch", "other step",
-        "no tokens",
+        "wrong shape", "id out of range", "missing row", "stale epoch", "other step",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("negative id", "stale row epoch", "no tokens")),
     ],
 )  # fmt: skip
 async def test_E6_nonsense_replaces_the_worker_and_costs_nobody_a_request(tiny_engine, kind):

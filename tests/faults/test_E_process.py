@@ -136,7 +136,9 @@ async def test_E1_without_a_spare_and_while_idle(checkpoint, solo):
 
 
 @pytest.mark.parametrize("attempt", TWENTY)
-async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt):
+async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt, monkeypatch):
+    if not attempt:
+        monkeypatch.setattr("troupellm.actors.worker.LOOK_SECONDS", 0.1)
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)
 
@@ -189,7 +191,11 @@ class OtherModule(SystemProcesses):
 
 
 @pytest.mark.parametrize(
-    ("module", "why"), [("stranger_old", "has version '0.0.0/0'"), ("stranger_http", "does not speak this protocol")]
+    ("module", "why"),
+    [
+        ("stranger_old", "has version '0.0.0/0'"),
+        pytest.param("stranger_http", "does not speak this protocol", marks=pytest.mark.slow),
+    ],
 )
 async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why, strangers):
     before: list[set[str]] = []
@@ -297,7 +303,8 @@ async def test_what_the_worker_says_is_logged_line_by_line(folder, caplog):
     ]
 
 
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow  # which every row above compares on its way
+@pytest.mark.parametrize("overlap", [True, False])
 async def test_a_process_gives_the_tokens_of_a_thread(checkpoint, solo, overlap):
     settings = {"async_scheduling": overlap, "max_plans_in_flight": 2}
     for process in (True, False):

@@ -89,7 +89,8 @@ async def test_E4_a_server_whose_actor_cannot_come_back_ends_with_code_1(checkpo
         await eventually(lambda: not alive(server.children), GONE_SECONDS)
 
 
-@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.slow  # `make test` has engines that do so, in `test_E_engine` and in the simulator
+@pytest.mark.parametrize("attempt", range(3))
 async def test_E8_a_server_notices_a_lost_wake_up_and_mends_it(checkpoint, tmp_path, attempt):
     lost = tmp_path / "lost"
     environment = {"ODD_LOSE_WHEN": str(lost)}

@@ -17,15 +17,16 @@ import httpx
 import pytest
 from canary import beside_canaries
 from faulty_worker import FACTORY, POISON, REPLIES, SICK
-from http_crowd import HttpCrowd, Solo, request, solo_runs
+from http_crowd import STREAMS, HttpCrowd, Solo, request, solo_runs
 from processes import START_SECONDS, ServerProcess, alive, ready_process
 from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
-THREE = TWENTY[:3]
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+FEW_STREAMS = 8
+"""Of each kind one, in `make test`."""
 PATIENT_SECONDS = 100.0
 """For answers that wait for another worker, which has to import everything on a busy machine."""
 
@@ -98,14 +99,16 @@ async def test_E1_streams_of_a_server_go_on_after_its_worker_was_killed(checkpoi
     async with ready_process(checkpoint, spare=True) as server:
         await server.with_spare()
         async with beside_canaries(server):
-            await HttpCrowd(server, solo).run(lambda: strike(server, signal.SIGKILL))
+            crowd = HttpCrowd(server, solo, STREAMS if attempt else FEW_STREAMS)
+            await crowd.run(lambda: strike(server, signal.SIGKILL))
             await check_nobody_was_blamed(server)
             async with server.client() as client:
                 await until_answer(client, "/readyz", 200)
             await server.with_spare()
 
 
-@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(3))
 async def test_E1_a_server_without_a_spare_says_that_it_is_not_ready_meanwhile(checkpoint, solo, attempt):
     async with (
         ready_process(checkpoint) as server,
@@ -145,7 +148,8 @@ async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder
         assert server.workers()[0] == successor
 
 
-@pytest.mark.parametrize("attempt", THREE)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(3))
 async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attempt):
     async with faulty_process(folder) as server, server.client() as client:
         async with beside_canaries(server):
@@ -157,12 +161,13 @@ async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attemp
 
 NONSENSE = [
     ("id out of range", 0, False),
-    *(pytest.param("id out of range", number, True, marks=pytest.mark.slow) for number in range(3)),
-    *(pytest.param(kind, 0, True, marks=pytest.mark.slow) for kind in REPLIES if kind != "id out of range"),
+    *(("id out of range", number, True) for number in range(3)),
+    *((kind, 0, True) for kind in REPLIES if kind != "id out of range"),
 ]
-"""The first without a spare process, which is quicker; all with one, which must take over."""
+"""The first without a spare process; all with one, which must take over."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reply", "attempt", "spare"), NONSENSE)
 async def test_E6_nonsense_costs_a_server_its_worker_and_no_request(folder, solo, reply, attempt, spare):
     async with faulty_process(folder, spare=spare) as server:
@@ -185,7 +190,8 @@ async def test_E9_what_is_no_frame_costs_a_server_its_worker_and_no_request(fold
         assert server.workers()[0] == successor
 
 
-@pytest.mark.parametrize("attempt", TWENTY)
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
 async def test_E10_a_poison_request_to_a_server_fails_alone(folder, attempt):
     async with (
         faulty_process(folder, spare=True) as server,

@@ -188,13 +188,13 @@ def common(one: list[int], two: list[int]) -> int:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("salt", [5, True, ["one"], {"a": 1}, "", "x" * 129, 1.5])
-async def test_H3_a_salt_of_another_type_is_refused(tiny_engine, salt):
+async def test_H3_a_salt_of_another_type_is_refused(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine, canary_tokens=20) as attacked:
-        body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "cache_salt": salt}
-        response = await attacked.client.post("/v1/completions", json=body)
-        assert response.status_code == 400, response.text
-        assert "cache_salt" in response.text
+        for salt in (5, True, ["one"], {"a": 1}, "", "x" * 129, 1.5):
+            body = {"model": "tiny", "prompt": "a", "max_tokens": 1, "cache_salt": salt}
+            response = await attacked.client.post("/v1/completions", json=body)
+            assert response.status_code == 400, (salt, response.text)
+            assert "cache_salt" in response.text
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> engine.Models:
     return engine.Models(CPU, CEILINGS, tmp_path)
 
 
+@pytest.mark.slow
 def test_whole_models_are_measured(models: engine.Models) -> None:
     found, details = models.decode(engine.LARGE, (2,))
     assert set(found) == {"batch 2"}

@@ -19,7 +19,9 @@ print(len(full), gc.get_threshold(), gc.get_freeze_count() > 50_000)
 """
 
 
-@pytest.mark.parametrize(("before", "frozen"), [("", True), ("import torch", False)])
+@pytest.mark.parametrize(
+    ("before", "frozen"), [("", True), pytest.param("import torch", False, marks=pytest.mark.slow)]
+)
 def test_no_full_collection_meets_the_import_and_none_makes_up_for_it(before: str, frozen: bool) -> None:
     script = SCRIPT.format(thresholds=(700, 10, 7), before=before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

@@ -75,7 +75,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False, "max_num_seqs": 5, "poison_memory": "nan"},
 }  # fmt: skip
 QUICK = (
-    *((proposer, "pieces, and too few blocks") for proposer in (*PROPOSERS, "itself", "trees of EAGLE")),
+    *((proposer, "pieces, and too few blocks") for proposer in ("ngram", "suffix", "trees of EAGLE")),
     ("trees", "deaths"), ("trees", "no prefix cache"),
 )  # fmt: skip
 

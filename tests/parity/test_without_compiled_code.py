@@ -21,6 +21,8 @@ SOME = (
     "llama", "llama_biases", "mistral_window", "qwen2_tied_window", "qwen3", "gemma2", "gemma3", "phi3", "granite",
     "glm", "smollm3_window", "mixtral", "gpt_oss", "deepseek_v2_lite",
 )  # fmt: skip
+QUICK = ("llama_biases", "gemma2", "gpt_oss", "deepseek_v2_lite")
+"""Between them: biases, caps and windows, experts, sinks, and latent vectors."""
 NEW_TOKENS = 10
 
 
@@ -49,7 +51,9 @@ def answers(pair: Pair) -> dict[int, list[int]]:
 
 
 @pytest.mark.usefixtures("torch_alone")
-@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize(
+    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in SOME]
+)
 def test_torch_alone_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     assert pair.decoder.together is None

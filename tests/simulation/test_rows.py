@@ -1,7 +1,7 @@
 """Rows of the fault table that the simulator proves. Each runs scenarios that are made for its row."""
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 
 import msgspec
@@ -78,23 +78,31 @@ def test_C4_random_crowds_in_small_caches() -> None:
     assert sum(verdict.preemptions > 0 for verdict in verdicts) > 30
 
 
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CRASHES)
 @pytest.mark.parametrize("actor", ACTORS)
-def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str) -> None:
-    """Whoever falls, at whatever message: everybody is answered, and the engine serves on or has failed for good."""
+def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str, thorough: bool) -> None:
+    """Whoever falls, at whatever message: everybody is answered, and the engine serves on or has failed for good.
+
+    Each crowd meets each message, or (not thorough) each message is met once.
+    """
     stay = Fault("client", "stall", 1, span=4)  # long enough for the stall watch to look several times
-    hits = set()
-    for at in range(1, MESSAGES + 1):
-        scenarios = (crowd(seed, size=MESSAGES + 2, num_blocks=6, prompt=6, answer=8) for seed in range(3))
-        found = assert_right(run_scenario(changed(one, faults=(stay, Fault(actor, kind, at)))) for one in scenarios)
-        hits |= {at for verdict in found if (actor, kind) in verdict.hits}
-    assert len(hits) >= (2 if actor in SILENT else MESSAGES), f"only messages {sorted(hits)} were met"
+    hits, enough = set(), 2 if actor in SILENT else MESSAGES
+    for at, seed in product(range(1, MESSAGES + 1), range(3)):
+        if not thorough and (at in hits or len(hits) == enough):
+            continue
+        scenario = crowd(seed, size=MESSAGES + 2, num_blocks=6, prompt=6, answer=8)
+        (verdict,) = assert_right([run_scenario(changed(scenario, faults=(stay, Fault(actor, kind, at))))])
+        if (actor, kind) in verdict.hits:
+            hits.add(at)
+    assert len(hits) >= enough, f"only messages {sorted(hits)} were met"
 
 
-def test_E7_mailboxes_of_one_message_never_deadlock() -> None:
-    scenarios = [draw_scenario(seed) for seed in range(2000, 2400)]
+@pytest.mark.parametrize("num_seeds", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_E7_mailboxes_of_one_message_never_deadlock(num_seeds: int) -> None:
+    scenarios = [draw_scenario(seed) for seed in range(2000, 2000 + num_seeds)]
     small = [scenario for scenario in scenarios if scenario.pressure.smallest_mailboxes]
-    assert len(small) > 100
+    assert len(small) > num_seeds / 4
     assert_right(run_scenario(scenario) for scenario in small)
 
 
@@ -130,9 +138,10 @@ def departures(seeds: range) -> Iterable[Verdict]:
     return (run_scenario(changed(draw_scenario(seed), faults=leave)) for seed in seeds)
 
 
-def test_D3_clients_leave_at_random_moments() -> None:
-    verdicts = assert_right(departures(range(300)))
-    assert sum(verdict.hits.get(("client", "disconnect"), 0) for verdict in verdicts) > 600
+@pytest.mark.parametrize("num_seeds", [100, pytest.param(300, marks=pytest.mark.slow)])
+def test_D3_clients_leave_at_random_moments(num_seeds: int) -> None:
+    verdicts = assert_right(departures(range(num_seeds)))
+    assert sum(verdict.hits.get(("client", "disconnect"), 0) for verdict in verdicts) > 2 * num_seeds
 
 
 @pytest.mark.slow
@@ -165,7 +174,7 @@ def flooded(seed: int) -> Scenario:
     return changed(scenario, max_num_batched_tokens=16, enable_chunked_prefill=True)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_D7_long_prompts_do_not_hold_up_a_running_stream(seed: int) -> None:
     """The stream has a token in every step that it can be in: no gap is longer than the plans under way."""
     scenario = flooded(seed)

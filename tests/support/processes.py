@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
+from plain_http import NO_TLS
 
 START_SECONDS = 60.0
 SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
@@ -59,7 +60,8 @@ class ServerProcess:
 
     def client(self, *, timeout: float = 60.0, key: str | None = None) -> httpx.AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=timeout, headers=headers)
+        options = {"base_url": self.url, "headers": headers, "timeout": timeout}
+        return httpx.AsyncClient(**options, trust_env=False, verify=NO_TLS)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

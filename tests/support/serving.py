@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import anyio.abc
 import httpx
+from plain_http import NO_TLS
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
@@ -34,7 +35,8 @@ class Served:
 
     def client(self, *, key: str | None = None, timeout: float = 60.0) -> httpx.AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
+        options = {"base_url": self.url, "headers": headers, "timeout": timeout}
+        return httpx.AsyncClient(**options, trust_env=False, verify=NO_TLS)
 
     async def raw(self, request: bytes) -> "RawConnection":
         """A connection that has sent `request`."""

@@ -70,7 +70,12 @@ async def answers(target: Path, wanted: dict[str, object] | None) -> Texts:
 
 @pytest.mark.parametrize(
     ("method", "widths"),
-    [("draft_model", ()), ("eagle", ()), ("eagle3", ()), ("medusa", ()), ("eagle", (3, 2, 2)), ("medusa", (3, 4))],
+    [
+        ("draft_model", ()),
+        ("eagle", ()),
+        ("eagle", (3, 2, 2)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("eagle3", ()), ("medusa", ()), ("medusa", (3, 4)))),
+    ],
 )
 async def test_texts_are_the_same_with_drafts(
     home: Path, plain: list[Texts], gpu: None, monkeypatch: pytest.MonkeyPatch, method: str, widths: tuple[int, ...]

@@ -7,12 +7,13 @@ import anyio
 import numpy as np
 import pytest
 
-from tests.support.engines import SETTINGS
+from tests.support.engines import SETTINGS, anyio_backend
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
+__all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio
 
 LONG = {"max_tokens": 24, "ignore_eos": True}

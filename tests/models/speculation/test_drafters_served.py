@@ -94,7 +94,7 @@ async def test_a_target_that_drafts_for_itself_is_always_right(home: Path, kept:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", pytest.param("eagle3", marks=pytest.mark.slow), "medusa"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -114,7 +114,9 @@ async def test_texts_are_the_same_with_drafts(home: Path, kept: Kept, method: st
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("method", "widths"), [("eagle", [3, 2, 2]), ("medusa", [3, 4])])
+@pytest.mark.parametrize(
+    ("method", "widths"), [("eagle", [3, 2, 2]), pytest.param("medusa", [3, 4], marks=pytest.mark.slow)]
+)
 async def test_texts_are_the_same_with_trees(home: Path, kept: Kept, method: str, widths: list[int]) -> None:
     wanted = {"method": method, "model": str(home / method), "tree_widths": widths, "adaptive": False}
     settings = SMALL | {"max_num_batched_tokens": 64}
@@ -156,7 +158,7 @@ async def test_drafters_sleep_and_wake_with_their_model(home: Path, kept: Kept) 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "method", ["draft_model", "eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "medusa"))]
+    "method", ["eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("draft_model", "eagle3", "medusa"))]
 )
 async def test_a_text_in_the_middle_of_which_the_engine_sleeps_is_drafted_for_behind_that(
     home: Path, kept: Kept, method: str
@@ -209,8 +211,8 @@ class Dozes:
 @pytest.mark.parametrize(
     "wanted",
     [
-        {"method": "draft_model", "num_speculative_tokens": 2},
-        {"method": "eagle", "num_speculative_tokens": 3},
+        pytest.param({"method": "draft_model", "num_speculative_tokens": 2}, marks=pytest.mark.slow),
+        pytest.param({"method": "eagle", "num_speculative_tokens": 3}, marks=pytest.mark.slow),
         {"method": "eagle", "tree_widths": [3, 2, 2]},
         pytest.param({"method": "eagle3", "num_speculative_tokens": 3}, marks=pytest.mark.slow),
         pytest.param({"method": "medusa", "num_speculative_tokens": 3}, marks=pytest.mark.slow),

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 from meddler import MARKER, Seats
+from plain_http import NO_TLS
 from serving import server_config
 
 from troupellm.protocol.config import ServerConfig
@@ -56,7 +57,7 @@ async def test_a_front_that_hangs_is_replaced(tiny_engine: Any, monkeypatch: pyt
         await until(lambda: hung not in pids_of(fleet))
         assert not psutil.pid_exists(hung)
         await until(lambda: all(member.ready for member in fleet._members.values()))
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client:
             request = {"model": "tiny", "prompt": "x", "max_tokens": 2, "ignore_eos": True}
             answer = await client.post("/v1/completions", json=request)
         assert answer.json()["usage"]["completion_tokens"] == 2
@@ -71,7 +72,7 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
         async with tiny_engine() as engine:
             await fleet.open(engine)
         children = pids_of(fleet)
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client:
             for path in ("/readyz", "/livez"):
                 with anyio.fail_after(10):
                     while (await client.get(path)).status_code == 200:  # noqa: ASYNC110 - told within a second
@@ -112,13 +113,16 @@ async def test_fronts_tell_that_the_worker_restarts(tiny_engine: Any, monkeypatc
             seen: list[httpx.Response] = []
             with anyio.fail_after(60):
                 while len(seen) < number:
-                    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client:
                         answer = await client.get("/readyz")
                         assert (await client.get("/livez")).status_code == 200
                     seen = [*seen, answer] if answer.status_code == status else []
             return seen
 
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as client, anyio.create_task_group() as group:
+        async with (
+            httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client,
+            anyio.create_task_group() as group,
+        ):
             answers: list[httpx.Response] = []
 
             async def ask() -> None:

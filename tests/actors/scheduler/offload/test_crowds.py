@@ -31,9 +31,8 @@ Setup = tuple[tuple[str, ...], tuple[int | None, ...], float, float, int, str]
 """Outer tiers, windows, speed and failures of transfers, plans in flight, policy."""
 
 
-@pytest.mark.parametrize(("mode", "setup"), [("recompute", PLAIN), ("offload", DISK), ("auto", WINDOW)])
-def test_two_hundred_requests_on_sixteen_blocks(mode: str, setup: Setup) -> None:
-    crowd(mode, setup)
+def test_two_hundred_requests_on_sixteen_blocks() -> None:
+    crowd("auto", WINDOW)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from troupellm.kernels.grouped_linear.triton_grouped import grouped_linear_trito
 from troupellm.kernels.triton_support import check_device
 
 DEVICE = str(check_device())
-QUICK = ("odd_sizes", "low_rank_up")
+QUICK = ("odd_sizes",)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_decode_of_8_bit_caches() -> None:
     assert decode(AttentionShape(64, 8, 128, 16, kv_dtype=torch.float8_e4m3fn)).count("mma.sync") > 0
 
 
+@pytest.mark.slow
 def test_extend() -> None:
     report = extend(AttentionShape(32, 8, 128, 16))
     assert report.buffers(64 * 128 * 2) >= 4

@@ -52,6 +52,7 @@ def test_norms() -> None:
     norm(4096)
 
 
+@pytest.mark.slow
 def test_heads() -> None:
     heads("*i8")
 
