@@ -136,7 +136,7 @@ class LocalOutbox:
     def read_by(self, taker: Callable[[], bool] | None) -> None:
         """From now on `taker` is called before those who wait are woken; they sleep on where it says that it has taken
         all there was."""
-        self._taker = taker
+        self._taker = None if self.terminal or self.cancelled else taker
 
     @property
     def flows(self) -> bool:
@@ -201,6 +201,7 @@ class LocalOutbox:
         if not (self.cancelled or self.terminal):
             self._on_abort()
         self.cancelled = True
+        self._taker = None
         self._pending.clear()
         self._undelivered = 0
         self.paused_since = None
@@ -220,6 +221,7 @@ class LocalOutbox:
 
     def _end(self) -> None:
         self.terminal = True
+        self._taker = None  # which holds the reader, who holds this
         self._place.leave()
         self._on_terminal(self.request)
         self._wake_readers()

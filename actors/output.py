@@ -58,7 +58,9 @@ class Output:
                 for _ in core.read_prompt(message):
                     await anyio.lowlevel.checkpoint()
                 core.handle(message, clock.now())
-            core.flush(clock.now())
+            for _ in core.flush(clock.now()):
+                await anyio.lowlevel.checkpoint()
             timeout = None if core.next_flush is None else max(0.001, core.next_flush - clock.now())
             await anyio.lowlevel.checkpoint()
-        core.flush(float("inf"))
+        for _ in core.flush(float("inf")):
+            await anyio.lowlevel.checkpoint()

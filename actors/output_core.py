@@ -20,6 +20,8 @@ from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, StopStringMet
 from troupellm.protocol.worker import RowLogprobs
 
+_WAKES = 64
+"""Readers that are woken without a pause: 2 ms, where that writes their pieces."""
 _PORTION = 2048
 """Log-probabilities that are read without a pause, alternatives included: 3 ms."""
 
@@ -72,23 +74,27 @@ class OutputCore:
             case _:
                 assert_never(message)
 
-    def flush(self, now: float) -> None:
-        """Wake the readers whose time has come."""
+    def flush(self, now: float) -> Iterator[None]:
+        """Wake the readers whose time has come. Pauses now and then, since a wake may be a send."""
         if self.next_flush is None or now < self.next_flush:
             return
         waiting: list[OutputRequest] = []
         earliest = math.inf
-        for request in self._dirty:
+        dirty, self._dirty = self._dirty, waiting
+        woken = 0
+        for request in dirty:
             if not request.dirty:
                 continue
             due = request.due
             if now >= due:
                 self._wake(request, now)
+                woken += 1
+                if woken % _WAKES == 0:
+                    yield
             else:
                 waiting.append(request)
                 if due < earliest:
                     earliest = due
-        self._dirty = waiting
         self.next_flush = earliest if waiting else None
 
     def _on_open(self, message: OpenRequest) -> None:

@@ -19,8 +19,10 @@ AROUND = 0.002
 SLOW = 0.25
 """Seconds. Where a step takes longer, larger ones would hold up the start, and running streams."""
 TRIES = 3
-"""Steps that are not slow, and larger ones that may only have been held up, are timed so often, and the quickest time
-counts: on a machine that does something else besides, one slow try of a larger step would hide what it gains."""
+"""Steps that are not slow, or may only have been held up, are timed so often, or until two times are alike, and the
+quickest counts: on a machine that does something else besides, one slow try would hide what a larger step gains."""
+ALIKE = 0.02
+"""Share by which two times may differ to be the same."""
 
 
 def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], float] = perf_counter) -> tuple[int, float]:
@@ -38,8 +40,12 @@ def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], floa
         if size > most:
             break
         took = _timed(run, size, clock)
-        for _ in range(1, TRIES if took < (2 * SLOW if seconds else SLOW) else 1):
-            took = min(took, _timed(run, size, clock))
+        for _ in range(1, TRIES if took < 2 * SLOW else 1):
+            again = _timed(run, size, clock)
+            alike = abs(again - took) < ALIKE * took
+            took = min(took, again)
+            if alike:
+                break
         if size > LEAST_TOKENS and size / (took + AROUND) < GAIN * tokens / (seconds + AROUND):
             break
         tokens, seconds = max(size, LEAST_TOKENS), took * max(1.0, LEAST_TOKENS / size)

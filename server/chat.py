@@ -49,6 +49,7 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_An
             data = chunks.encode_all(pieces)
             if data and not turn.ended:
                 await events.send(data)
+                data = b""
         await events.finish(data + chunks.end(turn.usage))
 
 

@@ -38,7 +38,7 @@ _SCHEMES = (b"http://", b"https://")
 
 class Pieces(Protocol):
     """What a server may offer beside `send`, as the extension of this name: pieces of a body that has begun are written
-    at once. Who changes bodies between it and the app has to take it out of the scope."""
+    at once. Whoever changes bodies between it and the app, or counts them, has to take it out of the scope."""
 
     def ready(self) -> bool: ...
 

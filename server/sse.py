@@ -48,6 +48,7 @@ class EventStream:
         self._exchange = exchange
         self.delivered = exchange.delivered
         self._busy = False
+        self._closed = False
         self._queue: deque[anyio.Event] = deque()
         self._last = time.monotonic()
 
@@ -62,9 +63,7 @@ class EventStream:
             await self._exchange.write(data)
             self._last = time.monotonic()
         finally:
-            self._busy = False
-            if self._queue:
-                self._pass_turn()
+            self._end_turn()
 
     def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
         """Whatever `source` brings while the client keeps up is written as it comes, without a task in between; the
@@ -73,7 +72,7 @@ class EventStream:
             source.at_once(partial(self._write, encode), self._ready)
 
     def _ready(self) -> bool:
-        return not self._busy and self._exchange.ready()
+        return not (self._busy or self._closed) and self._exchange.ready()
 
     def _write(self, encode: Callable[[list[T]], bytes], pieces: list[T]) -> None:
         if data := encode(pieces):
@@ -91,26 +90,29 @@ class EventStream:
 
     async def _take_turn(self) -> None:
         """A lock in order of arrival that costs nothing while nobody else sends, which is nearly always."""
-        while self._busy:
-            event = anyio.Event()
-            self._queue.append(event)
-            try:
-                await event.wait()
-            except BaseException:  # whoever leaves hands the turn on, if it had got it already
-                if event.is_set():
-                    self._pass_turn()
-                else:
-                    self._queue.remove(event)
-                raise
-        self._busy = True
+        if not self._busy:
+            self._busy = True
+            return
+        event = anyio.Event()
+        self._queue.append(event)
+        try:
+            await event.wait()
+        except BaseException:  # whoever leaves hands the turn on, if it had got it already
+            if event.is_set():
+                self._end_turn()
+            else:
+                self._queue.remove(event)
+            raise
 
     def _end_turn(self) -> None:
-        self._busy = False
-        self._pass_turn()
-
-    def _pass_turn(self) -> None:
-        if self._queue:
+        if self._queue:  # the turn is handed over and never free meanwhile: who waits has older pieces than who comes
             self._queue.popleft().set()
+        else:
+            self._busy = False
+
+    def close(self) -> None:
+        """Nothing is written at once any more."""
+        self._closed = True
 
     async def _begin(self) -> None:
         if not self._exchange.status:
@@ -139,6 +141,7 @@ async def open_events(
         try:
             yield events
         finally:
+            events.close()
             group.cancel_scope.cancel()
 
 

@@ -43,8 +43,9 @@ class Turn(ParsedTurn):
         self._exchange.prompt_tokens = len(self.prompt_token_ids)
 
     def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        events = super()._events(deltas)
         self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
-        return super()._events(deltas)
+        return events
 
     async def collect(self) -> TurnAnswer:
         answer = await super().collect()

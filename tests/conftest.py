@@ -1,9 +1,13 @@
-"""Backends of the async tests. Imports pytest only: kernel tests run where nothing else is installed."""
+"""Backends of the async tests. Needs pytest only: kernel tests run where nothing else is installed."""
 
 import gc
 from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
+
+with suppress(ImportError):  # before anything is frozen: it looks for who refers to trio's random numbers
+    import hypothesis  # noqa: F401
 
 _ASYNCIO = pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")
 _UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")

@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 
 from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
@@ -74,16 +75,21 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: Mes
     """What fails from here on is told by the app, as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
-        last = b""
         begun = False
-        async for pieces in turn:
-            if (
-                not begun
-            ):  # not before: it travels with the first piece, and an answer that is whole by then has its usage
+
+        def encode(pieces: list[TurnEvent]) -> bytes:
+            nonlocal begun
+            begin = b""
+            if not begun:  # not before: it travels with the first piece, and an answer that is whole has its usage
                 cached = turn.usage.cached_tokens if turn.ended else 0
-                last, begun = encoded(builder.begin(len(turn.prompt_token_ids), cached)), True
-            last += encoded(builder.feed(pieces))
-            if last and not turn.ended:
-                await events.send(last)
-                last = b""
-        await events.finish(last + encoded(builder.finish(turn.usage)), b"")
+                begin, begun = encoded(builder.begin(len(turn.prompt_token_ids), cached)), True
+            return begin + encoded(builder.feed(pieces))
+
+        events.write_at_once(turn, encode)
+        data = b""
+        async for pieces in turn:
+            data = encode(pieces)
+            if data and not turn.ended:
+                await events.send(data)
+                data = b""
+        await events.finish(data + encoded(builder.finish(turn.usage)), b"")

@@ -4,6 +4,7 @@ from functools import partial
 
 import msgspec
 
+from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import InputTokens
@@ -77,12 +78,20 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) 
     exchange.error_event = builder.error_event
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         last = encoded(builder.begin())
+
+        def encode(pieces: list[TurnEvent]) -> bytes:
+            nonlocal last
+            data, last = last + encoded(builder.feed(pieces)), b""
+            return data
+
+        events.write_at_once(turn, encode)
         try:
             async for pieces in turn:
-                last += encoded(builder.feed(pieces))
-                if last and not turn.ended:
-                    await events.send(last)
-                    last = b""
+                data = encode(pieces)
+                if turn.ended:
+                    last = data
+                elif data:
+                    await events.send(data)
             told = builder.finish(turn.usage, host.now())
         except ClientGone:
             raise

@@ -153,6 +153,7 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
             """hypercorn's takes 4 µs to find out that a piece of a stream is to be written."""
             if message is None:
                 inbox.close()
+                scope["extensions"].pop(PIECES, None)  # else an answer would be held until garbage is collected
             elif message.get("more_body") and (data := message.get("body")) and connection.takes_pieces(stream):
                 connection.write_piece(data)
                 return

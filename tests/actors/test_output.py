@@ -169,7 +169,7 @@ def test_a_failed_sequence_fails_its_request_alone(core, sent):
     assert slot.error.message == failure.message
     assert sent == [AbortRequest(1)]
     core.handle(step({11: ids("b"), 12: ids("b")}, closed=(closed(error=slot.error),)), 0.0)
-    core.flush(0.0)
+    list(core.flush(0.0))
     assert slot.closed is None
     assert other.text() == "ab"
 
@@ -205,10 +205,10 @@ def test_readers_are_woken_by_time_but_at_once_for_firsts_and_ends(sent):
     for tick in range(1, 20):
         now = 1.0 + tick * 0.001
         core.handle(step({10: ids("a")}), now)
-        core.flush(now)
+        list(core.flush(now))
     assert slot.wakes == 1
     assert core.next_flush == pytest.approx(1.02)
-    core.flush(1.0201)
+    list(core.flush(1.0201))
     assert slot.wakes == 2
     assert core.next_flush is None
     core.handle(step({10: ids("a")}, finished=(RowFinished(10, "length"),)), 1.021)
@@ -222,12 +222,12 @@ def test_few_readers_are_woken_more_often(sent):
     core.handle(step({10: ids("a")}), 0.0)
     core.handle(step({10: ids("a")}), 0.001)
     assert core.next_flush == pytest.approx(0.010)
-    core.flush(0.0101)
+    list(core.flush(0.0101))
     core.handle(opened(slots[1], 2, (11,)), 0.011)
     core.handle(step({11: ids("a")}), 0.1)
     core.handle(step({11: ids("a")}), 0.101)
     assert core.next_flush == pytest.approx(0.120)
-    core.flush(0.1201)
+    list(core.flush(0.1201))
     for number, slot in enumerate(slots[2:], start=3):
         core.handle(opened(slot, number, (10 + number,)), 0.2)
     core.handle(step({13: ids("a")}), 0.3)
@@ -254,10 +254,10 @@ def test_tokens_become_text_when_the_reader_is_woken(sent):
     for token in (cut[0], cut[1], *ids("b")):
         core.handle(step({10: [token], 11: ids("y")}), 0.001)
     assert (slot.text(0), slot.text(1), len(slot.deltas)) == ("a", "x", 2)
-    core.flush(0.02)
+    list(core.flush(0.02))
     assert (slot.text(0), slot.text(1), len(slot.deltas)) == ("aéb", "xyyy", 4)
     core.handle(step({10: [cut[0]], 11: ids("y")}), 0.021)
-    core.flush(0.021)
+    list(core.flush(0.021))
     assert len(slot.deltas) == 4
     core.handle(step({10: [END]}, finished=(RowFinished(10, "stop", None, True),)), 0.022)
     assert slot.tokens(0) == (*ids("a"), *cut, *ids("b"), cut[0], END)
@@ -284,7 +284,7 @@ def test_each_reader_has_its_own_time(sent):
     core.handle(step({20: ids("a")}), 1.015)
     core.handle(step({10: ids("b"), 20: ids("b")}), 1.016)
     early.wakes = late.wakes = 0
-    core.flush(1.021)
+    list(core.flush(1.021))
     assert (early.wakes, late.wakes) == (1, 0)
     assert core.next_flush == pytest.approx(1.035)
 

@@ -27,7 +27,7 @@ def test_who_has_its_first_token_joins_those_that_are_named_with_it() -> None:
     for letter in "bcd":
         core.handle(step({10: ids(letter), 20: ids(letter)}), 0.001)
     assert [delta.text for delta in late.deltas] == ["b"]
-    core.flush(0.03)
+    list(core.flush(0.03))
     assert [delta.text for delta in early.deltas] == ["a", "bcd"]
     assert [delta.text for delta in late.deltas] == ["b", "cd"]
 
@@ -41,7 +41,7 @@ def test_what_comes_for_a_failed_request_is_discarded_though_the_same_rows_are_n
     core.handle(step({10: ids("d"), 20: ids("d")}, failed=failed), 0.0)
     for letter in "ef":
         core.handle(step({10: ids(letter), 20: ids(letter)}), 0.0)
-    core.flush(0.0)
+    list(core.flush(0.0))
     assert failing.text() == "abcd"
     assert other.text() == "abcdef"
 
@@ -51,7 +51,7 @@ def test_several_tokens_for_one_of_those_that_are_named_again() -> None:
     core = with_rows(0.0, one, other)
     for token_ids in (LETTERS[:1], LETTERS[1:2], LETTERS[2:5], LETTERS[5:6], []):
         core.handle(step({10: token_ids, 20: LETTERS[:1]}), 0.0)
-    core.flush(0.0)
+    list(core.flush(0.0))
     assert one.text() == "abcdef"
     assert other.text() == "aaaaa"
 
@@ -62,7 +62,7 @@ def test_an_interval_of_tokens_is_counted_in_steps_that_name_the_same_rows() -> 
     texts = []
     for letter in "abcdefg":
         core.handle(step({10: ids(letter), 20: ids(letter)}), 0.0)
-        core.flush(0.0)
+        list(core.flush(0.0))
         texts.append(one.text())
     assert texts == ["a", "a", "a", "abcd", "abcd", "abcd", "abcdefg"]
     assert other.text() == "abcdefg"
@@ -102,8 +102,8 @@ def test_whoever_is_named_each_sequence_gets_its_own_tokens_in_order(seed: int) 
             else:
                 more = {"finished": (RowFinished(leaving, "length"),), "closed": (closed(leaving),)}
         core.handle(step(tokens, **more), now)
-        core.flush(now)
-    core.flush(1000.0)
+        list(core.flush(now))
+    list(core.flush(1000.0))
     assert {row: slot.tokens() for row, slot in slots.items()} == {row: tuple(known) for row, known in given.items()}
     letters = dict(zip(LETTERS, "abcdefgh", strict=True))
     for row, slot in slots.items():

@@ -192,7 +192,7 @@ async def test_a_front_that_keeps_dying_ends_the_server(checkpoint):
 async def test_sigterm_drains_across_the_fronts(checkpoint, stopped: bool):
     """Also when all processes of the group get the signal, as some service managers have it."""
     pace = {"ODD_STEP_SECONDS": "0.01"}
-    async with fronts_process(checkpoint, "--shutdown-timeout", "2", prefix=ODD, environment=pace) as fronts:
+    async with fronts_process(checkpoint, "--shutdown-timeout", "3", prefix=ODD, environment=pace) as fronts:
         pids = set(fronts.pids)
         short = [await fronts.stream(pid, max_tokens=20) for pid in pids]
         long = [await fronts.stream(pid, max_tokens=4000) for pid in pids]

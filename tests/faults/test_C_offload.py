@@ -230,7 +230,7 @@ async def _ask(client: httpx.AsyncClient) -> tuple[list[int], int]:
     return answer.json()["choices"][0]["token_ids"], usage["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.slow  # as `test_C_connectors` shows it of one engine behind the other
+@pytest.mark.slow  # `test_engine_offload` has it of an engine that ends
 async def test_C8_a_conversation_s_prefix_survives_kill_9(checkpoint, tmp_path):
     folder = tmp_path / "blocks"
     # So small a model may compute as quickly as the disk gives: here it is to be asked all the same.

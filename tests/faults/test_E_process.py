@@ -29,7 +29,7 @@ from troupellm.actors.processes import SystemProcesses
 
 pytestmark = pytest.mark.anyio
 
-TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
+TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
 PROCESS: dict[str, Any] = SETTINGS | {"worker_process": True}
 ALONE: dict[str, Any] = PROCESS | {"spare_worker": False}
 """Without another process that imports torch meanwhile, where nobody waits for it."""
@@ -105,7 +105,7 @@ async def detected(engine: Engine) -> None:
     print(f"found after {time.perf_counter() - began:.2f} s")
 
 
-@pytest.mark.slow  # as of a whole server in `test_E_server_worker`
+@pytest.mark.slow  # make test has it of a worker on a thread, in `test_E_engine`
 @pytest.mark.parametrize("attempt", range(20))
 async def test_E1_streams_go_on_after_their_worker_was_killed(checkpoint, solo, attempt):
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
@@ -208,7 +208,7 @@ async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why, strangers):
     await eventually(lambda: descriptors() == before[0], 20)
 
 
-@pytest.mark.slow  # as of a whole server in `test_E_server_worker`
+@pytest.mark.slow  # make test has it of a worker on a thread, in `test_E_engine`
 async def test_E10_a_poison_request_fails_alone(folder):
     async with Engine(folder, worker=FACTORY, **PROCESS) as engine, under_attack(engine, canary_tokens=30) as attacked:
         await with_spare(engine)

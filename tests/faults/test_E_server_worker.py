@@ -23,7 +23,7 @@ from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
-TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
+TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 FEW_STREAMS = 8
 """Of each kind one, in `make test`."""

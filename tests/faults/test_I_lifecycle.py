@@ -14,7 +14,7 @@ from sockets import raw_socket
 
 pytestmark = pytest.mark.anyio
 
-TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 20))]
+TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
 THREE = TWENTY[:3]
 ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
 QUESTION = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True}

@@ -33,7 +33,7 @@ async def test_I6_start_and_stop(checkpoint, tmp_path, cycles, flags):
         began = time.perf_counter()
         async with ready_process(checkpoint, *flags, port=port, environment=environment, spare=True) as server:
             starts.append(time.perf_counter() - began)
-            if cycle < max(1, WITH_SPARE * cycles) and "--no-worker-process" not in flags:
+            if cycle >= cycles - max(1, WITH_SPARE * cycles) and "--no-worker-process" not in flags:
                 await server.with_spare()
             children = server.note_children()
             hard = cycle % 2 == 0

@@ -11,13 +11,16 @@ import anyio.lowlevel
 import jsonschema
 import pytest
 from front_pair import front_pair
+from meddler import Seats
 from serving import eventually, with_spare
 from tiny_model import VOCABULARY
 
 from troupellm import Engine, SamplingParams
+from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
+from troupellm.protocol.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +91,23 @@ async def test_preempted_rows_go_on_in_their_grammar(tiny_engine):
         assert engine.snapshot().scheduler.preemptions > 0
 
 
-@pytest.mark.slow  # deaths of a worker on a thread are among those of `parity/test_speculation`
+async def test_a_worker_that_dies_now_and_then_costs_no_token(tiny_engine):
+    async with tiny_engine() as engine:
+        expected = await solo(engine, 10)
+    seats, steps = Seats(), [0]
+
+    def die_now_and_then(plan: StepPlan) -> None:
+        steps[0] += 1
+        if steps[0] % 10 == 0:
+            raise WorkerGone("somebody killed it", fault=False)
+
+    async with tiny_engine(worker=seats) as engine:
+        seats.worker.on_launch = die_now_and_then
+        await crowd(engine, 10, expected)
+        assert engine.snapshot().scheduler.replays > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [False, True])
 async def test_a_killed_worker_costs_no_token(tiny_engine, spare):
     async with tiny_engine() as engine:

@@ -65,8 +65,8 @@ FAMILIES = {
 SLOW = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "glm4", "smollm3")
 """Their layers are compared in test_families; what the engine adds to them is the same for all."""
 TWO_THREADS = "mistral"
-"""Of this one `make test` computes prompts alone and in a crowd on two threads. Those of the others would only wait for
-cores there, beside other tests; the slow crowds have as many threads as the engine takes by itself."""
+"""Of this one `make test` computes a crowd on two threads. Those of the others would only wait for cores there, beside
+other tests; the largest crowds have as many threads as the engine takes by itself."""
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 NEW_TOKENS = 24
 QUICK_CROWD = 12
@@ -157,19 +157,19 @@ async def generate_all(
 
 
 @pytest.mark.anyio
-async def test_alone(reference: Reference) -> None:
-    threads = 2 if reference.name in (TWO_THREADS, *SLOW) else 1
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_alone(reference: Reference, threads: int) -> None:
     async with troupellm.Engine(reference.folder, num_threads=threads) as engine:
         for prompt in reference.prompts(LENGTHS):
             reference.check(prompt, (await generate_all(engine, [prompt]))[0])
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("size", [QUICK_CROWD, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [QUICK_CROWD, *(pytest.param(size, marks=pytest.mark.slow) for size in (20, 64))])
 async def test_in_a_crowd(reference: Reference, size: int) -> None:
     prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
     few = 2 if reference.name == TWO_THREADS else 1
-    async with troupellm.Engine(reference.folder, num_threads=few if size == QUICK_CROWD else None) as engine:
+    async with troupellm.Engine(reference.folder, num_threads=None if size == 64 else few) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
             reference.check(prompt, got)
 

@@ -5,7 +5,7 @@ import pytest
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.server.errors import ClientGone, answer, not_ready
-from troupellm.server.exchange import SWIFT_SENDS
+from troupellm.server.exchange import PIECES, SWIFT_SENDS
 from troupellm.server.sse import DONE, KEEP_ALIVE, ChunkEncoder, EventStream, event, open_events
 
 pytestmark = pytest.mark.anyio
@@ -230,6 +230,82 @@ async def test_a_send_that_waits_can_be_cancelled(make_exchange):
         await exchange.write(b"x")
     assert scope.cancelled_caught
     assert not exchange.gone
+
+
+class Slot:
+    """Pieces that can always be written at once."""
+
+    def __init__(self, wire: SlowWire) -> None:
+        self.wire = wire
+
+    def ready(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        self.wire.messages.append({"body": data})
+
+
+class Tap:
+    """A source whose pieces come when the test says so."""
+
+    def at_once(self, take, ready) -> None:
+        self.take, self.ready = take, ready
+
+    def bring(self, piece: bytes) -> bool:
+        if ready := self.ready():
+            self.take([piece])
+        return ready
+
+
+@pytest.fixture
+async def tapped(make_exchange):
+    wire, tap = SlowWire(), Tap()
+    exchange = make_exchange(wire, write_timeout=5.0, extensions={PIECES: Slot(wire)})
+    return exchange, wire, tap
+
+
+async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(tapped):
+    exchange, wire, tap = tapped
+    brought = []
+
+    async def first(events):
+        await events.send(b"first")
+        brought.append(tap.bring(b"new"))
+
+    async with open_events(exchange, 0) as events, anyio.create_task_group() as group:
+        events.write_at_once(tap, b"".join)
+        group.start_soon(first, events)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(events.send, b"old")
+        await anyio.wait_all_tasks_blocked()
+        assert not tap.bring(b"newest")
+        wire.taken.set()
+    assert brought == [False]
+    assert [message.get("body") for message in wire.messages] == [None, b"first", b"old"]
+
+
+async def test_pieces_are_written_as_they_come_until_the_events_are_left(tapped):
+    exchange, wire, tap = tapped
+    wire.taken.set()
+    async with open_events(exchange, 0) as events:
+        events.write_at_once(tap, b"".join)
+        await events.send(b"one")
+        assert tap.bring(b"two")
+        assert tap.bring(b"")
+        assert tap.bring("\u2028".encode())
+    assert not tap.bring(b"late")
+    assert [message.get("body") for message in wire.messages] == [None, b"one", b"two", b"\\u2028"]
+
+
+@pytest.mark.parametrize("name", ["gone", "finished"])
+async def test_nothing_is_written_to_who_has_left_or_after_the_end(tapped, name):
+    exchange, wire, tap = tapped
+    wire.taken.set()
+    async with open_events(exchange, 0) as events:
+        events.write_at_once(tap, b"".join)
+        await events.send(b"one")
+        setattr(exchange, name, True)
+        assert not tap.bring(b"late")
 
 
 async def test_senders_take_turns_and_who_is_cancelled_keeps_nobody_waiting(make_exchange):

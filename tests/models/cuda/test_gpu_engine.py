@@ -7,14 +7,19 @@ import anyio
 import numpy as np
 import pytest
 
-from tests.support.engines import SETTINGS, anyio_backend
+from tests.support.engines import SETTINGS
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
-__all__ = ["anyio_backend"]
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[pytest.param(True, id="uvloop"), pytest.param(False, id="asyncio", marks=pytest.mark.slow)])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
 
 LONG = {"max_tokens": 24, "ignore_eos": True}
 REQUESTS: tuple[dict[str, Any], ...] = (

@@ -73,7 +73,7 @@ OPTIONS = {
 @pytest.mark.parametrize("spread", [3.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [name if name == "min_p" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
+    [name if name == "all three" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS],
 )
 def test_truncation_keeps_the_same(name: str, spread: float) -> None:
     top_k, top_p, min_p = OPTIONS[name]
