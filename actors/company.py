@@ -163,5 +163,6 @@ class Builder:
             company.clock,
             flush_interval=interval,
             wakes_per_second=company.config.stream.wakes_per_second or 0.0,
+            most_wakes_per_second=company.config.stream.most_wakes_per_second or 0.0,
             on_closed=self._on_closed,
         )

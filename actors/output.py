@@ -34,6 +34,7 @@ class Output:
         flush_interval: float,
         on_closed: Callable[[RequestClosed], None] = lambda closed: None,
         wakes_per_second: float = 0.0,
+        most_wakes_per_second: float = 0.0,
     ) -> None:
         """
         Args:
@@ -42,11 +43,19 @@ class Output:
                 after every step.
             wakes_per_second: of all readers together; fewer of them than would use that up within `flush_interval` are
                 woken more often, each at its share. 0 keeps everybody to the interval.
+            most_wakes_per_second: of all readers together; more of them are woken less often. 0 is without a bound.
             on_closed: hears of every request that the scheduler has let go of, whoever still reads it.
         """
         self._inbox = inbox
         self._clock = clock
-        self._core = OutputCore(tables, to_scheduler, flush_interval, on_closed, wakes_per_second=wakes_per_second)
+        self._core = OutputCore(
+            tables,
+            to_scheduler,
+            flush_interval,
+            on_closed,
+            wakes_per_second=wakes_per_second,
+            most_wakes_per_second=most_wakes_per_second,
+        )
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty."""

@@ -37,11 +37,13 @@ class OutputCore:
         on_closed: Callable[[RequestClosed], None] = lambda closed: None,
         *,
         wakes_per_second: float = 0.0,
+        most_wakes_per_second: float = 0.0,
     ) -> None:
         self._tables = tables
         self._to_scheduler = to_scheduler
         self._flush_interval = flush_interval
         self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
+        self._least_wake_seconds = 1.0 / most_wakes_per_second if most_wakes_per_second else 0.0
         self._tell_closed = on_closed
         self._requests: dict[int, OutputRequest] = {}
         self._rows: dict[int, OutputRow] = {}
@@ -334,7 +336,8 @@ class OutputCore:
 
     def _share_wakes(self) -> None:
         """There is one reader more or less."""
-        self._pause = min(self._flush_interval, len(self._requests) * self._wake_seconds)
+        readers = len(self._requests)
+        self._pause = max(min(self._flush_interval, readers * self._wake_seconds), readers * self._least_wake_seconds)
 
     def _settle_all(self, request: OutputRequest) -> None:
         for row in request.members:

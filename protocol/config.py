@@ -170,10 +170,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     flush_interval: Annotated[
         Seconds | None,
         _help(
-            "seconds between wakes of one stream (default: 0.02 in the server, less while there are few; 0 embedded)"
+            "seconds between wakes of one stream (default: 0.02 in the server, less for few and more for many; else 0)"
         ),
     ] = None
     wakes_per_second: Annotated[Count | None, _help("of all streams; shortens a default flush_interval")] = None
+    most_wakes_per_second: Annotated[Count | None, _help("of all streams; lengthens a default flush_interval")] = None
     stall_timeout: Annotated[
         Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")
     ] = None

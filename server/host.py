@@ -29,18 +29,25 @@ from troupellm.server.vitals import Vitals
 logger = logging.getLogger("troupellm.server")
 
 
-STREAM_DEFAULTS = {"flush_interval": 0.02, "wakes_per_second": 1600, "stall_timeout": 60.0}
+STREAM_DEFAULTS = {
+    "flush_interval": 0.02, "wakes_per_second": 1600, "most_wakes_per_second": 12_800, "stall_timeout": 60.0,
+}  # fmt: skip
 """What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 40 us, so a few
-streams see each token at once and take a tenth of a core at most, and a client that stops reading must not hold its
-blocks for ever."""
+streams see each token at once and take a tenth of a core at most, and more than 256 leave half of it to the steps. A
+client that stops reading must not hold its blocks for ever."""
 STEP_TIMEOUT = 60.0
 """Seconds. A step is bounded by its token budget, so a long prompt takes many steps and none of them long."""
 
 
-def stream_defaults(given: Collection[str]) -> dict[str, float]:
-    """What to add to the settings whose names are given. An interval that somebody chose is kept as it is."""
-    chosen = {*given, "wakes_per_second"} if "flush_interval" in given else given
-    return {name: value for name, value in STREAM_DEFAULTS.items() if name not in chosen}
+def stream_defaults(given: Collection[str], fronts: int = 0) -> dict[str, float]:
+    """What to add to the settings whose names are given. An interval that somebody chose is kept as it is.
+
+    Args:
+        fronts: processes that share the sends.
+    """
+    chosen = {*given, "wakes_per_second", "most_wakes_per_second"} if "flush_interval" in given else given
+    defaults = STREAM_DEFAULTS | {"most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, fronts)}
+    return {name: value for name, value in defaults.items() if name not in chosen}
 
 
 class EngineHost:

@@ -118,9 +118,8 @@ async def _run_engine(
 ) -> None:
     logger.info("listening at %s, loading the model", url)
     given = msgspec.to_builtins(engine_config.stream)
-    stream = msgspec.structs.replace(
-        engine_config.stream, **stream_defaults([name for name, value in given.items() if value is not None])
-    )
+    told = [name for name, value in given.items() if value is not None]
+    stream = msgspec.structs.replace(engine_config.stream, **stream_defaults(told, config.api_server_count))
     worker = engine_config.worker
     if worker.worker_process is None:  # a busy event loop slows a worker on a thread of the same interpreter
         worker = msgspec.structs.replace(worker, worker_process=True)

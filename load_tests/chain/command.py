@@ -35,6 +35,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     running: int
     flush_ms: float
+    """Between two wakes of one reader, which is more than was asked for where there are many."""
     total: float
     """Wall time, without wrappers."""
     loop_cpu: float
@@ -75,7 +76,7 @@ def chain_total(running: int, flush_ms: float) -> float:
     Raises:
         TimeoutError: it took longer than two minutes.
     """
-    args = argparse.Namespace(window_steps=100, windows=5, step_ms=0.0, time_limit_sec=120.0)
+    args = argparse.Namespace(window_steps=100, windows=5, step_ms=0.0, time_limit_sec=120.0, most_wakes=None)
     backend = {"use_uvloop": find_spec("uvloop") is not None}
     with tempfile.TemporaryDirectory(prefix="troupe-chain-") as name:
         folder = _model_folder(Path(name))
@@ -92,7 +93,9 @@ def _measure_all(args: argparse.Namespace, backend: dict[str, bool], rows: list[
                 plain = anyio.run(_measure, args, folder, running, flush_ms, None, backend_options=backend)
                 meter = Meter()
                 split = anyio.run(_measure, args, folder, running, flush_ms, meter, backend_options=backend)
-                rows.append(_row(args.window_steps, running, flush_ms, plain, split))
+                most = _most_wakes(args)
+                pause = max(flush_ms, 1000.0 * running / most) if flush_ms and most else flush_ms
+                rows.append(_row(args.window_steps, running, pause, plain, split))
                 print(_line(rows[-1]), flush=True)
 
 
@@ -132,11 +135,18 @@ async def _measure(
                 max_num_queued_reqs=running,
                 stream_budget_tokens=NO_BUDGET,
                 flush_interval=flush_ms / 1000.0,
+                most_wakes_per_second=_most_wakes(args) if flush_ms else 0,
             )
         )
         with anyio.fail_after(args.time_limit_sec):
             await _read_all(engine, running, workers[0].max_tokens, full, meter)
     return workers[0].stamps
+
+
+def _most_wakes(args: argparse.Namespace) -> int:
+    from troupellm.server.host import STREAM_DEFAULTS
+
+    return int(STREAM_DEFAULTS["most_wakes_per_second"] if args.most_wakes is None else args.most_wakes)
 
 
 async def _read_all(

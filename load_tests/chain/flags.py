@@ -6,6 +6,9 @@ import argparse
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[8, 64, 256, 1024], help="sequences at once")
     parser.add_argument("--flush-ms", type=float, nargs="+", default=[20.0, 0.0], help="flush intervals of streams")
+    parser.add_argument(
+        "--most-wakes", type=int, help="wakes of all streams in a second, where there is an interval (0: no bound)"
+    )
     parser.add_argument("--window-steps", type=int, default=200, help="steps that make one window")
     parser.add_argument("--windows", type=int, default=7, help="windows whose median counts")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time the worker pretends to compute")

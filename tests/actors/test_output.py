@@ -235,6 +235,20 @@ def test_few_readers_are_woken_more_often(sent):
     assert core.next_flush == pytest.approx(0.350)
 
 
+def test_many_readers_are_woken_less_often(sent):
+    """Three at 100 wakes a second at most have 30 ms each, two the interval."""
+    core, slots = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0), [Slot() for _ in range(3)]
+    for number, slot in enumerate(slots, start=1):
+        core.handle(opened(slot, number, (9 + number,)), 0.0)
+    core.handle(step({10: ids("a")}), 0.1)
+    core.handle(step({10: ids("a")}), 0.101)
+    assert core.next_flush == pytest.approx(0.130)
+    core.handle(step({}, closed=(closed(3),)), 0.102)
+    list(core.flush(0.1301))
+    core.handle(step({10: ids("a")}), 0.131)
+    assert core.next_flush == pytest.approx(0.1501)
+
+
 def test_readers_are_woken_more_often_when_others_have_left(sent):
     core, slots = OutputCore(TABLES, sent.append, 0.05, wakes_per_second=100.0), [Slot(), Slot()]
     for number, slot in enumerate(slots, start=1):
