@@ -63,7 +63,7 @@ class LocalOutbox:
         self.arrival = arrival
         self._place = place
         self._clock = clock
-        self._streaming = budget is not None
+        self.streams = budget is not None
         self._budget: float = math.inf if budget is None else budget
         self._to_scheduler = to_scheduler
         self._on_terminal = on_terminal
@@ -128,7 +128,7 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        if self._streaming and not (self._taker is not None and self._taker()):
+        if self.streams and not (self._taker is not None and self._taker()):
             self._wake_readers()
 
     # From the reader.

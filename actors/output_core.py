@@ -20,6 +20,8 @@ from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, StopStringMet
 from troupellm.protocol.worker import RowLogprobs
 
+_LONGEST_PAUSE = 0.1
+"""Seconds between two wakes of a reader, however many there are."""
 _WAKES = 64
 """Readers that are woken without a pause: 2 ms, where that writes their pieces."""
 _PORTION = 2048
@@ -43,7 +45,8 @@ class OutputCore:
         self._to_scheduler = to_scheduler
         self._flush_interval = flush_interval
         self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
-        self._least_wake_seconds = 1.0 / most_wakes_per_second if most_wakes_per_second else 0.0
+        most = max(wakes_per_second, most_wakes_per_second) if most_wakes_per_second else math.inf
+        self._least_wake_seconds = 1.0 / most
         self._tell_closed = on_closed
         self._requests: dict[int, OutputRequest] = {}
         self._rows: dict[int, OutputRow] = {}
@@ -51,6 +54,8 @@ class OutputCore:
         """Those that take the hot path."""
         self._company = NOBODY
         """Of the last step, unless somebody has come to the hot path or left it since."""
+        self._readers = 0
+        """Requests that stream and have a first token: those that wait or answer in one piece are not woken."""
         self._pause = 0.0
         """Seconds between two wakes of one reader."""
         self._dirty: list[OutputRequest] = []
@@ -101,7 +106,6 @@ class OutputCore:
 
     def _on_open(self, message: OpenRequest) -> None:
         request = self._requests[message.request] = OutputRequest(message)
-        self._share_wakes()
         tables, skip = self._tables, message.skip_special_tokens
         stops = StopStrings(message.stop_strings) if message.stop_strings else None
         for index, number in enumerate(message.rows):
@@ -220,6 +224,10 @@ class OutputCore:
     def _start(self, row: OutputRow, number: int, now: float) -> None:
         """The sequence has its first token; from here on it may take the hot path."""
         row.started = True
+        if row.request.outbox.streams and not row.request.begun:
+            row.request.begun = True
+            self._readers += 1
+            self._share_wakes()
         if not row.logprobs:
             if row.text is None or row.text.plain:
                 self._keeping[number] = row
@@ -323,7 +331,9 @@ class OutputCore:
 
     def _forget(self, request: OutputRequest) -> None:
         del self._requests[request.number]
-        self._share_wakes()
+        if request.begun:
+            self._readers -= 1
+            self._share_wakes()
         request.dirty = False
         for number in request.rows:
             self._rows.pop(number, None)
@@ -336,8 +346,9 @@ class OutputCore:
 
     def _share_wakes(self) -> None:
         """There is one reader more or less."""
-        readers = len(self._requests)
-        self._pause = max(min(self._flush_interval, readers * self._wake_seconds), readers * self._least_wake_seconds)
+        few = min(self._flush_interval, self._readers * self._wake_seconds)
+        many = min(self._readers * self._least_wake_seconds, _LONGEST_PAUSE)
+        self._pause = max(few, many)
 
     def _settle_all(self, request: OutputRequest) -> None:
         for row in request.members:

@@ -11,7 +11,7 @@ class OutputRequest:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
     __slots__ = (
-        "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
+        "begun", "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
         "truncated", "unseen",
     )  # fmt: skip
 
@@ -26,6 +26,8 @@ class OutputRequest:
         self.prompt_entries: list[TokenLogprob | None] | None = None if message.prompt_logprobs is None else [None]
         self.due = 0.0
         self.dirty = False
+        self.begun = False
+        """Its reader is woken for more than the end."""
         self.interval = message.stream_interval
         """Tokens of a sequence after which its reader is woken; None: after some time."""
         self.unseen: dict[int, int] = {}

@@ -174,7 +174,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     wakes_per_second: Annotated[Count | None, _help("of all streams; shortens a default flush_interval")] = None
-    most_wakes_per_second: Annotated[Count | None, _help("of all streams; lengthens a default flush_interval")] = None
+    most_wakes_per_second: Annotated[
+        Count | None, _help("of all streams; lengthens flush_interval, to 0.1 at most")
+    ] = None
     stall_timeout: Annotated[
         Seconds | None, _help("seconds after which a stalled reader is aborted (default: server 60, embedded never)")
     ] = None

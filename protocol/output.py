@@ -16,6 +16,10 @@ class Outbox(Protocol):
     All calls come from the output actor (or a supervisor) and never block. Pieces merge while they wait for the reader.
     """
 
+    @property
+    def streams(self) -> bool:
+        """A wake is for every piece, not for the end alone."""
+
     def keep_apart(self) -> None:
         """Pieces of this request do not merge: the reader wants each token by itself."""
 

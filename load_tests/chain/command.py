@@ -35,7 +35,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     running: int
     flush_ms: float
-    """Between two wakes of one reader, which is more than was asked for where there are many."""
+    """Between two wakes of one reader: less than was asked for where there are few, more where there are many."""
     total: float
     """Wall time, without wrappers."""
     loop_cpu: float
@@ -76,7 +76,7 @@ def chain_total(running: int, flush_ms: float) -> float:
     Raises:
         TimeoutError: it took longer than two minutes.
     """
-    args = argparse.Namespace(window_steps=100, windows=5, step_ms=0.0, time_limit_sec=120.0, most_wakes=None)
+    args = argparse.Namespace(window_steps=100, windows=5, step_ms=0.0, time_limit_sec=120.0, plain_interval=False)
     backend = {"use_uvloop": find_spec("uvloop") is not None}
     with tempfile.TemporaryDirectory(prefix="troupe-chain-") as name:
         folder = _model_folder(Path(name))
@@ -93,9 +93,7 @@ def _measure_all(args: argparse.Namespace, backend: dict[str, bool], rows: list[
                 plain = anyio.run(_measure, args, folder, running, flush_ms, None, backend_options=backend)
                 meter = Meter()
                 split = anyio.run(_measure, args, folder, running, flush_ms, meter, backend_options=backend)
-                most = _most_wakes(args)
-                pause = max(flush_ms, 1000.0 * running / most) if flush_ms and most else flush_ms
-                rows.append(_row(args.window_steps, running, pause, plain, split))
+                rows.append(_row(args.window_steps, running, _pause_ms(args, flush_ms, running), plain, split))
                 print(_line(rows[-1]), flush=True)
 
 
@@ -135,7 +133,7 @@ async def _measure(
                 max_num_queued_reqs=running,
                 stream_budget_tokens=NO_BUDGET,
                 flush_interval=flush_ms / 1000.0,
-                most_wakes_per_second=_most_wakes(args) if flush_ms else 0,
+                **_rates(args, flush_ms),
             )
         )
         with anyio.fail_after(args.time_limit_sec):
@@ -143,10 +141,21 @@ async def _measure(
     return workers[0].stamps
 
 
-def _most_wakes(args: argparse.Namespace) -> int:
+def _rates(args: argparse.Namespace, flush_ms: float) -> dict[str, float]:
+    """The server's, of wakes of all streams in a second."""
     from troupellm.server.host import STREAM_DEFAULTS
 
-    return int(STREAM_DEFAULTS["most_wakes_per_second"] if args.most_wakes is None else args.most_wakes)
+    names = ("wakes_per_second", "most_wakes_per_second")
+    return {name: STREAM_DEFAULTS[name] for name in names} if flush_ms and not args.plain_interval else {}
+
+
+def _pause_ms(args: argparse.Namespace, flush_ms: float, running: int) -> float:
+    """Between two wakes of one stream, as the output actor has it."""
+    rates = _rates(args, flush_ms)
+    if not rates:
+        return flush_ms
+    few = min(flush_ms, 1000.0 * running / rates["wakes_per_second"])
+    return max(few, min(1000.0 * running / rates["most_wakes_per_second"], 100.0))
 
 
 async def _read_all(

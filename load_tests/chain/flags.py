@@ -7,7 +7,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[8, 64, 256, 1024], help="sequences at once")
     parser.add_argument("--flush-ms", type=float, nargs="+", default=[20.0, 0.0], help="flush intervals of streams")
     parser.add_argument(
-        "--most-wakes", type=int, help="wakes of all streams in a second, where there is an interval (0: no bound)"
+        "--plain-interval",
+        action="store_true",
+        help="the interval as it is, not less for few streams and more for many",
     )
     parser.add_argument("--window-steps", type=int, default=200, help="steps that make one window")
     parser.add_argument("--windows", type=int, default=7, help="windows whose median counts")

@@ -215,6 +215,16 @@ def test_readers_are_woken_by_time_but_at_once_for_firsts_and_ends(sent):
     assert slot.wakes == 3
 
 
+def pause_of(core, rows, now):
+    """Seconds between two wakes, with a token for each of `rows` at `now` and one more soon after."""
+    core.handle(step({row: ids("a") for row in rows}), now)
+    list(core.flush(now + 0.11))
+    core.handle(step({rows[0]: ids("a")}), now + 0.11)
+    list(core.flush(now + 0.11))
+    core.handle(step({rows[0]: ids("a")}), now + 0.1101)
+    return core.next_flush - (now + 0.11)
+
+
 def test_few_readers_are_woken_more_often(sent):
     """Two at 100 wakes a second have 20 ms each, one has 10; many have the interval."""
     core, slots = OutputCore(TABLES, sent.append, 0.05, wakes_per_second=100.0), [Slot() for _ in range(9)]
@@ -230,23 +240,41 @@ def test_few_readers_are_woken_more_often(sent):
     list(core.flush(0.1201))
     for number, slot in enumerate(slots[2:], start=3):
         core.handle(opened(slot, number, (10 + number,)), 0.2)
-    core.handle(step({13: ids("a")}), 0.3)
-    core.handle(step({13: ids("a")}), 0.301)
+    core.handle(step({10 + number: ids("a") for number in range(3, 10)}), 0.25)
+    list(core.flush(0.25))
+    core.handle(step({11: ids("a")}), 0.3)
+    list(core.flush(0.3))
+    core.handle(step({11: ids("a")}), 0.301)
     assert core.next_flush == pytest.approx(0.350)
 
 
 def test_many_readers_are_woken_less_often(sent):
-    """Three at 100 wakes a second at most have 30 ms each, two the interval."""
-    core, slots = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0), [Slot() for _ in range(3)]
-    for number, slot in enumerate(slots, start=1):
-        core.handle(opened(slot, number, (9 + number,)), 0.0)
-    core.handle(step({10: ids("a")}), 0.1)
-    core.handle(step({10: ids("a")}), 0.101)
-    assert core.next_flush == pytest.approx(0.130)
-    core.handle(step({}, closed=(closed(3),)), 0.102)
-    list(core.flush(0.1301))
-    core.handle(step({10: ids("a")}), 0.131)
-    assert core.next_flush == pytest.approx(0.1501)
+    """Three at 100 wakes a second at most have 30 ms each, two the interval, thousands a tenth of a second."""
+    core = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0)
+    for number in range(3):
+        core.handle(opened(Slot(), number, (10 + number,)), 0.0)
+    assert pause_of(core, range(10, 13), 0.1) == pytest.approx(0.030)
+    core.handle(step({}, closed=(closed(2),)), 0.3)
+    assert pause_of(core, (10, 11), 0.4) == pytest.approx(0.020)
+    for number in range(100, 160):
+        core.handle(opened(Slot(), number, (number,)), 0.5)
+    assert pause_of(core, range(100, 160), 0.6) == pytest.approx(0.100)
+
+
+def test_who_is_not_woken_for_pieces_slows_no_reader(sent):
+    """Those that wait for their turn, and whose answers come in one piece."""
+    core = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0)
+    core.handle(opened(Slot(), 1, (10,)), 0.0)
+    for number in range(100, 150):
+        core.handle(opened(Slot(streams=number % 2 == 0), number, (number,)), 0.0)
+    core.handle(step({number: ids("a") for number in range(101, 150, 2)}), 0.05)
+    assert pause_of(core, (10,), 0.1) == pytest.approx(0.020)
+
+
+def test_a_share_for_few_is_not_less_than_the_bound_for_many(sent):
+    core = OutputCore(TABLES, sent.append, 0.02, wakes_per_second=1000.0, most_wakes_per_second=100.0)
+    core.handle(opened(Slot(), 1, (10,)), 0.0)
+    assert pause_of(core, (10,), 0.1) == pytest.approx(0.001)
 
 
 def test_readers_are_woken_more_often_when_others_have_left(sent):

@@ -22,7 +22,8 @@ USAGE = Usage(prompt_tokens=2, completion_tokens=3)
 class Slot:
     """An outbox that remembers everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, streams: bool = True) -> None:
+        self.streams = streams
         self.prompt: tuple[int, ...] | None = None
         self.deltas: list = []
         self.wakes = 0
