@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -141,7 +141,7 @@ async def _measure(
     return workers[0].stamps
 
 
-def _rates(args: argparse.Namespace, flush_ms: float) -> dict[str, float]:
+def _rates(args: argparse.Namespace, flush_ms: float) -> dict[str, Any]:
     """The server's, of wakes of all streams in a second."""
     from troupellm.server.host import STREAM_DEFAULTS
 
