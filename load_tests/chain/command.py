@@ -155,7 +155,7 @@ def _pause_ms(args: argparse.Namespace, flush_ms: float, running: int) -> float:
     if not rates:
         return flush_ms
     few = min(flush_ms, 1000.0 * running / rates["wakes_per_second"])
-    return max(few, min(1000.0 * running / rates["most_wakes_per_second"], 100.0))
+    return float(max(few, min(1000.0 * running / rates["most_wakes_per_second"], 100.0)))
 
 
 async def _read_all(
