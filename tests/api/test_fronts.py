@@ -16,7 +16,7 @@ import pytest
 from front_pair import front_pair
 from fronts import Fronts, fronts_process, until
 from openai import AsyncOpenAI
-from processes import alive, serving_process
+from processes import ON_A_THREAD, alive, serving_process
 from serving import events_of, eventually, http_request
 from sockets import RawSocket, raw_socket
 
@@ -191,8 +191,8 @@ async def test_a_front_that_keeps_dying_ends_the_server(checkpoint):
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_sigterm_drains_across_the_fronts(checkpoint, stopped: bool):
     """Also when all processes of the group get the signal, as some service managers have it."""
-    pace = {"ODD_STEP_SECONDS": "0.01"}
-    async with fronts_process(checkpoint, "--shutdown-timeout", "3", prefix=ODD, environment=pace) as fronts:
+    pace, flags = {"ODD_STEP_SECONDS": "0.01"}, ("--shutdown-timeout", "3", *(() if stopped else ON_A_THREAD))
+    async with fronts_process(checkpoint, *flags, prefix=ODD, environment=pace) as fronts:
         pids = set(fronts.pids)
         short = [await fronts.stream(pid, max_tokens=20) for pid in pids]
         long = [await fronts.stream(pid, max_tokens=4000) for pid in pids]

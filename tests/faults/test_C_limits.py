@@ -9,13 +9,12 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from canary import beside_canaries
-from processes import ready_process
+from canary import beside_canaries, under_attack
+from processes import ON_A_THREAD, ready_process
 from serving import eventually
 from sockets import raw_socket
 
 from troupellm.actors.metrics import MetricsSink
-from troupellm.protocol.worker_link import MODEL_WORKER
 from troupellm.server.log_writer import CAPACITY
 
 pytestmark = pytest.mark.anyio
@@ -53,13 +52,14 @@ async def test_C9_out_of_descriptors(checkpoint):
         process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
 
 
-async def test_C9_out_of_threads(checkpoint, tmp_path):
+@pytest.mark.parametrize("flags", [ON_A_THREAD, pytest.param((), marks=pytest.mark.slow)], ids=["thread", "default"])
+async def test_C9_out_of_threads(checkpoint, tmp_path, flags):
     """What has threads goes on; what would need a new one is refused for the moment, and works again later."""
     none_left = tmp_path / "none-left"
     large = SHORT | {"prompt": "x" * 200_000}
     long_prompt = SHORT | {"prompt": "y" * 3000}
     async with (
-        ready_process(checkpoint, prefix=ODD, environment={"ODD_NO_THREADS": str(none_left)}) as server,
+        ready_process(checkpoint, *flags, prefix=ODD, environment={"ODD_NO_THREADS": str(none_left)}) as server,
         beside_canaries(server),
         server.client() as client,
     ):
@@ -76,7 +76,7 @@ async def test_C9_out_of_threads(checkpoint, tmp_path):
 @pytest.mark.parametrize(("form", "lines"), [("text", 200), pytest.param("json", CAPACITY, marks=pytest.mark.slow)])
 async def test_C10_a_log_that_nobody_reads(checkpoint, form, lines):
     """Standard error is a pipe that is soon full: no request waits for it, nor does the end of the process."""
-    environment = {"ODD_LOG_LINES": str(lines), "ODD_WORKER": MODEL_WORKER}  # in a process, as it is by default
+    environment = {"ODD_LOG_LINES": str(lines)}
     unknown = b"GET /v1/" + b"nothing" * 30 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
     async with ready_process(checkpoint, "--log-format", form, prefix=ODD, environment=environment) as server:
         assert server.workers()
@@ -103,7 +103,7 @@ async def test_C10_metrics_that_nobody_takes_are_dropped_and_counted(tiny_engine
 
     run = MetricsSink.run
     monkeypatch.setattr(MetricsSink, "run", never_takes)
-    async with tiny_engine() as engine:
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=30):
         capacity = next(a.mailboxes[0].capacity for a in engine.snapshot().actors if a.name == "metrics")
         while _dropped(engine) == 0:
             completion = await engine.generate("Once", max_tokens=capacity // 4, temperature=0.0, ignore_eos=True)

@@ -281,7 +281,7 @@ async def test_readiness_tells_the_truth_while_the_worker_restarts(tiny_engine, 
 
 async def test_E8_a_lost_wake_up_is_noticed_and_mended(tiny_engine, caplog, monkeypatch):
     monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
-    async with tiny_engine(watchdog_timeout=0.2) as engine:
+    async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
         box = engine._running.system.worker
         wake, lost, mended, unready = Mailbox._wake_consumer, [], [], []
@@ -312,8 +312,9 @@ async def test_E8_a_lost_wake_up_is_noticed_and_mended(tiny_engine, caplog, monk
 
 
 async def test_E8_a_plan_that_is_lost_is_sent_again(tiny_engine, monkeypatch):
+    """It may be the canaries' own."""
     monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
-    async with tiny_engine(watchdog_timeout=0.2) as engine:
+    async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
         box = engine._running.system.worker
         offer, lost = box.offer, []
@@ -333,6 +334,7 @@ async def test_E8_a_plan_that_is_lost_is_sent_again(tiny_engine, monkeypatch):
 
 
 async def test_E8_a_deaf_scheduler_ends_the_engine_with_the_reason(tiny_engine, monkeypatch):
+    """Which no canary would survive."""
     monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine:
         box = engine._running.system.scheduler

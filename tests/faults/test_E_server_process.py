@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 from canary import beside_canaries, under_attack
-from processes import MODES, Leftovers, alive, free_port, ready_process
+from processes import MODES, Leftovers, alive, every_other, free_port, ready_process
 from serving import events_of, eventually, server_config
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +72,10 @@ async def test_E4_a_server_whose_actor_cannot_come_back_ends_with_code_1(checkpo
     """And whoever waited is told so, or cut: nobody's answer ends as if it were whole."""
     broken = tmp_path / "broken"
     environment = {"ODD_BREAK_WHEN": str(broken), "ODD_BREAK": actor}
-    async with ready_process(checkpoint, prefix=ODD, environment=environment) as server, server.client() as client:
+    async with (
+        ready_process(checkpoint, *every_other(attempt + 1), prefix=ODD, environment=environment) as server,
+        server.client() as client,
+    ):
         answers: list[list[str]] = [[] for _ in range(4)]
         async with anyio.create_task_group() as group:
             for pieces in answers:
@@ -94,9 +97,10 @@ async def test_E4_a_server_whose_actor_cannot_come_back_ends_with_code_1(checkpo
 async def test_E8_a_server_notices_a_lost_wake_up_and_mends_it(checkpoint, tmp_path, attempt):
     lost = tmp_path / "lost"
     environment = {"ODD_LOSE_WHEN": str(lost)}
-    flags = ("--watchdog-timeout", "1")
+    flags = ("--watchdog-timeout", "1", *every_other(attempt))
     async with (
         ready_process(checkpoint, *flags, prefix=ODD, environment=environment) as server,
+        beside_canaries(server),
         server.client() as client,
     ):
         request = SHORT | {"max_tokens": 30, "return_token_ids": True}
@@ -125,7 +129,8 @@ async def test_E11_only_created_follows_a_jump_of_a_server_s_wall_clock(checkpoi
     """As above, on a process of its own: every deadline is short enough to pass within an hour."""
     offset = tmp_path / "offset"
     jump(offset, 0)
-    flags = ("--stall-timeout", "30", "--step-timeout", "30", "--write-timeout", "30", "--body-timeout", "30")
+    deadlines = ("--stall-timeout", "30", "--step-timeout", "30", "--write-timeout", "30", "--body-timeout", "30")
+    flags = (*deadlines, *every_other(attempt))
     environment = {"ODD_WALL_OFFSET": str(offset)}
     request = SHORT | {"max_tokens": 50, "stream": True}
     async with (

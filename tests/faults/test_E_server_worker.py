@@ -135,7 +135,10 @@ async def test_E2_a_server_replaces_a_worker_that_was_stopped(checkpoint, solo, 
             await server.with_spare()
 
 
-HANGS = [*(("spin", number) for number in range(3)), *((fault, 0) for fault in ("sleep", "exit", "crash"))]
+HANGS = [
+    *(("spin", number) for number in range(20)),
+    *((fault, number) for fault in ("sleep", "exit", "crash") for number in range(3)),
+]
 
 
 @pytest.mark.slow
@@ -143,9 +146,11 @@ HANGS = [*(("spin", number) for number in range(3)), *((fault, 0) for fault in (
 async def test_E2_a_server_replaces_a_worker_that_hangs_or_ends_by_itself(folder, solo, fault, attempt):
     async with faulty_process(folder, "--step-timeout", "3", spare=True) as server:
         successor = await server.with_spare()
-        await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, fault))
-        await check_nobody_was_blamed(server)
-        assert server.workers()[0] == successor
+        async with beside_canaries(server):
+            await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, fault))
+            await check_nobody_was_blamed(server)
+            assert server.workers()[0] == successor
+            await server.with_spare()
 
 
 @pytest.mark.slow
@@ -159,11 +164,7 @@ async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attemp
         assert await server.metric("troupellm_worker_restarts_total") == 0
 
 
-NONSENSE = [
-    ("id out of range", 0, False),
-    *(("id out of range", number, True) for number in range(3)),
-    *((kind, 0, True) for kind in REPLIES if kind != "id out of range"),
-]
+NONSENSE = [("id out of range", 0, False), *((kind, number, True) for kind in REPLIES for number in range(3))]
 """The first without a spare process; all with one, which must take over."""
 
 
@@ -172,12 +173,15 @@ NONSENSE = [
 async def test_E6_nonsense_costs_a_server_its_worker_and_no_request(folder, solo, reply, attempt, spare):
     async with faulty_process(folder, spare=spare) as server:
         successor = await server.with_spare() if spare else None
-        await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, reply))
-        await check_nobody_was_blamed(server)
-        assert successor in (None, server.workers()[0])
+        async with beside_canaries(server):
+            await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, reply))
+            await check_nobody_was_blamed(server)
+            assert successor in (None, server.workers()[0])
+            if spare:
+                await server.with_spare()
 
 
-FRAMES = [*(("oversized", number) for number in range(3)), *((name, 0) for name in ("truncated", "unknown", "pickle"))]
+FRAMES = [(name, number) for name in ("oversized", "truncated", "unknown", "pickle") for number in range(3)]
 
 
 @pytest.mark.slow
@@ -185,9 +189,11 @@ FRAMES = [*(("oversized", number) for number in range(3)), *((name, 0) for name 
 async def test_E9_what_is_no_frame_costs_a_server_its_worker_and_no_request(folder, solo, frame, attempt):
     async with faulty_process(folder, spare=True) as server:
         successor = await server.with_spare()
-        await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, frame))
-        await check_nobody_was_blamed(server)
-        assert server.workers()[0] == successor
+        async with beside_canaries(server):
+            await HttpCrowd(server, solo, 4).run(lambda: put_fault(server, folder, frame))
+            await check_nobody_was_blamed(server)
+            assert server.workers()[0] == successor
+            await server.with_spare()
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Rows I1 to I5 of the fault table: start, drain and stop of the real server process."""
+"""Rows I1 to I5 of the fault table: start, drain and stop of the real server process.
+
+Every other attempt has the worker in a process of its own, as servers do by themselves; the others have it on a thread.
+"""
 
 import os
 import signal
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import START_SECONDS, alive, ready_process, serving_process
+from processes import START_SECONDS, alive, every_other, ready_process, serving_process
 from serving import events_of, http_request
 from sockets import raw_socket
 
@@ -68,7 +71,7 @@ class Answers:
 async def test_I1_before_the_weights_are_loaded(checkpoint, tmp_path, attempt):
     go = tmp_path / "go"
     environment = {"ODD_LOAD_UNTIL": str(go)}
-    async with serving_process(checkpoint, prefix=ODD, environment=environment) as server:
+    async with serving_process(checkpoint, *every_other(attempt + 1), prefix=ODD, environment=environment) as server:
         await server.listening()
         async with server.client() as client:
             for path, status in {"/livez": 200, "/readyz": 503, "/health": 503, "/startupz": 503}.items():
@@ -89,7 +92,7 @@ async def test_I1_before_the_weights_are_loaded(checkpoint, tmp_path, attempt):
 @pytest.mark.parametrize("attempt", THREE)
 async def test_I1_a_signal_ends_the_loading(checkpoint, tmp_path, attempt):
     environment = {"ODD_LOAD_UNTIL": str(tmp_path / "never")}
-    async with serving_process(checkpoint, prefix=ODD, environment=environment) as server:
+    async with serving_process(checkpoint, *every_other(attempt), prefix=ODD, environment=environment) as server:
         await server.listening()
         server.signal(signal.SIGTERM)
         # The load never ends by itself, so that the server ends at all shows it; how soon is up to the machine's load.
@@ -98,7 +101,7 @@ async def test_I1_a_signal_ends_the_loading(checkpoint, tmp_path, attempt):
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_I2_streams_that_end_in_time_finish_normally(checkpoint, attempt):
-    flags = ("--shutdown-timeout", "20")
+    flags = ("--shutdown-timeout", "20", *every_other(attempt))
     body = http_request("/v1/completions", b'{"mo', content_length="100")
     async with ready_process(checkpoint, *flags, prefix=ODD, environment=PACE) as server:
         with await raw_socket(server.port, body) as late:
@@ -128,8 +131,9 @@ async def test_I2_streams_that_end_in_time_finish_normally(checkpoint, attempt):
 
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_I3_streams_longer_than_the_drain_are_told(checkpoint, attempt):
+    flags = ("--shutdown-timeout", "1", *every_other(attempt + 1))
     async with (
-        ready_process(checkpoint, "--shutdown-timeout", "1", prefix=ODD, environment=PACE) as server,
+        ready_process(checkpoint, *flags, prefix=ODD, environment=PACE) as server,
         anyio.create_task_group() as group,
     ):
         answers = Answers(server, group)
@@ -143,8 +147,9 @@ async def test_I3_streams_longer_than_the_drain_are_told(checkpoint, attempt):
 @pytest.mark.parametrize("attempt", TWENTY)
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_I4_a_second_signal_aborts(checkpoint, attempt, number):
+    flags = ("--shutdown-timeout", "60", *every_other(attempt + 1))
     async with (
-        ready_process(checkpoint, "--shutdown-timeout", "60", prefix=ODD, environment=PACE) as server,
+        ready_process(checkpoint, *flags, prefix=ODD, environment=PACE) as server,
         anyio.create_task_group() as group,
     ):
         answers = Answers(server, group)
@@ -199,10 +204,9 @@ async def test_I5_a_stopped_worker_process_holds_nothing_up(checkpoint, attempt)
 @pytest.mark.parametrize("attempt", range(20))
 async def test_I5_a_hung_step_holds_nothing_up(checkpoint, tmp_path, attempt):
     hang = tmp_path / "hang"
+    flags, environment = ("--shutdown-timeout", "1", *every_other(attempt)), PACE | {"ODD_HANG_WHEN": str(hang)}
     async with (
-        ready_process(
-            checkpoint, "--shutdown-timeout", "1", prefix=ODD, environment=PACE | {"ODD_HANG_WHEN": str(hang)}
-        ) as server,
+        ready_process(checkpoint, *flags, prefix=ODD, environment=environment) as server,
         anyio.create_task_group() as group,
     ):
         answers = Answers(server, group)

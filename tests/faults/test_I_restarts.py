@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from plain_http import NO_TLS
-from processes import MODES, Leftovers, ServerProcess, alive, free_port, ready_process
+from processes import MODES, ON_A_THREAD, Leftovers, ServerProcess, alive, free_port, ready_process
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ async def test_I6_start_and_stop(checkpoint, tmp_path, cycles, flags):
         began = time.perf_counter()
         async with ready_process(checkpoint, *flags, port=port, environment=environment, spare=True) as server:
             starts.append(time.perf_counter() - began)
-            if cycle >= cycles - max(1, WITH_SPARE * cycles) and "--no-worker-process" not in flags:
+            if cycle >= cycles - max(1, WITH_SPARE * cycles) and flags != ON_A_THREAD:
                 await server.with_spare()
             children = server.note_children()
             hard = cycle % 2 == 0
@@ -174,7 +174,7 @@ class Instance:
 
 @pytest.mark.parametrize(
     ("restarts", "flags"),
-    [(1, ("--no-worker-process",)), pytest.param(6, (), marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    [(1, ON_A_THREAD), pytest.param(6, (), marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
 )
 async def test_I7_a_rolling_restart_fails_no_request(checkpoint, restarts, flags):
     """Once with the model on a thread, which starts sooner; many times as servers are by default."""

@@ -1,15 +1,19 @@
 """`troupellm`, with a fault inside that its environment describes. Run as a script, like the command itself.
 
+The flags are the command's own: the worker is in a process of its own if they do not put it on a thread. What is said
+of loading and of steps is for it, wherever it is; see `odd_worker`.
+
 ODD_LOAD_UNTIL     file; the weights are not loaded before it exists
 ODD_HANG_WHEN      file; once it exists, the next step never ends
 ODD_FAIL_WHEN      file; once it exists, every step fails
 ODD_STEP_SECONDS   what every step takes at least
-ODD_NO_THREADS     file; once it exists, no more threads can be started
-ODD_WALL_OFFSET    file; the seconds in it are added to the wall clock
+ODD_LOSSES         how many losses of the worker in an hour, without a step between them, are not yet too many
+ODD_NO_THREADS     file; once it exists, no more threads can be started in the server's process
+ODD_WALL_OFFSET    file; the seconds in it are added to the server's wall clock
 ODD_BREAK_WHEN     file; once it exists, the actor that ODD_BREAK names breaks over its next message
 ODD_LOSE_WHEN      file; once it exists, the worker's mailbox wakes nobody, until somebody looks after it
 ODD_LOG_LINES      log lines that may wait for whoever reads them
-ODD_WORKER         import path of the worker in a process of its own; what is said above of steps is not for it
+ODD_WORKER         import path of another worker, for which nothing of the above is true of loading and steps
 """
 
 import os
@@ -19,36 +23,35 @@ import time
 from functools import partialmethod
 from pathlib import Path
 
-POLL_SECONDS = 0.01
+WORKER = "odd_worker:OddWorker"
 
 
 def main() -> int:
     set_the_clock()
     break_actors()
     narrow_the_log()
-    if factory := os.environ.get("ODD_WORKER"):
-        return serve_with(factory)
-    from troupellm.models.worker import ModelWorker
+    bound_the_threads()
+    bound_the_losses()
+    seat_the_worker(os.environ.get("ODD_WORKER", WORKER))
     from troupellm.server.cli.main import main as command
 
-    load, launch = ModelWorker.load, ModelWorker.launch
-    until, hang, seconds = (os.environ.get(f"ODD_{name}") for name in ("LOAD_UNTIL", "HANG_WHEN", "STEP_SECONDS"))
+    return command(sys.argv[1:])
 
-    def slow_load(worker, config, progress):
-        while until and not Path(until).exists():
-            time.sleep(POLL_SECONDS)
-        return load(worker, config, progress)
 
-    fail = os.environ.get("ODD_FAIL_WHEN")
+def seat_the_worker(factory: str) -> None:
+    """Where a model worker would sit, in whatever arrangement."""
+    from troupellm.actors import engine_start
+    from troupellm.models.preload import import_beside
+    from troupellm.protocol.worker_link import resolve
 
-    def slow_launch(worker, plan):
-        if fail and Path(fail).exists():
-            raise RuntimeError("odd: every step fails")
-        while hang and Path(hang).exists():
-            time.sleep(POLL_SECONDS)
-        time.sleep(float(seconds or 0.0))
-        return launch(worker, plan)
+    def make(folder):
+        import_beside("troupellm.models.worker")
+        return resolve(factory)(folder)
 
+    engine_start.MODEL_WORKER, engine_start._model_worker = factory, make
+
+
+def bound_the_threads() -> None:
     start, no_threads = threading.Thread.start, os.environ.get("ODD_NO_THREADS")
 
     def start_if_there_are_threads(thread):
@@ -57,17 +60,17 @@ def main() -> int:
         start(thread)
 
     threading.Thread.start = start_if_there_are_threads
-    ModelWorker.load, ModelWorker.launch = slow_load, slow_launch
-    return command([*sys.argv[1:], "--no-worker-process"])  # the faults are in this process
 
 
-def serve_with(factory: str) -> int:
-    """The default arrangement, with somebody else in the worker's seat."""
-    from troupellm.actors import engine_start
-    from troupellm.server.cli.main import main as command
+def bound_the_losses() -> None:
+    if losses := os.environ.get("ODD_LOSSES"):
+        import msgspec
 
-    engine_start.MODEL_WORKER = factory
-    return command(sys.argv[1:])
+        from troupellm.actors.intensity import Intensity
+        from troupellm.actors.tables import SUPERVISION
+
+        intensity = Intensity(restarts=int(losses), seconds=3600.0)
+        SUPERVISION["worker"] = msgspec.structs.replace(SUPERVISION["worker"], intensity=intensity)
 
 
 def set_the_clock() -> None:

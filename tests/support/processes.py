@@ -22,9 +22,10 @@ SMALL = ("--kv-cache-memory-bytes", "4MiB", "--num-threads", "1")
 """Flags that keep a server of the tiny model small and quick to start."""
 NO_SPARE = ("--no-spare-worker",)
 """A spare process takes seconds of a core to import torch, for tests that do not kill its elder."""
+ON_A_THREAD = ("--no-worker-process",)
 MODES = [
     pytest.param((), id="default"),
-    pytest.param(("--no-worker-process",), id="thread", marks=pytest.mark.slow),
+    pytest.param(ON_A_THREAD, id="thread", marks=pytest.mark.slow),
     pytest.param(("--api-server-count", "2"), id="fronts", marks=pytest.mark.slow),
 ]
 """Flags of every arrangement of processes that a server can have."""
@@ -194,6 +195,12 @@ async def ready_process(model: object, *flags: str, **options: object) -> AsyncI
     async with serving_process(model, *flags, **options) as server:  # type: ignore[arg-type]
         await server.ready()
         yield server
+
+
+def every_other(attempt: int) -> tuple[str, ...]:
+    """Flags for one of many attempts: the even ones have the worker in a process, as servers do by themselves, the odd
+    ones on a thread."""
+    return ON_A_THREAD if attempt % 2 else ()
 
 
 def free_port() -> int:
