@@ -79,7 +79,8 @@ class Engine(EngineAdmin, Door):
     async def render(self, prompt: Prompt) -> list[int]:
         """The token ids that a prompt becomes, off the event loop where it is long."""
         running = self._require()
-        return await render(prompt, running.loaded.tokenizer, running.loaded.chat_template, running.machinery.pool)
+        loaded, pool = running.loaded, running.machinery.pool
+        return await render(prompt, loaded.tokenizer, loaded.chat_template, pool, list)
 
     # What is known of it.
 

@@ -17,7 +17,7 @@ from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
 from troupellm.actors.front_queries import Queries
 from troupellm.actors.front_session import front_half
-from troupellm.actors.intake import has_short_lists, is_short, render
+from troupellm.actors.intake import has_short_lists, is_short
 from troupellm.actors.intake_pooling import PoolingPreparer
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock, Randomness, Threads
@@ -44,7 +44,7 @@ from troupellm.protocol.fronts import (
     Status,
     Submit,
 )
-from troupellm.protocol.intake import EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import EmbedsPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
@@ -167,9 +167,6 @@ class RemoteEngine(Door):
             step_seconds=None if step is None else step + silent,
             uptime_seconds=snapshot.uptime_seconds + silent,
         )
-
-    async def render(self, prompt: Prompt) -> list[int]:
-        return await render(prompt, self.tokenizer, self.chat_template, self._threads)
 
     async def metrics(self, *, compat: bool) -> bytes:
         """

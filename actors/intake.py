@@ -8,9 +8,9 @@ Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler,
 On crash:  each request that it was preparing is answered; those in the mailbox wait for the next one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -40,6 +40,8 @@ from troupellm.protocol.output import OutputMessage
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
 from troupellm.protocol.worker import WorkerReady
+
+T = TypeVar("T")
 
 INLINE_CHARACTERS = 1000
 """Texts up to this length are tokenized on the event loop (under a millisecond); a thread costs more than it saves."""
@@ -139,17 +141,30 @@ class Intake:
         self._scheduler.control(AbortRequest(message.request))
 
 
-async def render(prompt: Prompt, tokenizer: Tokenizer, chat_template: ChatTemplate, threads: Threads) -> list[int]:
-    """The token ids that a prompt becomes, without a request.
+async def render(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    threads: Threads,
+    use: Callable[[Sequence[int]], T],
+    most_tokens: int | None = None,
+) -> T:
+    """What `use` makes of the token ids that a prompt becomes, without a request; both in a thread where it is long.
+
+    Args:
+        most_tokens: a text that cannot fit into so many is refused before it is tokenized; None takes any.
 
     Raises:
-        InvalidRequest: the prompt cannot be rendered or tokenized.
+        InvalidRequest: the prompt cannot be rendered or tokenized, or is too long.
     """
+
+    def work() -> T:
+        return use(tokenize(prompt, tokenizer, chat_template, most_tokens).token_ids)
+
     if is_short(prompt, chat_template):
         with suppress(HeavyTemplate), chat_template.brief():
-            return list(tokenize(prompt, tokenizer, chat_template, None).token_ids)
-    tokens = await threads.run(tokenize, prompt, tokenizer, chat_template, None)
-    return list(tokens.token_ids)
+            return work()
+    return await threads.run(work)
 
 
 def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:

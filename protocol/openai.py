@@ -340,7 +340,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 class TokenizeResponse(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: Sequence[int]
     token_strs: list[str] | None = None
 
 

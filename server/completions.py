@@ -15,9 +15,11 @@ from troupellm.protocol.intake import Prompt
 from troupellm.protocol.openai import CompletionRequest, TextResponse
 from troupellm.protocol.outputs import Completion, Delta
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.server.body import is_large
 from troupellm.server.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
+from troupellm.server.offload import offload
 from troupellm.server.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.served import ServedEngine
 from troupellm.server.sse import EventStream, open_events
@@ -29,7 +31,8 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     model = host.check_model(request.model)
     exchange.renames = renames(request)
     refuse_unsupported(request)
-    prompts = completion_prompts(request, host.config.max_prompts)
+    read = partial(completion_prompts, request, host.config.max_prompts)
+    prompts = await offload(read) if is_large(exchange) else read()
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:
         params = msgspec.structs.replace(params, thinking=engine.speaker.thinking)

@@ -15,6 +15,8 @@ MAX_MESSAGES = 10_000
 INLINE_TOOLS = 16
 INLINE_LETTERS = 32_768
 """Of arguments in past calls, and of schemas."""
+INLINE_PARTS = 1_024
+"""Messages, or parts of their contents, that are read on the event loop."""
 _PART_LETTERS = 8
 """What a part of a schema counts for, beside its texts."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -46,6 +48,13 @@ def tool_use_of(request: ToolFields, *, automatic: bool = True) -> ToolUse:
     if choice is None and not automatic:
         choice = "none"
     return tool_use(plain_tools(request.tools), choice, request.parallel_tool_calls)
+
+
+def has_many_parts(messages: Sequence[ChatMessage]) -> bool:
+    """Whether reading them takes more than a millisecond, however short they are."""
+    if len(messages) > INLINE_PARTS:
+        return True
+    return sum(len(message.content) for message in messages if isinstance(message.content, list)) > INLINE_PARTS
 
 
 def has_long_tools(request: ToolFields, messages: Sequence[ChatMessage]) -> bool:

@@ -18,6 +18,7 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
 from troupellm.server.batches.service import Batches
+from troupellm.server.counting import Counting
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
@@ -75,6 +76,7 @@ class EngineHost:
         """Exchanges that use the engine; probes are not among them."""
         self.further_reasons: Callable[[], list[str]] = list
         """More reasons not to be ready."""
+        self.counting = Counting()
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)
         self.batches = Batches(config)

@@ -54,7 +54,7 @@ class Inside:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        scope = {"method": "POST", "path": url, "headers": ()}
+        scope = {"method": "POST", "path": url, "headers": ((b"content-length", str(len(raw)).encode()),)}
         exchange = Exchange(scope, receive, send, request_id=request_id, write_timeout=0.0)
         exchange.caller = caller
         try:

@@ -9,7 +9,7 @@ from troupellm.actors.submission import PromptLike
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.intake import ChatPrompt, Party, Prompt, Truncation
+from troupellm.protocol.intake import ChatPrompt, Party, Truncation
 from troupellm.protocol.outputs import Completion, Pooled
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import Limits, SamplingParams
@@ -84,7 +84,5 @@ class ServedEngine(Protocol):
         truncation: Truncation | None = None,
         **options: Any,
     ) -> list[Scored]: ...
-
-    async def render(self, prompt: Prompt) -> list[int]: ...
 
     async def metrics(self, *, compat: bool) -> bytes: ...

@@ -1,11 +1,14 @@
 """POST /tokenize and /detokenize."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from troupellm.protocol.tools import check_tools
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import plain_tools
 from troupellm.server.host import EngineHost
@@ -21,29 +24,33 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
     if request.model is not None:
         host.check_model(request.model)
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
-    tokens = await engine.render(_prompt(request))
-    strings = None
-    if request.return_token_strs:
-        strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
-    response = TokenizeResponse(
-        count=len(tokens), max_model_len=engine.limits.max_model_len, tokens=tokens, token_strs=strings
-    )
-    await exchange.respond(200, msgspec.json.encode(response))
+
+    def encode(tokens: Sequence[int]) -> bytes:
+        strings = None
+        if request.return_token_strs:
+            strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+        limit = engine.limits.max_model_len
+        response = TokenizeResponse(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=strings)
+        return msgspec.json.encode(response)
+
+    prompt = await offload(_prompt, request) if is_large(exchange) else _prompt(request)
+    await exchange.respond(200, await host.counting.of(engine, prompt, encode))
 
 
 async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
     engine = host.require()
     if request.model is not None:
         host.check_model(request.model)
-    width = engine.limits.vocab_width
-    if not all(0 <= token < width for token in request.tokens):
-        raise InvalidRequest(f"tokens must be token ids in [0, {width - 1}]", param="tokens")
 
-    def decode() -> str:
-        return engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    def decode() -> bytes:
+        width = engine.limits.vocab_width
+        if not all(0 <= token < width for token in request.tokens):
+            raise InvalidRequest(f"tokens must be token ids in [0, {width - 1}]", param="tokens")
+        text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        return msgspec.json.encode(DetokenizeResponse(text))
 
-    text = decode() if len(request.tokens) <= INLINE_TOKENS else await offload(decode)
-    await exchange.respond(200, msgspec.json.encode(DetokenizeResponse(text)))
+    body = decode() if len(request.tokens) <= INLINE_TOKENS else await host.counting.run(decode)
+    await exchange.respond(200, body)
 
 
 def _prompt(request: TokenizeRequest) -> Prompt:

@@ -16,7 +16,7 @@ from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.server.exchange import Exchange
-from troupellm.server.history import has_long_tools, tool_use_of
+from troupellm.server.history import has_long_tools, has_many_parts, tool_use_of
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
@@ -87,7 +87,7 @@ async def prepare(host: EngineHost, request: ChatRequest) -> tuple[ChatPrompt, S
     """
     engine = host.require()
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
-    if has_long_tools(request, request.messages):
+    if has_many_parts(request.messages) or has_long_tools(request, request.messages):
         return await offload(partial(_prepare, engine, request))
     return _prepare(engine, request)
 

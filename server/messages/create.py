@@ -36,10 +36,10 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     host.check_model(request.model)
     try:
         prompt, *_ = await prepare(host, translated.chat)
-        tokens = await engine.render(prompt)
+        tokens = await host.counting.of(engine, prompt, len)
     except TroupeError as error:
         raise relabelled(exchange, error, translated.names) from None
-    await exchange.respond(200, msgspec.json.encode(TokenCount(len(tokens))))
+    await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))
 
 
 async def _translated(

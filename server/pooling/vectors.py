@@ -21,9 +21,11 @@ from troupellm.protocol.embeddings import (
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingTask
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.extras import unsupported
 from troupellm.server.host import EngineHost
+from troupellm.server.offload import offload
 from troupellm.server.pooling.answers import account, encode_vector, respond_items
 from troupellm.server.pooling.inputs import (
     ENCODINGS,
@@ -75,7 +77,8 @@ async def _answer(
     model = host.check_model(request.model)
     refuse_unsupported(request)
     params = pooling_params(engine, request, task)
-    prompts = prompts_of(request, host.config.max_pooling_inputs)
+    read = partial(prompts_of, request, host.config.max_pooling_inputs)
+    prompts = await offload(read) if is_large(exchange) else read()
     answer_id, created = f"{kind}-{request.request_id or secrets.token_hex(16)}", host.now()
     with naming(exchange, name_in("input", request.input)):
         pooled = await engine.pool_all(prompts, params, **options(exchange, request, answer_id))

@@ -57,10 +57,10 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     plan = await make_plan(host, exchange, request)
     try:
         prompt, *_ = await prepare(host, plan.chat)
-        tokens = await host.require().render(prompt)
+        tokens = await host.counting.of(host.require(), prompt, len)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
-    await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=len(tokens))))
+    await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
 
 
 async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:

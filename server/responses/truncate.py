@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from troupellm.protocol.errors import ContextLengthExceeded
 from troupellm.protocol.openai import ChatMessage, ChatRequest
 from troupellm.server.host import EngineHost
 from troupellm.server.turn import prepare
@@ -14,14 +15,17 @@ async def truncated(host: EngineHost, chat: ChatRequest) -> ChatRequest:
 
     System messages at the start stay. A turn goes whole, from a user's message to the next one, so no tool's result is
     left without its call; the last turn stays even where it does not fit, and is refused then. Costs as many
-    renderings as the number of turns has binary digits.
+    renderings as the number of turns has binary digits, none of them of more text than could fit.
     """
     engine, messages = host.require(), chat.messages
     room = engine.limits.max_model_len - (chat.max_completion_tokens or 1)
 
     async def fits(kept: Sequence[ChatMessage]) -> bool:
         prompt, *_ = await prepare(host, msgspec.structs.replace(chat, messages=list(kept)))
-        return len(await engine.render(prompt)) <= room
+        try:
+            return await host.counting.of(engine, prompt, len, room) <= room
+        except ContextLengthExceeded:
+            return False
 
     if await fits(messages):
         return chat

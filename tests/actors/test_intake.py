@@ -283,10 +283,20 @@ async def test_the_output_actor_hears_of_a_request_before_the_scheduler(tmp_path
 
 async def test_render_gives_the_tokens_alone(bench):
     arguments = (bench.tokenizer, bench.template, bench.threads)
-    assert await render(TextPrompt("the fox"), *arguments) == bench.tokenizer.encode("the fox", add_special_tokens=True)
+    tokens = bench.tokenizer.encode("the fox", add_special_tokens=True)
+    assert await render(TextPrompt("the fox"), *arguments, list) == tokens
     bench.threads.gate.set()
-    assert len(await render(TextPrompt("fox " * 1000), *arguments)) > CONTEXT
+    assert await render(TextPrompt("fox " * 1000), *arguments, len) > CONTEXT
     assert bench.threads.calls == 1
+
+
+async def test_render_does_not_tokenize_what_cannot_fit(bench):
+    arguments = (bench.tokenizer, bench.template, bench.threads)
+    limit = CONTEXT * bench.tokenizer.longest_token
+    bench.threads.gate.set()
+    assert await render(TextPrompt("a" * limit), *arguments, len, CONTEXT) > 0
+    with pytest.raises(ContextLengthExceeded):
+        await render(TextPrompt("a" * (limit + 1)), *arguments, len, CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,17 @@ async def test_tokenize_and_back(tiny_engine):
     assert neither.json()["error"]["param"] == "prompt"
 
 
+async def test_texts_that_are_too_long_for_the_loop_are_tokenized_and_back(tiny_engine):
+    text = "héllo " * 12_000
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        tokens = (await client.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+        back = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
+        bad = await client.post("/detokenize", json={"tokens": [*tokens["tokens"], 10**6]})
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"]) == len(text.encode())
+    assert back.json() == {"prompt": text}
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens")
+
+
 async def test_request_ids_are_taken_when_plain_and_replaced_when_not(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         mine = await client.get("/v1/models", headers={"x-request-id": "abc-1"})

@@ -6,6 +6,7 @@ from itertools import chain
 import anyio
 import pytest
 from canary import resident_bytes, under_attack
+from every_route import COUNTING, SAMPLES, content_with, takes_text
 from oracle import Oracle, make_core, ready, submission
 from serving import eventually
 
@@ -99,6 +100,24 @@ DEAR = {
 )
 async def test_C6_texts_that_are_dear_to_prepare_are_refused_off_the_loop(tiny_engine, monkeypatch, text):
     """Seven mebibytes into a context of 4,096 tokens: refused by name, and no thread reads more than could ever fit."""
+    content = [
+        ("/v1/completions", content_with("/v1/completions", text)),
+        ("/v1/completions", content_with("/v1/completions", text, prompt=["a", "Hi"], stream=True)),
+        ("/v1/chat/completions", content_with("/v1/chat/completions", text)),
+        ("/v1/responses", content_with("/v1/responses", text, truncation="auto")),
+    ]
+    await refuses(tiny_engine, monkeypatch, content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", DEAR.values(), ids=DEAR)
+async def test_C6_so_are_they_on_every_route_that_does_not_only_count(tiny_engine, monkeypatch, text):
+    paths = [path for path in SAMPLES if takes_text(path) and path not in COUNTING]
+    assert len(paths) > 8
+    await refuses(tiny_engine, monkeypatch, [(path, content_with(path, text)) for path in paths])
+
+
+async def refuses(tiny_engine, monkeypatch, requests):
     longest = [0]
     encode = Tokenizer.encode
 
@@ -108,15 +127,11 @@ async def test_C6_texts_that_are_dear_to_prepare_are_refused_off_the_loop(tiny_e
 
     async with tiny_engine() as engine, under_attack(engine, canary_tokens=40) as attacked:
         monkeypatch.setattr(Tokenizer, "encode", noting)
-        for path, fields in (
-            ("/v1/completions", {"prompt": text}),
-            ("/v1/completions", {"prompt": ["a", text], "stream": True}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
-        ):
-            body = json.dumps({"model": "tiny", "max_tokens": 4, **fields}, ensure_ascii=False).encode()
-            answer = await attacked.client.post(path, content=body, headers={"content-type": "application/json"})
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        for path, content in requests:
+            answer = await attacked.client.post(path, content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, (path, answer.text)
+            reason = "does not support" if path == "/classify" else "maximum context length is 4096 tokens"
+            assert reason in answer.json()["error"]["message"], path
         await eventually(lambda: not list(chain(engine._running.system.requests)))
     assert longest[0] < MEBIBYTE
 

@@ -3,8 +3,15 @@
 import msgspec
 import pytest
 
-from troupellm.protocol.openai import ChatRequest
-from troupellm.server.history import INLINE_LETTERS, INLINE_TOOLS, has_long_tools, plain_messages
+from troupellm.protocol.openai import ChatMessage, ChatRequest
+from troupellm.server.history import (
+    INLINE_LETTERS,
+    INLINE_PARTS,
+    INLINE_TOOLS,
+    has_long_tools,
+    has_many_parts,
+    plain_messages,
+)
 
 MESSAGES = [{"role": "user", "content": "x" * 2 * INLINE_LETTERS}]
 LONG_TEXT = {"type": "object", "properties": {"a": {"enum": ["x" * INLINE_LETTERS]}}}
@@ -25,6 +32,13 @@ def test_short_ones_are_read_at_once():
     assert not is_long()
     assert not is_long(tools=[tool({"type": "object", "properties": {"a": {"type": "string"}}})] * INLINE_TOOLS)
     assert not is_long(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}})
+
+
+def test_so_are_few_messages_of_few_parts():
+    message = msgspec.convert({"role": "user", "content": [{"type": "text", "text": "x"}] * 8}, ChatMessage)
+    assert not has_many_parts([message] * (INLINE_PARTS // 8))
+    assert has_many_parts([message] * (INLINE_PARTS // 8 + 1))
+    assert has_many_parts([ChatMessage(role="user", content="x")] * (INLINE_PARTS + 1))
 
 
 @pytest.mark.parametrize("schema", [LONG_TEXT, LONG_LIST, LONG_NAMES], ids=["text", "list", "names"])

@@ -68,18 +68,20 @@ class Canaries:
         *,
         logprobs: bool = True,
         rest: float = 0.0,
+        short_prompt: str = "two",
     ) -> None:
         """
         Args:
             logprobs: whether the model's worker computes log-probabilities.
             rest: seconds between two long answers.
+            short_prompt: what the short answers are for.
         """
         self._make_client = make_client
         self._long = {"model": model, "prompt": "canary one", "max_tokens": length} | PLAIN
         if logprobs:
             self._long["logprobs"] = 1
         self._logprobs = logprobs
-        self._short = {"model": model, "prompt": "two", "max_tokens": 4} | PLAIN
+        self._short = {"model": model, "prompt": short_prompt, "max_tokens": 4} | PLAIN
         self.answered = {"long": 0, "short": 0}
         self.solo: list[float] = []
         """Seconds of every short answer without an attack."""
@@ -160,10 +162,8 @@ class Canaries:
 class Attacked(Canaries):
     """A server in this process with canaries in it, and a client for the attack."""
 
-    def __init__(
-        self, engine: Engine, served: Served, headers: Mapping[str, str], length: int, *, logprobs: bool, rest: float
-    ) -> None:
-        super().__init__(self.new_client, engine.model_names[0], length, logprobs=logprobs, rest=rest)
+    def __init__(self, engine: Engine, served: Served, headers: Mapping[str, str], length: int, **song: Any) -> None:
+        super().__init__(self.new_client, engine.model_names[0], length, **song)
         self.engine = engine
         self.served = served
         self.headers = dict(headers)
@@ -184,13 +184,15 @@ async def under_attack(
     guarded: bool = False,
     logprobs: bool = True,
     rest: float = 0.0,
+    short_prompt: str = "two",
 ) -> AsyncIterator[Attacked]:
     """Serve an open engine with canaries; the block is the attack."""
     config = config or server_config()
     headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
     app = guarded_app(engine, config) if guarded else None
     async with running_server(engine, config, app=app) as served:
-        attacked = Attacked(engine, served, headers, canary_tokens, logprobs=logprobs, rest=rest)
+        song = {"logprobs": logprobs, "rest": rest, "short_prompt": short_prompt}
+        attacked = Attacked(engine, served, headers, canary_tokens, **song)
         async with attacked.new_client() as client:
             assert (await client.get("/readyz")).status_code == 200
         await eventually(lambda: _idle(engine))

@@ -33,6 +33,9 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/log_level": {"level": "info"},
 }
 """By path; what has no model of its own gets the served one."""
+COUNTING = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
+"""Those whose texts may be longer than the context."""
+_TEXT = '"Hi"'
 
 _LEAKS = re.compile(
     r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6,}|/(?:work|tmp|root|home|usr|var|etc)/|object at|TROUPE_|secret|boss"
@@ -44,6 +47,16 @@ def body_of(route: Route, *, stream: bool = False) -> dict[str, Any]:
     """A request that the route takes."""
     body = {"model": "tiny"} | SAMPLES[route.path]
     return body | {"stream": True} if stream and route.streams else body
+
+
+def takes_text(path: str) -> bool:
+    return _TEXT in json.dumps(SAMPLES[path])
+
+
+def content_with(path: str, text: str, **more: Any) -> bytes:
+    """A request that the route at the path takes, with another text in it."""
+    sample = json.dumps({"model": "tiny"} | SAMPLES[path] | more)
+    return sample.replace(_TEXT, json.dumps(text, ensure_ascii=False)).encode()
 
 
 def path_of(route: Route) -> str:

@@ -1,0 +1,96 @@
+"""Counting holds one thread, its line is bounded, and whoever leaves the line holds nothing of it."""
+
+import threading
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
+from troupellm.server import counting
+from troupellm.server.counting import Counting
+
+pytestmark = pytest.mark.anyio
+
+
+class Work:
+    """Calls that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.running = self.most = self.done = 0
+
+    def __call__(self) -> int:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.begun.set()
+        assert self.gate.wait(30)
+        self.running -= 1
+        self.done += 1
+        return self.done
+
+
+async def begun(work: Work) -> None:
+    assert await anyio.to_thread.run_sync(work.begun.wait, 30)
+
+
+async def test_it_never_holds_more_than_its_own_thread():
+    line, work = Counting(), Work()
+    others = anyio.to_thread.current_default_thread_limiter()
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(line.run, work)
+        await begun(work)
+        await anyio.wait_all_tasks_blocked()
+        assert (line.inside, others.borrowed_tokens) == (8, 0)
+        work.gate.set()
+    assert (work.most, work.done, line.inside) == (1, 8, 0)
+
+
+async def test_a_full_line_refuses_and_moves_on(monkeypatch):
+    monkeypatch.setattr(counting, "MOST_WAITING", 2)
+    line, work = Counting(), Work()
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(line.run, work)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(EngineOverloaded, match="2 requests wait"):
+            await line.run(work)
+        work.gate.set()
+    assert work.done == 3
+    assert await line.run(work) == 4
+
+
+async def test_whoever_waits_too_long_is_told_so(monkeypatch):
+    line, work = Counting(), Work()
+    async with anyio.create_task_group() as group:
+        group.start_soon(line.run, work)
+        await begun(work)
+        monkeypatch.setattr(counting, "WAIT_SECONDS", 0.0)
+        with pytest.raises(QueueTimeout) as caught:
+            await line.run(work)
+        assert (caught.value.code, line.inside) == ("server_is_overloaded", 1)
+        work.gate.set()
+    assert (work.done, line.inside) == (1, 0)
+
+
+async def test_whoever_leaves_the_line_holds_nothing_of_it():
+    line, work = Counting(), Work()
+    async with anyio.create_task_group() as group:
+        group.start_soon(line.run, work)
+        await begun(work)
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(line.run, work)
+            await anyio.wait_all_tasks_blocked()
+            assert line.inside == 2
+            leaving.cancel_scope.cancel()
+        assert line.inside == 1
+        work.gate.set()
+    assert (work.done, line.inside) == (1, 0)
+
+
+async def test_what_a_call_raises_reaches_its_caller_and_the_next_one_has_its_turn():
+    line = Counting()
+    with pytest.raises(ZeroDivisionError):
+        await line.run(divmod, 1, 0)
+    assert await line.run(divmod, 7, 2) == (3, 1)
