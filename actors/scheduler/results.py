@@ -1,6 +1,7 @@
 """Reading a step's result: the checks, the stop rules, and what of it may be shown."""
 
 import msgspec
+import numpy as np
 
 from troupellm.actors.reply import fits
 from troupellm.actors.scheduler.elastic import PLAIN
@@ -36,9 +37,10 @@ def align(flight: Flight, result: StepResult) -> Aligned:
     if result.errors:
         failed = {error.row: error for error in result.errors}
         errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
-    aligned = Aligned(
-        result.token_counts, result.tokens, errors, frozenset(result.finished), result.accepted, result.drafted
-    )
+    finished = frozenset(result.finished)
+    if finished and not finished <= {one.row for one in flight.sequences if one.sampling.guide is not None}:
+        raise BrokenResult(f"step {result.step}: a row is complete that has no guide")
+    aligned = Aligned(result.token_counts, result.tokens, errors, finished, result.accepted, result.drafted)
     if result.drafted or result.accepted or (flight.limits and result.token_counts != flight.expected):
         _check_drafts(flight, aligned, result.step)
     return aligned
@@ -63,6 +65,23 @@ def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
             continue
         if sequence.sampling.guide is None or not (count > taken or count == taken == 0):
             raise BrokenResult(f"step {step}: a row has {count} tokens with {taken} accepted drafts")
+
+
+def check_described(result: StepResult, vocab_width: int) -> None:
+    """Whoever makes text of log-probabilities relies on their sizes, and a beam goes on with their tokens.
+
+    Raises:
+        BrokenResult: their columns do not fit each other, or name tokens that there are not.
+    """
+    entries = (*result.logprobs, *result.prompt_logprobs)
+    for entry in entries:
+        width, size = entry.width, len(entry.ranks)
+        whole = width > 0 and size % 4 == 0 and len(entry.token_ids) == len(entry.logprobs) == size * width
+        if not whole or len(entry.other_ranks) not in (0, size * (width - 1)):
+            raise BrokenResult(f"step {result.step}: columns of log-probabilities do not fit each other")
+    ids = np.frombuffer(b"".join([entry.token_ids for entry in entries]), dtype="<u4")  # below zero is beyond 2 ** 31
+    if ids.size and int(ids.max()) >= vocab_width:
+        raise BrokenResult(f"step {result.step}: log-probabilities of a token id outside 0..{vocab_width - 1}")
 
 
 def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = False) -> tuple[int, RowFinished | None]:

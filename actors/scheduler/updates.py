@@ -11,7 +11,7 @@ from troupellm.actors.scheduler.flight import BrokenResult, Flight
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.proposer_counts import ProposerCounts
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.results import Aligned, align, trim_logprobs
+from troupellm.actors.scheduler.results import Aligned, align, check_described, trim_logprobs
 from troupellm.actors.scheduler.sequence import Event, Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.metrics import DraftStats, StepStats
@@ -46,6 +46,8 @@ class Updates:
         aligned = align(flight, result)
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
+        if result.logprobs or result.prompt_logprobs:
+            check_described(result, self._vocab_width)
         self._check_pooled(flight, result, aligned)
         if aligned.token_counts == flight.expected:
             return aligned

@@ -1,7 +1,8 @@
 """`bench soak`: mixed traffic with aborts, errors, stalls and worker kills, and what it leaves behind in the server.
 
-Passes when memory grows by less than `--max-slope`, nothing is leaked, and no answer ends in a way it must not: a
-stream that is silently short, a 5xx, a broken connection. Worker kills need a server whose worker is a process.
+Passes when memory grows by less than `--max-slope`, the server's own process by little per killed worker, nothing is
+leaked, and no answer ends in a way it must not: a stream that is silently short, a 5xx, a broken connection. Worker
+kills need a server whose worker is a process.
 """
 
 import argparse
@@ -14,11 +15,12 @@ import statistics
 import time
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from troupellm.load_tests.own_server import OwnServer, own_server
-from troupellm.load_tests.soak.server import Held, held_when_idle, resident_mebibytes
+from troupellm.load_tests.soak.server import Held, held_when_idle, own_mebibytes, resident_mebibytes
 from troupellm.load_tests.soak.traffic import UNEXPECTED, Traffic
 
 SAMPLE_SECONDS = 2.0
@@ -26,6 +28,8 @@ WARM_UP_SHARE, WARM_UP_SECONDS = 0.2, (2.0, 240.0)
 """Caches fill and allocators find their size in this part of the run, within these bounds."""
 KILLING_SHARE, JUDGED_SHARE = 0.3, 0.5
 """Workers are killed in the first part of the run; memory is judged in the last, when their successors have grown."""
+MEBIBYTES_PER_KILL = 1.0
+"""By which the server's own process may grow with each killed worker, beside what it may grow with time."""
 SLACK = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
 """Connections close a little later than their clients think, and pools keep a thread."""
 
@@ -38,6 +42,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     before: Held
     after: Held
     worker_kills: int
+    own_mebibytes: tuple[float, float]
+    """Of the server's own process, without workers: before the first of them was killed, and after the last."""
     exit_code: int
     ends: dict[str, int]
     samples: list[tuple[float, float]]
@@ -53,6 +59,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         failures += [f"{count} x {end}" for end, count in self.ends.items() if end.startswith(UNEXPECTED)]
         if self.slope_mebibytes_per_minute >= max_slope:
             failures.append(f"memory grows by {self.slope_mebibytes_per_minute:.2f} MiB/min")
+        grown, kills = self.own_mebibytes[1] - self.own_mebibytes[0], self.worker_kills
+        if kills and grown >= kills * MEBIBYTES_PER_KILL + KILLING_SHARE * self.minutes * max_slope:
+            failures.append(f"the server's own process has grown by {grown:.1f} MiB over {kills} worker kills")
         if self.exit_code != 0:
             failures.append(f"the server ended with exit code {self.exit_code}")
         return failures
@@ -74,9 +83,9 @@ async def _soak(args: argparse.Namespace) -> Report:
         warm_up = min(max(seconds * WARM_UP_SHARE, WARM_UP_SECONDS[0]), WARM_UP_SECONDS[1])
         await _drive(server, args, args.seed, warm_up)
         before = await held_when_idle(server)
-        samples, ends, kills = await _drive(server, args, args.seed + 1, seconds)
+        driven = await _drive(server, args, args.seed + 1, seconds)
         after = await held_when_idle(server)
-        judged = samples[int(len(samples) * (1 - JUDGED_SHARE)) :]
+        judged = driven.samples[int(len(driven.samples) * (1 - JUDGED_SHARE)) :]
         tenth = max(1, len(judged) // 10)
         return Report(
             minutes=args.minutes,
@@ -87,29 +96,43 @@ async def _soak(args: argparse.Namespace) -> Report:
             ),
             before=before,
             after=after,
-            worker_kills=kills,
+            worker_kills=len(driven.kills),
+            own_mebibytes=around(driven.kills, driven.own, KILLING_SHARE * args.minutes),
             exit_code=await server.stop(),
-            ends=dict(sorted(ends.items())),
-            samples=samples,
+            ends=dict(sorted(driven.ends.items())),
+            samples=driven.samples,
         )
 
 
-async def _drive(
-    server: OwnServer, args: argparse.Namespace, seed: int, seconds: float
-) -> tuple[list[tuple[float, float]], dict[str, int], int]:
-    """Traffic for so long; memory samples, how calls ended, and the number of workers killed."""
-    traffic, samples, kills = Traffic(server, seed), [], 0
+class Driven(NamedTuple):
+    """What came of traffic. Samples are (minutes since its start, mebibytes)."""
+
+    samples: list[tuple[float, float]]
+    own: list[tuple[float, float]]
+    """Of the server's own process."""
+    ends: dict[str, int]
+    """How calls ended, and how many did so."""
+    kills: list[float]
+    """When workers were killed, in minutes."""
+
+
+async def _drive(server: OwnServer, args: argparse.Namespace, seed: int, seconds: float) -> Driven:
+    """Traffic for so long."""
+    traffic = Traffic(server, seed)
+    driven = Driven([], [], traffic.ends, [])
     began = killed = time.monotonic()
     clients = [asyncio.create_task(traffic.run()) for _ in range(args.concurrency)]
     try:
         while (now := time.monotonic()) - began < seconds and server.running:
-            samples.append(((now - began) / 60, resident_mebibytes(server)))
+            minutes = (now - began) / 60
+            driven.samples.append((minutes, resident_mebibytes(server)))
+            driven.own.append((minutes, own_mebibytes(server)))
             due = args.kill_every and now - killed >= args.kill_every and now - began < KILLING_SHARE * seconds
             if due and (workers := server.workers()):
                 killed = now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(workers[0], signal.SIGKILL)
-                    kills += 1
+                    driven.kills.append(minutes)
             await asyncio.sleep(min(SAMPLE_SECONDS, seconds))
         traffic.over = True
         await asyncio.gather(*clients)
@@ -117,7 +140,15 @@ async def _drive(
         for client in clients:
             client.cancel()
         await traffic.close()
-    return samples, traffic.ends, kills
+    return driven
+
+
+def around(kills: list[float], samples: list[tuple[float, float]], over: float) -> tuple[float, float]:
+    """Medians of the samples before the first kill, and of as many from minute `over` on, when nobody is killed any
+    more; both 0 where there is nothing to compare."""
+    before = [size for minute, size in samples if kills and minute <= kills[0]]
+    after = [size for minute, size in samples if minute >= over][: len(before)]
+    return (statistics.median(before), statistics.median(after)) if before and after else (0.0, 0.0)
 
 
 def slope(samples: list[tuple[float, float]]) -> float:
@@ -133,6 +164,7 @@ def _table(report: Report, failures: list[str]) -> str:
         f"{'memory slope (MiB/min)':<34}{report.slope_mebibytes_per_minute:>10.2f}",
         f"{'memory, start and end (MiB)':<34}{report.mebibytes[0]:>10.1f}{report.mebibytes[1]:>10.1f}",
         f"{'worker kills':<34}{report.worker_kills:>10}",
+        f"{'own process, around them (MiB)':<34}{report.own_mebibytes[0]:>10.1f}{report.own_mebibytes[1]:>10.1f}",
         f"{'exit code of the server':<34}{report.exit_code:>10}",
         f"{'held when idle':<34}{'before':>10}{'after':>10}",
     ]

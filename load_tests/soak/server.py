@@ -31,6 +31,11 @@ def resident_mebibytes(server: OwnServer) -> float:
     return sum(_resident(pid) for pid in process_tree(server.pid)) / MEBIBYTE
 
 
+def own_mebibytes(server: OwnServer) -> float:
+    """Of the process that was started, without those below it."""
+    return _resident(server.pid) / MEBIBYTE
+
+
 async def held_when_idle(server: OwnServer) -> Held:
     """Once it is idle, or has not become so for `IDLE_SECONDS`."""
     due = (settled := time.monotonic()) + IDLE_SECONDS

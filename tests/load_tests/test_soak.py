@@ -7,11 +7,14 @@ import pytest
 from tiny_model import write_tiny_model
 
 from troupellm.load_tests.soak import server
-from troupellm.load_tests.soak.command import Report, slope
+from troupellm.load_tests.soak.command import KILLING_SHARE, Report, around, slope
 from troupellm.load_tests.soak.server import Held
 from troupellm.server.cli.main import main
 
 MINUTES = float(os.environ.get("TROUPE_SOAK_MINUTES", "20"))
+KILL_SECONDS = min(20.0, 9.0 * MINUTES)
+HAPPENS = ("stream: ok", "left while streaming", "left at once", "stalled, then left", "refused as it must be")
+"""At least once in a long soak."""
 HELD = Held(descriptors=20, tasks=10, threads=6, blocks=0, requests=0, messages=0)
 SHORT_SECONDS = 3
 
@@ -24,7 +27,7 @@ def checkpoint(tmp_path_factory):
 def report(**fields) -> Report:
     values = {
         "minutes": 1.0, "slope_mebibytes_per_minute": 0.1, "mebibytes": (1.0, 1.0), "before": HELD, "after": HELD,
-        "worker_kills": 0, "exit_code": 0, "ends": {"stream: ok": 3}, "samples": [],
+        "worker_kills": 0, "own_mebibytes": (0.0, 0.0), "exit_code": 0, "ends": {"stream: ok": 3}, "samples": [],
     }  # fmt: skip
     return Report(**{**values, **fields})
 
@@ -47,9 +50,18 @@ def test_a_slope_is_not_moved_by_jumps():
     assert slope([]) == slope([(0.0, 1.0)]) == 0.0
 
 
+def test_the_server_is_compared_with_itself_around_the_kills():
+    samples = [(minute, 100.0 + minute) for minute in range(20)]
+    assert around([3, 5], samples, 6.0) == (101.5, 107.5)
+    assert around([], samples, 6.0) == around([3, 5], samples, 60.0) == (0.0, 0.0)
+
+
 def test_what_fails_a_soak():
     assert report().failures(1.0) == []
     assert report(slope_mebibytes_per_minute=1.5).failures(1.0) == ["memory grows by 1.50 MiB/min"]
+    assert report(worker_kills=10, own_mebibytes=(100.0, 109.0)).failures(1.0) == []
+    leaking = report(worker_kills=10, own_mebibytes=(100.0, 131.0))
+    assert leaking.failures(1.0) == ["the server's own process has grown by 31.0 MiB over 10 worker kills"]
     assert report(exit_code=1).failures(1.0) == ["the server ended with exit code 1"]
     leaky = msgspec.structs.replace(HELD, descriptors=40, blocks=1, tasks=12)
     assert report(after=leaky).failures(1.0) == ["20 leaked: descriptors", "1 leaked: blocks"]
@@ -68,5 +80,7 @@ def test_a_few_seconds_of_soak(checkpoint, tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 600)
 def test_soak(checkpoint, tmp_path):
-    found = soak(checkpoint, tmp_path, MINUTES, max_slope=1.0)
-    assert found.ends["stream: ok"] > 0
+    found = soak(checkpoint, tmp_path, MINUTES, 1.0, "--kill-every", str(KILL_SECONDS))
+    assert 2 * found.worker_kills * KILL_SECONDS >= 60 * MINUTES * KILLING_SHARE
+    assert min(found.own_mebibytes) > 0.0
+    assert {name for name in HAPPENS if not found.ends.get(name)} == set()

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from simulator.faults import ACTORS, CRASHES, LOSSES, MAILBOXES, SILENT, Fault
 from simulator.history import Verdict
+from simulator.model import ToyGuide
 from simulator.runner import run_scenario
 from simulator.workload import STALL_TIMEOUT, Ask, Scenario, draw_scenario
 
+from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
@@ -62,6 +64,31 @@ def crowd(seed: int, *, size: int, num_blocks: int, prompt: int, answer: int) ->
     return changed(scenario, max_num_seqs=8, max_num_queued_reqs=16, max_num_batched_tokens=64)
 
 
+def guided(scenario: Scenario) -> Scenario:
+    """The same crowd, in which every request has a guide."""
+    specs = [GuideSpec(kind="regex", source=ToyGuide(rest, 4).text) for rest in range(3)]
+    asks = tuple(
+        msgspec.structs.replace(ask, params=msgspec.structs.replace(ask.params, guide=specs[ask.number % len(specs)]))
+        for ask in scenario.asks
+    )
+    return msgspec.structs.replace(scenario, asks=asks)
+
+
+def searching(scenario: Scenario) -> Scenario:
+    """The same crowd, in which every request is a beam search."""
+    asks = tuple(
+        msgspec.structs.replace(
+            ask,
+            params=SamplingParams(
+                n=1, best_of=2, use_beam_search=True, temperature=0.0, max_tokens=ask.params.max_tokens, ignore_eos=True
+            ),
+            streaming=False,
+        )
+        for ask in scenario.asks
+    )
+    return msgspec.structs.replace(scenario, asks=asks)
+
+
 def test_C4_a_full_cache_preempts_and_everybody_finishes() -> None:
     """200 requests through 16 blocks: the tokens are those of a solo run, and nothing freezes."""
     scenario = crowd(1, size=200, num_blocks=16, prompt=20, answer=20)
@@ -80,7 +107,7 @@ def test_C4_random_crowds_in_small_caches() -> None:
 
 @pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CRASHES)
-@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("actor", [*ACTORS, "guide"])
 def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str, thorough: bool) -> None:
     """Whoever falls, at whatever message: everybody is answered, and the engine serves on or has failed for good.
 
@@ -92,6 +119,8 @@ def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str, thorough: 
         if not thorough and (at in hits or len(hits) == enough):
             continue
         scenario = crowd(seed, size=MESSAGES + 2, num_blocks=6, prompt=6, answer=8)
+        if actor == "guide":
+            scenario = guided(scenario)
         (verdict,) = assert_right([run_scenario(changed(scenario, faults=(stay, Fault(actor, kind, at))))])
         if (actor, kind) in verdict.hits:
             hits.add(at)
@@ -115,6 +144,19 @@ def disturbed(fault: Fault, seed: int) -> Verdict:
 def test_E1_E6_a_lost_worker_and_nonsense_replies_cost_nobody_a_request(kind: str) -> None:
     """At each of the first steps: the worker is replaced, and everybody gets the tokens of a solo run."""
     verdicts = assert_right(disturbed(Fault("worker", kind, at), seed) for at in range(1, 9) for seed in range(2))
+    assert all(verdict.finished == 10 for verdict in verdicts)
+    assert sum(("worker", kind) in verdict.hits for verdict in verdicts) >= 14
+
+
+@pytest.mark.parametrize("kind", ["wrong_shape", "bad_id"])
+def test_E6_log_probabilities_that_nobody_can_read_cost_nobody_a_request(kind: str) -> None:
+    """Of beams, which live by them: at each of the first steps."""
+    scenarios = [
+        changed(searching(crowd(seed, size=10, num_blocks=16, prompt=6, answer=8)), faults=(Fault("worker", kind, at),))
+        for at in range(1, 9)
+        for seed in range(2)
+    ]
+    verdicts = assert_right(map(run_scenario, scenarios))
     assert all(verdict.finished == 10 for verdict in verdicts)
     assert sum(("worker", kind) in verdict.hits for verdict in verdicts) >= 14
 

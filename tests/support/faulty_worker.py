@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.worker import NewRow, RowError, StepPlan, StepResult
+from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, StepPlan, StepResult
 
 FACTORY: Final = "faulty_worker:FaultyWorker"
 POISON: Final = 33
@@ -56,6 +56,10 @@ def _prompt(new: NewRow) -> list[int]:
 
 def _changed(result: StepResult, **fields: object) -> StepResult:
     return msgspec.structs.replace(result, **fields)
+
+
+def _unreadable(row: int) -> RowLogprobs:
+    return RowLogprobs(row=row, position=0, width=0, token_ids=b"", logprobs=b"", ranks=bytes(4))
 
 
 def _write(data: bytes) -> None:
@@ -99,4 +103,5 @@ REPLIES: Final[dict[str, Callable[[StepResult], StepResult]]] = {
     "missing row": lambda result: _changed(result, rows=result.rows[1:], epochs=result.epochs[1:]),
     "stale epoch": lambda result: _changed(result, engine_epoch=result.engine_epoch - 1),
     "no tokens": lambda result: _changed(result, token_counts=tuple(0 for _ in result.rows), tokens=()),
+    "log-probabilities without width": lambda result: _changed(result, logprobs=(_unreadable(result.rows[0]),)),
 }

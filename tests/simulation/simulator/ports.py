@@ -1,11 +1,13 @@
 """The outside world of a simulated engine: virtual time, seeded randomness, threads that are tasks."""
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import anyio
+import msgspec
 
 from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Injector
 from simulator.workload import STEP_TIMEOUT
@@ -232,11 +234,11 @@ class FaultyWorker:
     def _garbled(self, result: StepResult) -> StepResult:
         strike = self._injector.strike
         if strike("worker", "wrong_shape"):
-            return _changed(result, tokens=(*result.tokens, 1))
+            return _misdescribed(result) if result.logprobs else _changed(result, tokens=(*result.tokens, 1))
         if strike("worker", "stale_epoch"):
             return _changed(result, engine_epoch=result.engine_epoch - 1)
         if result.tokens and strike("worker", "bad_id"):
-            return _changed(result, tokens=(self._random.choice((-1, 10**6)), *result.tokens[1:]))
+            return _with_bad_id(result, self._random.choice((-1, 10**6)))
         if result.rows and strike("worker", "missing_row"):
             return _changed(
                 result, rows=result.rows[1:], epochs=result.epochs[1:], token_counts=result.token_counts[1:],
@@ -246,6 +248,27 @@ class FaultyWorker:
         if self._last is not None and strike("worker", "duplicate"):
             return self._last
         return result
+
+
+def _with_bad_id(result: StepResult, bad: int) -> StepResult:
+    """Of a token; of the last alternative, where log-probabilities tell of some."""
+    if not result.logprobs:
+        return _changed(result, tokens=(bad, *result.tokens[1:]))
+    first, *others = result.logprobs
+    ids = first.token_ids[:-4] + struct.pack("<i", bad)
+    return _changed(result, logprobs=(msgspec.structs.replace(first, token_ids=ids), *others))
+
+
+def _misdescribed(result: StepResult) -> StepResult:
+    """Log-probabilities have columns that do not fit each other; which ones, the step decides."""
+    first, *others = result.logprobs
+    wrong: tuple[dict[str, Any], ...] = (
+        {"width": 0},
+        {"token_ids": first.token_ids[4:]},
+        {"logprobs": first.logprobs[:-1]},
+        {"ranks": first.ranks + bytes(4)},
+    )
+    return _changed(result, logprobs=(msgspec.structs.replace(first, **wrong[result.step % len(wrong)]), *others))
 
 
 def _spans(result: StepResult) -> list[tuple[int, ...]]:
