@@ -67,6 +67,8 @@ class Guide:
         self._compiler = compiler
         self._prepare = prepare
         self._config = config
+        self._backend = BACKENDS[config.guide_backend] or DEFAULT_BACKEND
+        self._offered = {self._backend, *map(BACKENDS.__getitem__, config.guide_backends)}
         self._clock = clock
         self._warm = warm
         self._cache = GuideCache(config.guide_cache_bytes)
@@ -115,6 +117,12 @@ class Guide:
 
     async def _receive(self, message: GuideRequest, start: Callable[..., object]) -> None:
         key = self._key(message.spec)
+        if key.backend not in self._offered:
+            self._refused += 1
+            field, offered = message.spec.field, ", ".join(sorted(self._offered))
+            text = f"{field}: the backend {key.backend} may not be chosen on this server; use one of {offered}"
+            _refuse(message, InvalidRequest(text, param=field, code="unsupported_parameter"))
+            return
         refusal = self._cache.refusal(key)
         if refusal is not None:
             self._hits += 1
@@ -147,7 +155,7 @@ class Guide:
             any_whitespace=spec.any_whitespace and config.guide_any_whitespace,
             additional_properties=spec.additional_properties and config.guide_additional_properties,
         )
-        return key_of(spec, BACKENDS[spec.backend] or BACKENDS[config.guide_backend] or DEFAULT_BACKEND)
+        return key_of(spec, BACKENDS[spec.backend] or self._backend)
 
     async def _compile(self, key: GuideKey, ticket: Ticket) -> None:
         """Compile once for all who wait, unless they leave before it begins."""

@@ -15,6 +15,10 @@ class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "guidance", "llguidance", "xgrammar"],
         _help("grammar backend of requests that name none; auto and guidance: llguidance"),
     ] = "auto"
+    guide_backends: Annotated[
+        tuple[Literal["guidance", "llguidance", "xgrammar"], ...],
+        _help("grammar backend that requests may name beside guide_backend, repeatable (default: all)"),
+    ] = ("llguidance", "xgrammar")
     guide_timeout: Annotated[
         float, Meta(gt=0.0, le=60.0, description="seconds a grammar may take to compile; then it is refused")
     ] = 1.0

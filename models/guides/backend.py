@@ -78,5 +78,6 @@ class Backend(Protocol):
         """Write each matcher's mask into the row of its index, on several threads where that pays.
 
         Returns:
-            CPU seconds of each; empty where they were not taken one by one, which goes on only while all are quick.
+            CPU seconds of each, with what its tokens since the last mask are charged with; empty where they were not
+            taken one by one, which goes on only while all are quick.
         """

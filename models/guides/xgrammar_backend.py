@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from time import thread_time
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -15,7 +15,20 @@ from troupellm.models.guides.xgrammar_schema import check_schema
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideSpec
 
+MOST_GRAMMAR_CHARACTERS: Final = 16 * 1024
+"""Of a grammar or a pattern: what one byte of text may cost grows with the square of their size, nothing can interrupt
+it, and only what may come first is tried where they are compiled."""
+MOST_COMPILED_BYTES: Final = 32 * 2**20
+"""Of one grammar, which lives as long as it is kept."""
+ACCEPT_SECONDS: Final = 2e-4
+"""CPU time that each token may take to be taken in."""
+ACCEPT_WEIGHT: Final = 10
+"""What it takes beyond counts so many times. There is no limit on the ways in which a text may be read: they take this
+time, and unlike those that a mask tries they are kept, for each byte."""
+HOPELESS_SECONDS: Final = 1.0
+"""A mask is not begun any more where the tokens before it are charged with so much."""
 _LONGEST_REASON = 300
+_TOO_MUCH_MEMORY = "it takes too much memory to compile"
 
 
 def xgrammar_text(spec: GuideSpec, depth: int) -> str:
@@ -35,14 +48,24 @@ def xgrammar_text(spec: GuideSpec, depth: int) -> str:
                 raise GuideError("a JSON schema is an object, true or false")
             made = {"schema": json.dumps(_prepared(schema, spec)), "any_whitespace": spec.any_whitespace}
         case "regex":
-            made = {"regex": spec.source}
+            made = {"regex": _bounded(spec.source)}
         case "choice":
             made = {"ebnf": "root ::= " + " | ".join(map(literal, read_json(spec.source, depth)))}
         case "grammar":
-            made = {"ebnf" if "::=" in spec.source else "lark": spec.source}
+            made = {"ebnf" if "::=" in spec.source else "lark": _bounded(spec.source)}
         case "structural_tag":
             made = {"structural_tag": json.dumps(_prepared_tag(read_json(spec.source, depth), spec))}
     return json.dumps(made)
+
+
+def _bounded(text: str) -> str:
+    """A grammar or a pattern. Raises GuideError: it is too large for this backend."""
+    if len(text) > MOST_GRAMMAR_CHARACTERS:
+        raise GuideError(
+            f"grammars and patterns of more than {MOST_GRAMMAR_CHARACTERS} characters are not supported by the backend "
+            "xgrammar"
+        )
+    return text
 
 
 def _prepared(schema: Any, spec: GuideSpec) -> Any:
@@ -58,6 +81,8 @@ def _prepared_tag(tag: Any, spec: GuideSpec) -> Any:
         return [_prepared_tag(part, spec) for part in tag]
     if not isinstance(tag, dict):
         return tag
+    for name in ("grammar", "pattern"):
+        _bounded(str(tag.get(name, "")))
     holds = "json_schema" if "type" in tag else "schema"
     return {
         name: _prepared(value, spec) if name == holds else _prepared_tag(value, spec) for name, value in tag.items()
@@ -67,11 +92,13 @@ def _prepared_tag(tag: Any, spec: GuideSpec) -> Any:
 class XGrammarMatcher:
     """Implements `Matcher`. It stops when an end token was drawn, which comes a step after the last of the text."""
 
-    __slots__ = ("_failed", "inner")
+    __slots__ = ("_failed", "_unpaid", "inner")
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self._failed: str | None = None
+        self._unpaid: list[float] = []
+        """CPU seconds beyond those that they may take, of each token since `owed` was asked."""
 
     @property
     def stopped(self) -> bool:
@@ -91,10 +118,19 @@ class XGrammarMatcher:
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         for token_id in token_ids:
-            if self.inner.is_terminated() or not self.inner.accept_token(token_id):
+            begin = thread_time()
+            fits = not self.inner.is_terminated() and self.inner.accept_token(token_id)
+            self._unpaid.append(max(0.0, thread_time() - begin - ACCEPT_SECONDS))
+            if not fits:
                 self._failed = "the output does not fit it"
                 return False
         return True
+
+    def owed(self) -> float:
+        """CPU seconds that the tokens since it was asked last are charged with."""
+        seconds = ACCEPT_WEIGHT * sum(self._unpaid)
+        self._unpaid.clear()
+        return seconds
 
     def fits(self, token_id: int) -> bool:
         if self.inner.is_terminated() or not self.inner.accept_token(token_id):
@@ -105,6 +141,7 @@ class XGrammarMatcher:
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self.inner.rollback(num_tokens)
+            del self._unpaid[-num_tokens:]  # drafts: who pays for them is not known before their masks are filled
 
     def forced(self) -> list[int]:
         """None: it knows forced text, which may be cut into tokens in many ways."""
@@ -160,15 +197,23 @@ class XGrammar:
                 case _:
                     raise GuideError("this is no guide of the backend xgrammar")
         except (RuntimeError, ValueError, TypeError) as error:  # what its own code raises
+            if "bad_alloc" in str(error):
+                raise GuideError(_TOO_MUCH_MEMORY) from None
             raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None
+        if grammar.memory_size_bytes > MOST_COMPILED_BYTES:
+            raise GuideError(_TOO_MUCH_MEMORY)
         return XGrammarMatcher(self._xgrammar.GrammarMatcher(grammar))
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
+        """Charges each with the tokens since the last time as well."""
         tensor = torch.from_numpy(masks)
         seconds = []
-        for index, matcher in enumerate(matchers):
+        for index, matcher in enumerate(cast(Sequence[XGrammarMatcher], matchers)):
+            owed = matcher.owed()
             begin = thread_time()
-            if not cast(XGrammarMatcher, matcher).inner.fill_next_token_bitmask(tensor, index):
+            if owed > HOPELESS_SECONDS:
+                masks[index] = 0
+            elif not matcher.inner.fill_next_token_bitmask(tensor, index):
                 masks[index] = -1  # all may come
-            seconds.append(thread_time() - begin)
+            seconds.append(thread_time() - begin + owed)
         return seconds

@@ -1,4 +1,7 @@
-"""Row B10 of the fault table, and C5, D3 and E4 where they concern guides: grammars that harm nobody but themselves."""
+"""Row B10 of the fault table, and C5, D3 and E4 where they concern guides: grammars that harm nobody but themselves.
+
+What is hostile meets each backend, as the server's own one.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from absence import need_xgrammar
 from canary import resident_bytes, under_attack, under_many
 from engines import SETTINGS
 from matrix import OK, check_matrix
@@ -21,8 +25,29 @@ from troupellm.protocol.guide import MAX_SOURCE_BYTES, GuideSpec
 pytestmark = pytest.mark.anyio
 
 FIRST = GuideSpec(kind="choice", source='["a"]')
-SLOW = {"type": "object", "patternProperties": {f"^[a-z]*{n}[a-z]*$": {"const": n} for n in range(300)}}
-"""Takes seconds to compile."""
+PATTERNS = {"type": "object", "patternProperties": {f"^[a-z]*{n}[a-z]*$": {"const": n} for n in range(300)}}
+"""Takes llguidance seconds to compile."""
+XGRAMMAR = pytest.param("xgrammar", marks=[pytest.mark.slow, pytest.mark.filterwarnings("ignore")])
+SERVED_BY: dict[str, dict[str, Any]] = {
+    "llguidance": {},
+    "xgrammar": {"guide_backend": "xgrammar", "guide_timeout": 5.0, "guide_memory_bytes": 2**30},
+}
+"""Settings. xgrammar compiles ahead, and some of what cannot be is refused because that takes too long."""
+
+
+@pytest.fixture(params=["llguidance", XGRAMMAR])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name == "xgrammar":
+        need_xgrammar()
+    return name
+
+
+def slow(backend: str, number: int) -> dict[str, Any]:
+    """Takes seconds to compile; another one for each number."""
+    if backend == "llguidance":
+        return {"json": PATTERNS | {"title": str(number)}}
+    return {"choice": [f"{(n + number) * 11400714819323198485 % 2**64:020d}" for n in range(10_000)]}
 
 
 def nested(levels: int) -> Any:
@@ -62,7 +87,6 @@ REFUSED = [
     )),
     *((guide_field(grammar=text), "structured_outputs.grammar") for text in (
         "", "start: nothing", "start: (", "root ::= [", "root ::= " + "(" * 20_000, "::=", "no rules at all",
-        "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(60)) + "\nA60: /[a-z]/",
     )),
     *((guide_field(choice=values), "structured_outputs.choice") for values in ([], [""], ["a"] * 10_001)),
     *((guide_field(structural_tag=tag), "structured_outputs.structural_tag") for tag in (
@@ -78,17 +102,46 @@ REFUSED = [
     ({"guided_grammar": "start: nothing"}, "guided_grammar"),
     ({"use_beam_search": True, "temperature": 0, "guided_regex": "a"}, "guided_regex"),
 ]  # fmt: skip
+DOUBLED = "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(60)) + "\nA60: /[a-z]/"
+"""A text of 2**60 letters: xgrammar may begin one."""
 
 
 @pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine, sparse):
+    doubled = guide_field(grammar=DOUBLED), "structured_outputs.grammar"
     async with tiny_engine() as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         pids = [child.pid for child in compilers()]
         async with under_attack(engine, canary_tokens=300, rest=0.3) as attacked:
-            await check_matrix(attacked, REFUSED, sparse=sparse)
+            await check_matrix(attacked, [*REFUSED, doubled], sparse=sparse)
         assert [child.pid for child in compilers()] == pids  # none of them costs its process
         assert engine.snapshot().guide.refused > 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", [XGRAMMAR], indirect=True)
+async def test_B10_what_cannot_be_is_refused_by_the_second_backend_too(tiny_engine, backend):
+    async with tiny_engine(**SERVED_BY[backend]) as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
+        async with under_attack(engine, canary_tokens=24, rest=0.3) as attacked:
+            await check_matrix(attacked, REFUSED, sparse=True)
+        assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
+
+
+async def test_B10_a_backend_that_the_operator_left_out_is_refused_by_name(tiny_engine):
+    left_out = [
+        (guide_field(regex="a", backend="xgrammar"), "structured_outputs.regex"),
+        ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_regex"),
+        (guide_field(regex="a", backend="guidance"), OK),
+        (guide_field(regex="a"), OK),
+    ]
+    async with tiny_engine(guide_backends=["guidance"]) as engine, under_many(engine) as attacked:
+        await check_matrix(attacked, left_out)
+        body = {"model": "tiny", "prompt": "Hi"} | left_out[0][0]
+        error = (await attacked.client.post("/v1/completions", json=body)).json()["error"]
+        assert error["code"] == "unsupported_parameter"
+        assert "xgrammar may not be chosen on this server; use one of llguidance" in error["message"]
+        assert engine.snapshot().guide.compiles == 1
 
 
 async def test_B10_wrong_types(tiny_engine):
@@ -109,8 +162,8 @@ async def test_B10_wrong_types(tiny_engine):
         await check_matrix(attacked, cases)
 
 
-async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tiny_engine):
-    async with tiny_engine(guide_timeout=0.5) as engine:
+async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tiny_engine, backend):
+    async with tiny_engine(**SERVED_BY[backend] | {"guide_timeout": 0.5}) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         before = {child.pid for child in compilers()}
         async with under_attack(engine, canary_tokens=300) as attacked, anyio.create_task_group() as group:
@@ -121,12 +174,13 @@ async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tin
                 answers.append((await attacked.client.post("/v1/completions", json=body)).json())
 
             for number in range(4):  # more than are compiled at once
-                group.start_soon(lambda number=number: ask(json=SLOW | {"title": str(number)}))
+                group.start_soon(lambda number=number: ask(**slow(backend, number)))
             await eventually(lambda: engine.snapshot().guide.waiting == 4)
             group.start_soon(lambda: ask(regex="[ab]c"))
         refused = [answer["error"] for answer in answers if "error" in answer]
+        (kind,) = slow(backend, 0)
         assert [(error["param"], error["code"]) for error in refused] == [
-            ("structured_outputs.json", "invalid_schema")
+            (f"structured_outputs.{kind}", "invalid_schema")
         ] * 4
         assert all("takes longer than 0.5 s" in error["message"] for error in refused)
         served = [answer["choices"][0]["text"] for answer in answers if "choices" in answer]
@@ -138,12 +192,14 @@ async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tin
         assert not before & {child.pid for child in compilers()}
 
 
-async def test_B10_one_that_takes_too_much_memory_is_refused(tiny_engine):
-    words = {"enum": [f"{number:x}" * 20 for number in range(7000)]}
-    async with tiny_engine(guide_memory_bytes=4 * 2**20) as engine:
+async def test_B10_one_that_takes_too_much_memory_is_refused(tiny_engine, backend):
+    objects = {"enum": [{}] * 80_000}  # 3 bytes each, and in memory dozens of times as much
+    assert len(json.dumps(objects, separators=(",", ":"))) < MAX_SOURCE_BYTES
+    limits = {"guide_memory_bytes": 4 * 2**20, "guide_timeout": 60.0}
+    async with tiny_engine(**SERVED_BY[backend] | limits) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine) as attacked:
-            await check_matrix(attacked, [(schema_field(words), "response_format.json_schema")])
+            await check_matrix(attacked, [(schema_field(objects), "response_format.json_schema")])
         assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
 
 
@@ -151,9 +207,10 @@ AMBIGUOUS = 'start: e "!"\ne: "a" | "b" | e e | e e e | e e e e | e e e e e'
 """Tiny, compiled at once, its first masks are cheap; each token multiplies the ways to read the text."""
 
 
-async def test_B10_an_ambiguous_grammar_ends_its_own_request_alone(tiny_engine):
+async def test_B10_an_ambiguous_grammar_ends_its_own_request_alone(tiny_engine, backend):
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 150, "temperature": 1.0, "ignore_eos": True}
-    async with tiny_engine() as engine:
+    async with tiny_engine(**SERVED_BY[backend]) as engine:
+        await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine, canary_tokens=100) as attacked:
             letters = engine.tokenizer.encode("ba", add_special_tokens=False)
             wanted = body | {"n": 64, "allowed_token_ids": letters} | guide_field(grammar=AMBIGUOUS)  # it cannot end

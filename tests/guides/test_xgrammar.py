@@ -6,13 +6,14 @@ from importlib.util import find_spec
 
 import jsonschema
 import pytest
-from absence import absent
+from absence import need_xgrammar
 from guide_corpus import corpus
 from guide_crowd import Crowd
 
+from troupellm.models.guides import xgrammar_backend
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.library import GuideLibrary
-from troupellm.models.guides.xgrammar_backend import xgrammar_text
+from troupellm.models.guides.xgrammar_backend import MOST_GRAMMAR_CHARACTERS, xgrammar_text
 from troupellm.models.guides.xgrammar_schema import check_schema
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram, GuideSpec
@@ -24,8 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def xgrammar() -> None:
-    if not INSTALLED:
-        absent("xgrammar, an extra,", "`make xgrammar` installs it")
+    need_xgrammar()
 
 
 def program(kind: str, source: str, **options) -> GuideProgram:
@@ -61,6 +61,27 @@ def test_other_forms_that_it_has_not():
     for source in ("[1]", "false", "{"):
         with pytest.raises(GuideError):
             program("json_schema", source)
+
+
+def test_large_grammars_are_refused_by_name():
+    large = "a" * (MOST_GRAMMAR_CHARACTERS + 1)
+    tags = [{"type": "regex", "pattern": large}, {"type": "tag", "content": {"type": "grammar", "grammar": large}}]
+    wanted = [("regex", large), ("grammar", large)]
+    wanted += [("structural_tag", json.dumps({"type": "structural_tag", "format": tag})) for tag in tags]
+    for kind, source in wanted:
+        with pytest.raises(GuideError, match=f"more than {MOST_GRAMMAR_CHARACTERS} characters"):
+            program(kind, source)
+    assert program("regex", large[:-1]).text
+
+
+@needs_xgrammar
+def test_what_takes_too_much_memory_when_compiled_is_refused(library: GuideLibrary, monkeypatch):
+    made = program("regex", "[ab]c").text
+    backend = library.backend("xgrammar")
+    assert not backend.compile(made).stopped
+    monkeypatch.setattr(xgrammar_backend, "MOST_COMPILED_BYTES", 1)
+    with pytest.raises(GuideError, match="memory"):
+        backend.compile(made)
 
 
 @pytest.mark.skipif(INSTALLED, reason="xgrammar is here")

@@ -5,6 +5,7 @@ Without it they are skipped, which nobody notices in a run that is green. Where 
 """
 
 import os
+from importlib.util import find_spec
 from typing import NoReturn
 
 import pytest
@@ -17,3 +18,9 @@ def absent(what: str, how: str) -> NoReturn:
     if os.environ.get(VARIABLE):
         pytest.fail(f"{what} is not there: {how}, and `make test-all ALLOW_ABSENT=1` does without", pytrace=False)
     pytest.skip(f"{what} is not there: {how}")
+
+
+def need_xgrammar() -> None:
+    """End the test where the second backend of guides is not installed."""
+    if find_spec("xgrammar") is None:
+        absent("xgrammar, an extra,", "`make xgrammar` installs it")

@@ -29,6 +29,7 @@ def parse(*argv: str) -> GuideConfig:
             {"guide_backend": "guidance", "guide_any_whitespace": False},
         ),
         (("--guided-decoding-disable-any-whitespace",), {"guide_any_whitespace": False}),
+        (("--guide-backends", "guidance"), {"guide_backends": ("guidance",)}),
         (("--guide-timeout", "2.5", "--guide-cache-bytes", "1MiB"), {"guide_timeout": 2.5, "guide_cache_bytes": 2**20}),
     ],
 )
