@@ -229,7 +229,7 @@ class ResponseBuilder:
 def usage_of(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        input_tokens_details=InputTokensDetails(usage.cached_tokens, truncated=usage.truncated or UNSET),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(usage.reasoning_tokens, **predictions([usage])),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
