@@ -7,10 +7,10 @@ server.
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from troupellm.protocol.open_objects import Block, JsonFormat, MessageTool, Refused, SystemBlock
-from troupellm.protocol.openai_extras import Label
+from troupellm.protocol.openai_extras import Label, Processors, RepetitionFields, RequestName
 from troupellm.protocol.usage_details import MessageTokensDetails
 
 
@@ -84,6 +84,22 @@ class MessagesRequest(PromptFields, kw_only=True):
     priority: int | None = None
     queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    repetition_detection: RepetitionFields | None = None
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    request_id: RequestName | None = None
+    """Shows in the message's id."""
+    logits_processors: Processors | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    logprob_token_ids: Refused = None
+    thinking_token_budget: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    kv_transfer_params: Refused = None
+    ec_transfer_params: Refused = None
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -114,6 +130,8 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     cache_read_input_tokens: int = 0
     output_tokens: int
     output_tokens_details: MessageTokensDetails | None = None
+    truncated: bool | UnsetType = UNSET
+    """True where the prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
     service_tier: str = "standard"
 
 

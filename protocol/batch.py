@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 Purpose = Literal["batch", "batch_output"]
 BatchStatus = Literal[
@@ -58,6 +58,16 @@ class FilesQuery(msgspec.Struct, frozen=True, kw_only=True):
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=SHORTEST_LIFE, le=LONGEST_LIFE)]
+
+
+class FileForm(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a form that uploads a file, beside the file. The last two come together or not at all."""
+
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = msgspec.field(name="expires_after[anchor]", default=UNSET)
+    seconds: Annotated[int, Meta(ge=SHORTEST_LIFE, le=LONGEST_LIFE)] | UnsetType = msgspec.field(
+        name="expires_after[seconds]", default=UNSET
+    )
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):

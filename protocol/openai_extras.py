@@ -11,6 +11,9 @@ from msgspec import Meta
 Label = Annotated[str, Meta(max_length=512)]
 """A name of the client's own for somebody or something; never used as a key, a path or a label of a metric."""
 
+RequestName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")]
+Processors = list[str | dict[str, Any]] | dict[str, dict[str, Any] | None]
+
 
 class RepetitionFields(msgspec.Struct, kw_only=True):
     max_pattern_size: int
@@ -37,8 +40,8 @@ class DescriptiveFields(msgspec.Struct, kw_only=True):
     store: bool | None = None
 
 
-class ExtraFields(DescriptiveFields, kw_only=True):
-    """What chat completions and completions take beyond OpenAI's API, and what they refuse by name."""
+class SharedExtras(DescriptiveFields, kw_only=True):
+    """What chat completions, completions and responses take beyond OpenAI's API."""
 
     logprob_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
@@ -49,15 +52,20 @@ class ExtraFields(DescriptiveFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
     """Tokens per event of a stream; 1 is an event per token."""
-    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")] | None = None
+    logits_processors: Processors | None = None
+    """The server's plug-ins by name, with plain data as arguments; never code."""
+    vllm_xargs: dict[str, Any] | None = None
+    """Arguments of the server's plug-ins by the plug-ins' own names for them."""
+
+
+class ExtraFields(SharedExtras, kw_only=True):
+    """What chat completions and completions take besides, and what they refuse by name."""
+
+    request_id: RequestName | None = None
     """Shows in the answer's id."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens in log-probabilities show as token_id:NUMBER."""
-    logits_processors: list[str | dict[str, Any]] | dict[str, dict[str, Any] | None] | None = None
-    """The server's plug-ins by name, with plain data as arguments; never code."""
-    vllm_xargs: dict[str, Any] | None = None
-    """Arguments of the server's plug-ins by the plug-ins' own names for them."""
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None

@@ -66,6 +66,8 @@ ContentPart = OutputText | ReasoningText
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
     cache_write_tokens: int = 0
+    truncated: bool | UnsetType = UNSET
+    """True where the prompt was longer than `truncate_prompt_tokens` and was cut; ours."""
 
 
 class ResponseUsage(msgspec.Struct):

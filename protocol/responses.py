@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.open_objects import InputItem, Refused, ResponseTool, TextFormat
-from troupellm.protocol.openai_extras import DescriptiveFields
+from troupellm.protocol.openai_extras import SharedExtras
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
@@ -32,7 +32,7 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True):
     """Accepted; no padding is added either way."""
 
 
-class ResponsesRequest(DescriptiveFields, kw_only=True):
+class ResponsesRequest(SharedExtras, kw_only=True):
     """`store` keeps the response for later; true unless told otherwise, where the server keeps any."""
 
     model: str | None = None
@@ -57,7 +57,7 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
-    # What other servers take beside them, under the names of chat completions.
+    # What other servers take beside them and the shared extras, under the names of chat completions.
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -77,7 +77,6 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
     include_reasoning: bool | None = None
     structured_outputs: Any = None
 
@@ -93,6 +92,11 @@ class ResponsesRequest(DescriptiveFields, kw_only=True):
     functions: Refused = None
     n: Refused = None
     logprobs: Refused = None
+    request_id: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    kv_transfer_params: Refused = None
+    ec_transfer_params: Refused = None
 
 
 class InputTokensRequest(ResponsesRequest, kw_only=True):

@@ -205,6 +205,22 @@ def answer(
     return ErrorAnswer(status, msgspec.json.encode(content), headers, error.code)
 
 
+def in_stream(told: ErrorAnswer) -> bytes:
+    """The body of an error, in OpenAI's shape, as an event of a stream that has begun.
+
+    Its message has the code too: clients that read chunks of two kinds keep nothing else of an error.
+    """
+    content = msgspec.json.decode(told.body)
+    content["error"]["message"] = with_code(content["error"]["message"], told.code)
+    return msgspec.json.encode(content)
+
+
+def with_code(message: str, code: str | None) -> str:
+    """A message for clients that drop the code beside it."""
+    end = f" ({code})" if code else ""
+    return message[: MAX_MESSAGE - len(end)] + end
+
+
 def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any]:
     if shape == "openai":
         return {"error": msgspec.to_builtins(error)}

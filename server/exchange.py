@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from troupellm.protocol.caller import NOBODY, Caller
 from troupellm.protocol.quota import Quota
-from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large
+from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large, in_stream
 from troupellm.server.ratelimits import ratelimit_headers
 
 Scope = MutableMapping[str, Any]
@@ -154,7 +154,7 @@ class Exchange:
             elif self.error_shape == "anthropic":
                 await self.write(b"event: error\ndata: " + answer.body + b"\n\n", last=True)
             else:
-                await self.write(b"data: " + answer.body + b"\n\ndata: [DONE]\n\n", last=True)
+                await self.write(b"data: " + in_stream(answer) + b"\n\ndata: [DONE]\n\n", last=True)
 
     async def start(self, status: int, content_type: bytes, headers: Headers = ()) -> None:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]

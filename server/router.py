@@ -34,6 +34,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """What may stand behind the question mark, handed on as `Exchange.query`; None ignores it."""
     media: tuple[str, ...] = ()
     """Media types of a body that is not JSON; the handler reads it, with `BodyReader`."""
+    form: type[msgspec.Struct] | None = None
+    """Fields of a multipart form beside its `file`; what says so here is what the handler checks them against."""
     scope: RouteScope = "api"
     tail: bool = False
     """The path is a prefix; what follows (slashes included) is handed on as `Exchange.tail`."""
@@ -45,11 +47,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Media type of the answer."""
     status: int = 200
     streams: bool = False
-    """With `stream: true` the answer is a stream of events."""
+    """With `stream: true` the answer is a stream of events, or without it where the query's default says so."""
     events: tuple[Any, ...] = ()
     """Types of the events' data."""
     own_end: bool = False
-    """Its streams end with an event of their own and not with `[DONE]`, and errors in them are among `events`."""
+    """Its streams do not end with `[DONE]`, and errors in them are among `events`."""
     problems: tuple[int, ...] = ()
     """Error statuses that its siblings do not have."""
 

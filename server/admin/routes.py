@@ -1,13 +1,14 @@
 """The admin routes. They are carried out in the engine's process, wherever the request came in."""
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import msgspec
 
 from troupellm.protocol import admin
-from troupellm.protocol.kv_events import KVEventsRead
+from troupellm.protocol.kv_events import KVEvent, KVEventsRead
+from troupellm.protocol.openai import ErrorBody
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.server.admin.actions import ACTIONS
 from troupellm.server.admin.kv_events import send_kv_events
@@ -51,6 +52,9 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             scope="admin",
             query=admin.KVEventsQuery,
             response=KVEventsRead,
+            streams=True,
+            events=(*get_args(KVEvent), ErrorBody),
+            own_end=True,
             problems=(409,),
             summary="What becomes of KV blocks, as server-sent events.",
         ),

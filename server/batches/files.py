@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
-from troupellm.protocol.batch import ExpiresAfter, FileDeleted, FileList, FileObject, FilesQuery
+from troupellm.protocol.batch import FileDeleted, FileForm, FileList, FileObject, FilesQuery
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.batches.store import Page, Store
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
-from troupellm.server.body import BodyReader
+from troupellm.server.body import BodyReader, invalid_field
 from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -19,6 +20,7 @@ from troupellm.server.host import EngineHost
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""
 PIECE_BYTES = 65_536
+_LIFE = "expires_after[anchor] and expires_after[seconds]"
 
 
 async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
@@ -63,21 +65,19 @@ def _file(form: Form) -> FileObject:
     Raises:
         InvalidRequest: a field is wrong or missing.
     """
-    purpose = form.fields.get("purpose")
-    if purpose is None:
-        raise InvalidRequest("purpose is missing", param="purpose", code="missing_required_parameter")
-    if purpose != "batch":
+    if form.fields.get("purpose", "batch") != "batch":
         raise InvalidRequest("purpose must be batch", param="purpose")
+    for name in form.fields.keys() - {field.encode_name for field in msgspec.structs.fields(FileForm)}:
+        if name.startswith("expires_after"):  # what else a form has is ignored, but this would keep a file for ever
+            raise InvalidRequest(f"{_LIFE} are what a file's life is made of", param="expires_after")
+    try:
+        given = msgspec.convert(form.fields, FileForm, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), "the form") from None
+    if (given.anchor is UNSET) != (given.seconds is UNSET):
+        raise InvalidRequest(f"{_LIFE} come together", param="expires_after", code="missing_required_parameter")
     created = int(time.time())
-    given = {name: form.fields[f"expires_after[{name}]"] for name in ("anchor", "seconds")
-             if f"expires_after[{name}]" in form.fields}  # fmt: skip
-    expires = None
-    if given:
-        try:
-            expires = created + msgspec.convert(given, ExpiresAfter, strict=False).seconds
-        except msgspec.ValidationError as error:
-            text = str(error).partition(" - at")[0]
-            raise InvalidRequest(f"expires_after: {text}", param="expires_after") from None
+    expires = created + given.seconds if isinstance(given.seconds, int) else None
     return FileObject(
         id=f"file-{secrets.token_hex(12)}",
         bytes=form.size,

@@ -9,6 +9,7 @@ from troupellm.protocol.batch import (
     BatchList,
     BatchRequest,
     FileDeleted,
+    FileForm,
     FileList,
     FileObject,
     FilesQuery,
@@ -29,7 +30,10 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
 
     file, batch = "/files/{file_id}", "/batches/{batch_id}"
     return [
-        route("POST", "/files", files.create, "Upload a file of requests for batches.", FileObject, media=(MEDIA,)),
+        route(
+            "POST", "/files", files.create, "Upload a file of requests for batches.", FileObject,
+            media=(MEDIA,), form=FileForm,
+        ),
         route("GET", "/files", files.listing, "Files of this key.", FileList, query=FilesQuery),
         route("GET", file, files.retrieve, "What is known of a file.", FileObject),
         route("DELETE", file, files.delete, "Delete a file.", FileDeleted, problems=(409,)),

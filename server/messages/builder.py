@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from troupellm.protocol.anthropic import (
     ContentBlock,
@@ -100,6 +101,7 @@ class MessageBuilder:
                 cache_read_input_tokens=usage.cached_tokens,
                 output_tokens=usage.completion_tokens,
                 output_tokens_details=_details(usage),
+                truncated=usage.truncated or UNSET,
             ),
         )
         delta = StopDelta(stop_reason=reason, stop_sequence=sequence)

@@ -54,7 +54,7 @@ async def _translated(
 
 
 async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:
-    name = f"msg_{secrets.token_hex(16)}"
+    name = f"msg_{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
     async with open_turn(host, exchange, chat, streaming=streaming, request_id=name) as turn:
         usage = MessageUsage(input_tokens=0, output_tokens=0)

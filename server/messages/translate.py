@@ -19,9 +19,20 @@ MIN_BUDGET = 1_024
 
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "repetition_penalty",
-    "priority", "queue_timeout", "cache_salt",
+    "priority", "queue_timeout", "cache_salt", "truncate_prompt_tokens", "truncation_side", "repetition_detection",
+    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs",
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
+_REFUSED = {
+    "container": "it is not supported",
+    "mcp_servers": "it is not supported",
+    "logprob_token_ids": "messages have no log-probabilities; chat completions and responses do",
+    "thinking_token_budget": "the messages API has thinking.budget_tokens",
+    "return_token_ids": "messages have no token ids; chat completions do",
+    "return_tokens_as_token_ids": "messages have no token ids; chat completions do",
+    "kv_transfer_params": "it is not supported",
+    "ec_transfer_params": "it is not supported",
+}
 _NAMES: Names = [
     ("max_completion_tokens", "max_tokens"),
     ("stop", "stop_sequences"),
@@ -29,6 +40,7 @@ _NAMES: Names = [
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
     ("thinking_token_budget", "thinking.budget_tokens"),
+    ("extra_args", "vllm_xargs"),
     ("continue_final_message", "messages"),
 ]
 
@@ -51,9 +63,9 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
     Raises:
         InvalidRequest: names the field, as this API calls it.
     """
-    for name in ("container", "mcp_servers"):
-        if getattr(request, name):
-            raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
+    for name, reason in _REFUSED.items():
+        if getattr(request, name, None):
+            raise InvalidRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
     tools, names = _tools(request.tools or [])
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name, None)) is not None}
     values["messages"] = messages_of(request.system, request.messages)

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from troupellm.protocol.openai import AnthropicErrorBody, ErrorBody
 from troupellm.server.errors import ErrorShape
 from troupellm.server.openapi.schemas import Schemas, parameters
@@ -93,7 +95,7 @@ def _operation(route: Route, schemas: Schemas, keys: bool) -> dict[str, Any]:
         content = {"application/json": {"schema": schemas.of(route.body)}}
         operation["requestBody"] = {"required": True, "content": content}
     elif route.media:
-        operation["requestBody"] = {"required": True, "content": {media: _form(media) for media in route.media}}
+        operation["requestBody"] = {"required": True, "content": {media: _form(media, route) for media in route.media}}
     return operation
 
 
@@ -113,12 +115,14 @@ def _path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _form(media: str) -> dict[str, Any]:
+def _form(media: str, route: Route) -> dict[str, Any]:
     if media != "multipart/form-data":
         return {"schema": {"type": "string", "contentMediaType": media}}
     file = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
-    fields = {"file": file, "purpose": {"type": "string"}}
-    return {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
+    asked = [] if route.form is None else parameters(route.form)
+    fields = {"file": file} | {field["name"]: field["schema"] for field in asked}
+    needed = ["file", *(field["name"] for field in asked if field["required"])]
+    return {"schema": {"type": "object", "properties": fields, "required": needed}}
 
 
 def _answer(route: Route, schemas: Schemas) -> dict[str, Any]:
@@ -133,8 +137,17 @@ def _answer(route: Route, schemas: Schemas) -> dict[str, Any]:
             "schema": {"type": "string", "description": _STREAM.format(end=end)},
             "x-event-schemas": [schemas.of(event) for event in (*route.events, *errors)],
         }
-    text = "The answer; a stream of events when the request has `stream: true`." if route.streams else "The answer."
+    text = "The answer."
+    if route.streams:
+        text = "The answer; a stream of events when the request has `stream: true`."
+        if _streams_unasked(route):
+            text = "A stream of events; one answer when the request has `stream: false`."
     return {"description": text, "headers": _headers(200), "content": content}
+
+
+def _streams_unasked(route: Route) -> bool:
+    fields = () if route.query is None else msgspec.structs.fields(route.query)
+    return any(field.name == "stream" and field.default is True for field in fields)
 
 
 def _problems(route: Route, schemas: Schemas, keys: bool) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from troupellm.protocol.response_objects import (
     TopLogprobEntry,
 )
 from troupellm.protocol.usage_details import OutputTokensDetails
-from troupellm.server.errors import ErrorAnswer
+from troupellm.server.errors import ErrorAnswer, with_code
 from troupellm.server.predictions import predictions
 from troupellm.server.responses.namespaces import Namespaced
 
@@ -145,10 +145,8 @@ class ResponseBuilder:
         told: list[ResponseEvent] = []
         self._close([], "incomplete")
         kind = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
-        text = f"{message} ({code})" if code else message
-        self.response = msgspec.structs.replace(
-            self.response, status="failed", error=ResponseError(kind, text), output=self._items
-        )
+        shown = ResponseError(kind, with_code(message, code))
+        self.response = msgspec.structs.replace(self.response, status="failed", error=shown, output=self._items)
         told += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
         return self._numbered(told)
 
@@ -231,7 +229,7 @@ class ResponseBuilder:
 def usage_of(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        input_tokens_details=InputTokensDetails(usage.cached_tokens, truncated=usage.truncated or UNSET),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(usage.reasoning_tokens, **predictions([usage])),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,

@@ -19,7 +19,9 @@ _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
-    "chat_template_kwargs", "thinking_token_budget", "include_reasoning", "structured_outputs", "parallel_tool_calls",
+    "chat_template_kwargs", "include_reasoning", "structured_outputs", "parallel_tool_calls",
+    "logprob_token_ids", "truncate_prompt_tokens", "truncation_side", "thinking_token_budget", "repetition_detection",
+    "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs",
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
 _REFUSED = {
@@ -33,6 +35,11 @@ _REFUSED = {
     "response_format": "the responses API has text.format",
     "functions": "the responses API has tools",
     "logprobs": "the responses API has top_logprobs and include",
+    "request_id": "a response is kept under an id of the server's; X-Request-Id names a request in logs",
+    "return_token_ids": "responses have no token ids; chat completions do",
+    "return_tokens_as_token_ids": "responses have no token ids; chat completions do",
+    "kv_transfer_params": "it is not supported",
+    "ec_transfer_params": "it is not supported",
 }
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = frozenset(
@@ -88,6 +95,7 @@ _NAMES: Names = [
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
     ("logprobs", "top_logprobs"),
+    ("extra_args", "vllm_xargs"),
     ("messages", "input"),
 ]
 

@@ -96,6 +96,7 @@ async def test_ending_requests(tiny_engine: Any) -> None:
             assert nobody == {"aborted": 0}
             assert await post(client, "/abort_requests", json={"request_ids": [names[0]]}) == {"aborted": 1}
         assert ended[0]["code"] == "request_aborted"
+        assert ended[0]["message"].endswith(" (request_aborted)")
         names.clear()
         async with anyio.create_task_group() as group:
             group.start_soon(stream)

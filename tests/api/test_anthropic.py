@@ -71,8 +71,15 @@ async def test_stop_sequences(tiny_engine):
         whole = await client.messages.create(messages=HI, **GREEDY)
         stop = whole.content[0].text[3:5]
         cut = await client.messages.create(messages=HI, stop_sequences=[stop], **GREEDY)
-    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
-    assert cut.content[0].text == whole.content[0].text.partition(stop)[0]
+        async with client.messages.stream(messages=HI, stop_sequences=[stop], **GREEDY) as stream:
+            events = [event async for event in stream]
+            streamed = await stream.get_final_message()
+    for message in (cut, streamed):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+        assert message.content[0].text == whole.content[0].text.partition(stop)[0]
+    assert "".join(event.text for event in events if event.type == "text") == cut.content[0].text
+    (end,) = [event.delta for event in events if event.type == "message_delta"]
+    assert (end.stop_reason, end.stop_sequence) == ("stop_sequence", stop)
 
 
 async def test_max_tokens_is_an_upper_bound(tiny_engine):

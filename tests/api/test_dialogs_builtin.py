@@ -128,9 +128,11 @@ async def test_tools_and_structured_text_in_messages(builtin_engine):
             for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"})
         ]
         silent = await claude.messages.create(messages=[question], tools=[USE], tool_choice={"type": "none"}, **CLAUDE)
-        shaped = await claude.messages.create(
-            messages=story, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}, **CLAUDE
-        )
+        form = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+        shaped = await claude.messages.create(messages=story, **form, **CLAUDE)
+        async with claude.messages.stream(messages=story, **form, **CLAUDE) as stream:
+            pieces = [piece async for piece in stream.text_stream]
+            shaped_streamed = await stream.get_final_message()
     assert (use.type, use.name, use.input, whole.stop_reason) == (
         "tool_use",
         "get_weather",
@@ -146,6 +148,8 @@ async def test_tools_and_structured_text_in_messages(builtin_engine):
         assert [(block.type, set(block.input)) for block in message.content] == [("tool_use", {"city"})]
     assert all(block.type == "text" for block in silent.content)
     assert set(json.loads(shaped.content[0].text)) == {"city"}
+    assert "".join(pieces) == shaped_streamed.content[0].text == shaped.content[0].text
+    assert shaped_streamed.stop_reason == shaped.stop_reason
 
 
 async def test_an_answer_that_the_client_has_begun_is_gone_on_with(builtin_engine):

@@ -1,6 +1,7 @@
 """openai-python against the real server: embeddings in every form, and what other models do under the same roof."""
 
 import base64
+import json
 import re
 from array import array
 from collections.abc import AsyncIterator
@@ -110,6 +111,32 @@ async def test_refusals_and_the_list_of_models(encoder: Path) -> None:
         async with served.client() as stranger:
             for path in ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v2/rerank"):
                 assert (await stranger.post(path, json={})).status_code == 401
+
+
+async def test_matryoshka_embeddings_are_as_long_as_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "minilm"
+    tiny_encoder.write_encoder(folder, tiny_encoder.bert, pooling="mean_tokens")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [16, 48]}))
+    async with sdk(folder) as (client, served, _):
+        create = client.embeddings.create
+        whole = await create(model="minilm", input=TEXTS, encoding_format="float")
+        for size, encoding in ((16, "float"), (16, "base64"), (48, "float")):
+            given: Any = {"encoding_format": encoding, "dimensions": size}
+            short = await create(model="minilm", input=TEXTS, **given)
+            for item, long in zip(short.data, whole.data, strict=True):
+                coded: Any = item.embedding
+                vector = coded if encoding == "float" else array("f", base64.b64decode(coded)).tolist()
+                part = np.array(long.embedding[:size])
+                np.testing.assert_allclose(vector, part / np.linalg.norm(part), atol=1e-5)
+        for wrong in (0, 8, 49):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await create(model="minilm", input="a", dimensions=wrong)
+            assert caught.value.param == "dimensions"
+        body = {"model": "minilm", "input": "a fox", "dimensions": 16}
+        async with served.client(key="secret") as plain:
+            pooled = (await plain.post("/pooling", json=body)).json()["data"][0]["data"]
+        assert len(pooled) == 16
 
 
 async def test_a_large_answer_comes_in_pieces_and_whole(encoder: Path) -> None:

@@ -59,6 +59,25 @@ BAD = {
         part("expires_after[anchor]", b"created_at") + part("expires_after[seconds]", b"5") + GOOD,
         400,
     ),
+    "a life without a length": (FORM, part("expires_after[anchor]", b"created_at") + GOOD, 400),
+    "a life that is no number": (
+        FORM,
+        part("expires_after[anchor]", b"created_at") + part("expires_after[seconds]", b"soon") + GOOD,
+        400,
+    ),
+    "a life in one piece": (FORM, part("expires_after", b'{"anchor": "created_at", "seconds": 3600}') + GOOD, 400),
+}
+NAMED = {
+    # which field each of them is refused for
+    "no file": "file",
+    "no purpose": "purpose",
+    "another purpose": "purpose",
+    "a wrong life": "expires_after[anchor]",
+    "half a life": "expires_after",
+    "a short life": "expires_after[seconds]",
+    "a life without a length": "expires_after",
+    "a life that is no number": "expires_after[seconds]",
+    "a life in one piece": "expires_after",
 }
 
 
@@ -84,6 +103,7 @@ async def test_A1_bad_forms(tiny_engine: Any, tmp_path: Path) -> None:
             response = await post(attacked, kind, body)
             assert response.status_code == status, (name, response.text)
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            assert name not in NAMED or response.json()["error"]["param"] == NAMED[name], response.text
         assert nothing_is_left(tmp_path)
         whole = await post(attacked, FORM, GOOD)
         assert (whole.status_code, whole.json()["bytes"]) == (200, 3)

@@ -62,6 +62,7 @@ class Answers:
         if "error" in events[-1]:
             assert events[-1]["error"]["type"] == "service_unavailable_error"
             assert events[-1]["error"]["code"] == "draining"
+            assert events[-1]["error"]["message"].endswith(" (draining)")
             return "error"
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         return "complete"

@@ -78,6 +78,19 @@ def test_messages_are_cut_and_parameters_renamed():
     assert body["message"].startswith("top_logprobs ")
 
 
+def test_an_error_within_a_stream_has_its_code_in_the_message_too():
+    told = errors.in_stream(errors.answer(WorkerCrashed("the worker died")))
+    assert json.loads(told)["error"] == {
+        "message": "the worker died (engine_restarting)",
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": "engine_restarting",
+    }
+    long = json.loads(errors.in_stream(errors.answer(RequestFailed("x" * 2000))))["error"]["message"]
+    assert len(long) == errors.MAX_MESSAGE
+    assert long.endswith("x (engine_request_failed)")
+
+
 def test_progress_stands_beside_the_error():
     answer = errors.answer(errors.not_ready("loading", code="starting"), extra={"progress": {"phase": "weights"}})
     assert json.loads(answer.body)["progress"] == {"phase": "weights"}

@@ -1,5 +1,11 @@
+import json
+
 import anyio
 import pytest
+
+from troupellm.protocol.errors import RequestAborted
+from troupellm.server import errors
+from troupellm.server.exchange import EVENTS
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +45,23 @@ async def test_disconnect_after_the_answer_is_not_a_lost_client(make_wire, make_
     wire._messages = [{"type": "http.disconnect"}]
     await exchange.watch(anyio.CancelScope())
     assert not exchange.gone
+
+
+async def test_an_error_before_a_stream_is_the_answer_and_within_it_an_event_with_its_code(make_wire, make_exchange):
+    told = errors.answer(RequestAborted("late"))
+    for begun in (False, True):
+        wire = make_wire()
+        exchange = make_exchange(wire)
+        if begun:
+            await exchange.start(200, EVENTS)
+        await exchange.respond_error(told)
+        if begun:
+            event, end, _ = wire.body.split(b"\n\n")
+            assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "late (request_aborted)"
+            assert end == b"data: [DONE]"
+        else:
+            assert wire.sent[0]["status"] == 503
+            assert json.loads(wire.body)["error"]["message"] == "late"
 
 
 async def test_head_has_the_length_and_no_body(make_wire, make_exchange):

@@ -3,10 +3,12 @@
 import re
 
 import httpx
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
 from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.kv_events import BlocksStored
 from troupellm.server.app import App
 from troupellm.server.host import EngineHost
 from troupellm.server.openapi.document import document
@@ -87,6 +89,38 @@ def test_streams_end_as_the_document_says(described):
     assert "/ErrorEvent'" in events
     assert "/ErrorBody'" not in events
     assert not stream("/v1/messages")[0]
+
+
+def test_events_of_the_cache_are_described_as_the_stream_that_they_are(described):
+    answer = described["paths"]["/kv_events"]["get"]["responses"]["200"]
+    assert set(answer["content"]) == {"application/json", "text/event-stream"}
+    assert answer["description"].startswith("A stream of events; one answer when")
+    stream = answer["content"]["text/event-stream"]
+    names = {schema["$ref"].rpartition("/")[2] for schema in stream["x-event-schemas"]}
+    assert names == {"BlocksStored", "BlocksRemoved", "BlocksCleared", "EventsLost", "SnapshotBegins", "ErrorBody"}
+    assert "[DONE]" not in stream["schema"]["description"]
+    told = BlocksStored(seq=1, medium="device", group=0, key="ab", parent="", num_tokens=16)
+    reference = {"$ref": "#/components/schemas/BlocksStored", "components": described["components"]}
+    Draft202012Validator(reference).validate(msgspec.json.decode(msgspec.json.encode(told)))
+    rare = described["paths"]["/v1/responses/{response_id}"]["get"]["responses"]["200"]["description"]
+    assert rare.startswith("The answer; a stream of events when")
+
+
+def test_the_form_of_a_file_is_what_the_server_checks(described):
+    body = described["paths"]["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert body["required"] == ["file", "purpose"]
+    check = Draft202012Validator(body)
+    form = {"file": "x", "purpose": "batch"}
+    life = {"expires_after[anchor]": "created_at", "expires_after[seconds]": 3600}
+    check.validate(form)
+    check.validate(form | life)
+    for wrong in (
+        {"purpose": "fine-tune"},
+        {"expires_after[anchor]": "now"},
+        {"expires_after[seconds]": 3599},
+        {"expires_after[seconds]": 30 * 24 * 3600 + 1},
+    ):
+        assert not check.is_valid(form | life | wrong), wrong
 
 
 def test_ranges_are_those_that_are_checked(described):

@@ -103,6 +103,10 @@ CASES = (
     Case(name="hermes-unicode", tool_parser="hermes",
         text='<tool_call>{"name": "send", "arguments": {"text": "naïve 🎉 \\u00e9"}}</tool_call>',
         calls=(("send", {"text": "naïve 🎉 é"}),)),
+    Case(name="troupe", tool_parser="troupe",
+        text='Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n'
+        "</tool_call>",
+        content="Let me look.", calls=(ROME,)),
     Case(name="granite4", tool_parser="granite4",
         text='<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', calls=(NOW,)),
     # llama
@@ -187,6 +191,10 @@ CASES = (
         text='<think>\nThe user wants </b> weather.\n</think>\n\n<tool_call>\n{"name": "now", '
         '"arguments": {}}\n</tool_call>',
         reasoning="The user wants </b> weather.", calls=(NOW,)),
+    Case(name="qwen3-json", tool_parser="qwen3_json", reasoning_parser="qwen3",
+        text='<think>\nWhere, and when?\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": '
+        '{"city": "Paris"}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        reasoning="Where, and when?", calls=(PARIS, NOW)),
     Case(name="qwen3-no-thought", reasoning_parser="qwen3", text="<think>\n\n</think>\n\nHi.", content="Hi."),
     Case(name="qwen3-plain", reasoning_parser="qwen3", text="What does <think> mean?",
         content="What does <think> mean?"),
@@ -212,6 +220,10 @@ CASES = (
         text="<think>Hm.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
         "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>", reasoning="Hm.", calls=(ROME,)),
     Case(name="glm45-none", tool_parser="glm45", text="<tool_call>now\n</tool_call>", calls=(NOW,)),
+    Case(name="glm47", tool_parser="glm47", reasoning_parser="glm45",
+        text="<think>Hm.</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+        "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call><tool_call>now</tool_call>", reasoning="Hm.",
+        calls=(ROME, NOW)),
     Case(name="glm4", tool_parser="glm4", text='get_weather\n{"city": "Paris"}', calls=(PARIS,)),
     Case(name="glm4-text", tool_parser="glm4", text='weather\n{"city": "Paris"}', content='weather\n{"city": "Paris"}'),
     # kimi

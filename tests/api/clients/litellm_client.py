@@ -28,12 +28,19 @@ def main(url: str, model: str) -> None:
     choice = {"type": "function", "function": {"name": "add"}}
     forced = litellm.completion(**chat | {"max_tokens": 96}, tools=[TOOL], tool_choice=choice)
     calls = forced.choices[0].message.tool_calls or []
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    pieces = list(litellm.completion(**chat | {"max_tokens": 96}, tools=[TOOL], tool_choice=choice, **options))
+    assembled = litellm.stream_chunk_builder(pieces, messages=messages)
+    streamed_calls = assembled.choices[0].message.tool_calls or []
 
     async def at_once() -> list[str]:
         answers = await asyncio.gather(*(litellm.acompletion(**chat) for _ in range(3)))
         return [answer.choices[0].message.content for answer in answers]
 
-    text = litellm.text_completion(model=f"text-completion-openai/{model}", prompt="Once upon", max_tokens=8, **common)
+    complete = {"model": f"text-completion-openai/{model}", "prompt": "Once upon", "max_tokens": 8, **common}
+    text = litellm.text_completion(**complete)
+    text_streamed = list(litellm.text_completion(**complete, stream=True))
+    found = litellm.embedding(model=f"hosted_vllm/{model}", input=["a fox", "x"], api_base=url, api_key="none")
     try:
         litellm.completion(**chat | {"model": "hosted_vllm/nobody"})
         refused = ""
@@ -46,7 +53,11 @@ def main(url: str, model: str) -> None:
         "streamed_usage": [chunk.usage.completion_tokens for chunk in streamed if getattr(chunk, "usage", None)][-1:],
         "calls": [[call.function.name, sorted(json.loads(call.function.arguments))] for call in calls],
         "at_once": asyncio.run(at_once()),
+        "said": [[call.function.name, call.function.arguments] for call in calls],
+        "streamed_said": [[call.function.name, call.function.arguments] for call in streamed_calls],
         "text": text.choices[0].text,
+        "text_streamed": "".join(chunk.choices[0].text or "" for chunk in text_streamed if chunk.choices),
+        "vectors": [item["embedding"] for item in found.data],
         "refused": refused,
     }
     print(json.dumps(seen))

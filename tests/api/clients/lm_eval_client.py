@@ -74,6 +74,7 @@ def main(url: str, model: str, tokenizer: str, folder: str) -> None:
             seen[f"{name} {task}"] = {
                 "scores": {key: value for key, value in result["results"][task].items() if isinstance(value, float)},
                 "answers": [sample["resps"] for sample in samples],
+                "asked": [sample["arguments"] for sample in samples] if task == "troupe_choices" else [],
             }
     print(json.dumps(seen))
 

@@ -18,13 +18,28 @@ for await (const chunk of await client.chat.completions.create({ ...common, stre
 const helper = await client.chat.completions.stream(common).finalChatCompletion();
 const properties = { first: { type: "integer" }, second: { type: "integer" } };
 const schema = { type: "object", properties, required: ["first", "second"], additionalProperties: false };
-const structured = await client.chat.completions.create({
+const shaped = {
   ...common, max_tokens: 96, response_format: { type: "json_schema", json_schema: { name: "sum", schema, strict: true } },
-});
-const forced = await client.chat.completions.create({
+};
+const structured = await client.chat.completions.create(shaped);
+const structuredStreamed = await client.chat.completions.stream(shaped).finalChatCompletion();
+const calling = {
   ...common, max_tokens: 96, tools: [{ type: "function", function: { name: "add", parameters: schema } }],
   tool_choice: { type: "function", function: { name: "add" } },
-});
+};
+const forced = await client.chat.completions.create(calling);
+const forcedHelper = await client.chat.completions.stream(calling).finalChatCompletion();
+const said = [];
+for await (const chunk of await client.chat.completions.create({ ...calling, stream: true }))
+  for (const piece of chunk.choices[0]?.delta?.tool_calls ?? []) {
+    said[piece.index] ??= ["", ""];
+    said[piece.index][0] += piece.function?.name ?? "";
+    said[piece.index][1] += piece.function?.arguments ?? "";
+  }
+const callsOf = (completion) => completion.choices[0].message.tool_calls.map((call) => [call.function.name, call.function.arguments]);
+const texts = ["a fox", "x"];
+const coded = await client.embeddings.create({ model, input: texts });
+const floats = await client.embeddings.create({ model, input: texts, encoding_format: "float" });
 const text = await client.completions.create({ model, prompt: "Once upon", max_tokens: 8, temperature: 0 });
 let textStreamed = "";
 for await (const chunk of await client.completions.create({ model, prompt: "Once upon", max_tokens: 8, temperature: 0, stream: true }))
@@ -32,8 +47,16 @@ for await (const chunk of await client.completions.create({ model, prompt: "Once
 const models = [];
 for await (const card of client.models.list()) models.push(card.id);
 const response = await client.responses.create({ model, input: "What is 23 + 45?", max_output_tokens: 24, temperature: 0 });
-const kinds = [];
-for await (const event of await client.responses.create({ model, input: "Hi", max_output_tokens: 8, stream: true })) kinds.push(event.type);
+const telling = { model, input: "Tell me a story.", max_output_tokens: 8, temperature: 0 };
+const told = await client.responses.create(telling);
+const events = [];
+for await (const event of await client.responses.create({ ...telling, stream: true })) events.push(event);
+const toldHelper = await client.responses.stream(telling).finalResponse();
+const callEvents = [];
+for await (const event of await client.responses.create({
+  model, input: "What is 23 + 45?", max_output_tokens: 96, temperature: 0, stream: true,
+  tools: [{ type: "function", name: "add", parameters: schema, strict: true }], tool_choice: { type: "function", name: "add" },
+})) callEvents.push(event);
 let refused = null;
 try { await client.chat.completions.create({ ...common, model: "nobody" }); } catch (error) {
   refused = [error.constructor.name, error.status, error.code, error.param];
@@ -55,5 +78,9 @@ console.log(JSON.stringify({
   streamed, streamedUsage: usage.completion_tokens, helper: helper.choices[0].message.content,
   structured: Object.keys(JSON.parse(structured.choices[0].message.content)).sort(),
   calls: forced.choices[0].message.tool_calls.map((call) => [call.function.name, Object.keys(JSON.parse(call.function.arguments)).sort()]),
-  text: text.choices[0].text, textStreamed, models, response: response.output_text, first: kinds[0], last: kinds.at(-1), refused, wrong,
+  structuredText: structured.choices[0].message.content, structuredStreamed: structuredStreamed.choices[0].message.content,
+  saidWhole: callsOf(forced), saidHelper: callsOf(forcedHelper), said,
+  coded: coded.data.map((item) => Array.from(item.embedding)), floats: floats.data.map((item) => item.embedding),
+  text: text.choices[0].text, textStreamed, models, response: response.output_text, refused, wrong,
+  told: told.output_text, toldHelper: toldHelper.output.at(-1).content[0].text, events, callEvents,
 }));

@@ -56,6 +56,11 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
+def test_every_parser_has_a_recorded_text_by_its_name():
+    assert not set(TOOL_PARSERS) - {case.tool_parser for case in CASES}
+    assert not set(REASONING_PARSERS) - {case.reasoning_parser for case in CASES}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded_text_means_what_it_says(case: Case):
     dialect = dialect_named(case.tool_parser, case.reasoning_parser)
