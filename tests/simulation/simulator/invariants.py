@@ -77,7 +77,7 @@ def check_mailbox(box: Mailbox[Any, Any]) -> str | None:
 def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
     """4: what a reader has not taken is bounded by its budget and what was under way when it was paused."""
     undelivered = outbox._undelivered
-    if outbox._streaming and undelivered > budget + slack:
+    if outbox.streams and undelivered > budget + slack:
         return f"4: request {outbox.request} holds {undelivered} undelivered tokens, the budget is {budget}"
     return None
 
