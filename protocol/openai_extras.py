@@ -49,7 +49,7 @@ class ExtraFields(DescriptiveFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
     """Tokens per event of a stream; 1 is an event per token."""
-    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")] | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^(?!.*\n)[A-Za-z0-9._:-]+$")] | None = None
     """Shows in the answer's id."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
