@@ -59,7 +59,7 @@ class WakeQuery(_Query, frozen=True, kw_only=True):
 class ProfileQuery(_Query, frozen=True, kw_only=True):
     max_iterations: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Recording ends by itself after so many steps."""
-    prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
+    prefix: Annotated[str, Meta(pattern=r"^(?!.*\n)[A-Za-z0-9_-]{1,64}$")] | None = None
     """Beginning of the file's name."""
 
 

@@ -74,7 +74,8 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: Annotated[str, Meta(max_length=128)]
     endpoint: Annotated[str, Meta(max_length=128)]
     """Path of the route that answers all lines."""
-    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}[smhd]$")]
+    # A pattern's $ alone lets a line feed at the end pass, here as in the others.
+    completion_window: Annotated[str, Meta(pattern=r"^(?!.*\n)[1-9][0-9]{0,3}[smhd]$")]
     """What is not answered by then is not answered any more: a number and s, m, h or d."""
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -107,7 +107,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What one tenant (one API key) may use. Limits are for this tenant alone; None is no limit."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[A-Za-z0-9._-]+$")]
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!.*\n)[A-Za-z0-9._-]+$")]
     """Shows in logs and metrics."""
     weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
     """Its part of the whole under the fair policy, relative to the others."""

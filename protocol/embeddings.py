@@ -28,7 +28,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     queue_timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds that each input may wait to begin; ours."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")] | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^(?!.*\n)[A-Za-z0-9._:-]+$")] | None = None
     mm_processor_kwargs: Any = None
 
 

@@ -94,6 +94,7 @@ async def test_what_cannot_be_a_batch(serving: Any) -> None:
             {"input_file_id": "file-0"},
             {"completion_window": "8d"},
             {"completion_window": "soon"},
+            {"completion_window": "24h\n"},
             {"metadata": {str(number): "x" for number in range(17)}},
         ):
             given = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": file.id} | wrong

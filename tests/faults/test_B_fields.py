@@ -117,5 +117,5 @@ async def test_B16_names_of_requests(tiny_engine):
         assert second.json()["usage"]["completion_tokens"] == 120
         assert b"cmpl-twin" in await first.read_until(b"[DONE]")
         await first.close()
-        wrong = ("", "a b", "x" * 129, "a\r\nb: c", "\u00fc", 5)
+        wrong = ("", "a b", "x" * 129, "a\r\nb: c", "a\n", "\u00fc", 5)
         await check_matrix(attacked, [({"request_id": value}, "request_id") for value in wrong])

@@ -1,4 +1,7 @@
-"""Rows G5 and G9 of the fault table: what a server process opens, and where its secrets are not."""
+"""Rows G5 and G9 of the fault table: what a server process opens, and where its secrets are not.
+
+All of it is slow: `make test` has a server in the test's own process, in `test_G_secrets`.
+"""
 
 import os
 import signal

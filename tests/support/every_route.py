@@ -5,8 +5,18 @@ import re
 from typing import Any
 
 import httpx
+import pytest
+from canary import Attacked
+from serving import server_config
 
+from troupellm.protocol.config import ServerConfig
 from troupellm.server.router import Route
+
+SOME = ("/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/log_level")
+ROUTES = [pytest.param(SOME, id="some"), pytest.param((), id="every", marks=pytest.mark.slow)]
+"""For `chosen`."""
+KEYS = {"open": "secret", "api": "secret", "admin": "boss"}
+"""By scope."""
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 _PAIR = {"text_1": "Hi", "text_2": "there"}
@@ -40,7 +50,30 @@ _TEXT = '"Hi"'
 _LEAKS = re.compile(
     r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6,}|/(?:work|tmp|root|home|usr|var|etc)/|object at|TROUPE_|secret|boss"
 )
-_SHAPES = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
+SHAPES = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
+
+
+def with_keys(**settings: Any) -> ServerConfig:
+    """A server that has every route, and wants `KEYS`."""
+    return server_config(api_key=("secret",), admin_api_key=("boss",), **settings)
+
+
+def chosen(attacked: Attacked, only: tuple[str, ...] = ()) -> list[Route]:
+    """The routes with these paths; every one without any."""
+    return [route for route in attacked.served.app.routes if not only or route.path in only]
+
+
+async def send(attacked: Attacked, route: Route, content: bytes, **headers: str) -> httpx.Response:
+    given = {"content-type": "application/json", "authorization": f"Bearer {KEYS[route.scope]}"}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    return await attacked.client.post(path_of(route), content=content, headers=given)
+
+
+def stays_refused(route: Route, answer: httpx.Response, statuses: tuple[int, ...]) -> str | None:
+    """What is wrong with an answer that should have one of these statuses."""
+    if answer.status_code not in statuses:
+        return f"{answer.status_code} {answer.text[:200]}"
+    return problem_of(route, answer)
 
 
 def body_of(route: Route, *, stream: bool = False) -> dict[str, Any]:
@@ -87,7 +120,7 @@ def problem_of(route: Route, answer: httpx.Response) -> str | None:
 
 def _problem_of_error(route: Route, answer: httpx.Response) -> str | None:
     error = answer.json()["error"]
-    if set(error) != _SHAPES[route.error_shape]:
+    if set(error) != SHAPES[route.error_shape]:
         return f"shape {error}"
     if len(error["message"]) > 512:
         return "a long message"

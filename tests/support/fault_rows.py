@@ -50,6 +50,20 @@ ROWS: dict[str, tuple[Values, ...]] = {
         Values(fields=("thinking_token_budget",), types=(1.5, "1", True), ranges=(-2, 2**40), odd=(-1, 0)),
         Values(fields=("queue_timeout",), types=("1", True, []), ranges=(0, -1), odd=(1e308,)),
         Values(fields=("top_n", "dimensions"), types=(1.5, "1", True, []), ranges=(-1,), odd=(HUGE,)),
+        Values(
+            fields=("completion_window",),
+            types=(5, [], None),
+            ranges=("", "24", "0h", "-1h", "1w", "24h\n", "24H", "\u0661h", "8d", "9999d", LONG),
+        ),
+        Values(
+            fields=("output_expires_after",),
+            types=(5, "x", []),
+            ranges=(
+                {}, {"anchor": "created_at"}, {"anchor": "created_at", "seconds": 5}, {"seconds": 7_200},
+                {"anchor": "now", "seconds": 7_200}, {"anchor": "created_at", "seconds": 2**63},
+            ),
+        ),
+        Values(fields=("all",), types=(1, "yes", []), ranges=(True,)),  # beside names: which is meant?
     ),
     "B3": (Values(fields=_NUMBERS, types=("1", True, [], "NaN"), ranges=(-1e308, 1e308, -2.5), odd=(-0.0, 1e-320)),),
     "B4": (
@@ -131,12 +145,21 @@ ROWS: dict[str, tuple[Values, ...]] = {
         ),
         Values(fields=("tool_choice",), types=(5, []), odd=("sometimes", "required", {"type": "function"})),
     ),
-    "B12": (Values(fields=("model",), odd=("nobody", "../../x", LONG, "a\x00b", "/etc/passwd", "")),),
+    "B12": (
+        Values(fields=("model",), odd=("nobody", "../../x", LONG, "a\x00b", "/etc/passwd", "")),
+        Values(fields=("input_file_id",), types=(5, [], None), ranges=("", "file-0", "../../x", "a\x00b", LONG)),
+        Values(
+            fields=("endpoint",),
+            types=(5, [], None),
+            ranges=("", "/v1/nowhere", "/v1/batches", "/pause", "v1/completions", "/v1/../v1/completions", LONG),
+        ),
+        Values(fields=("request_ids",), types=("x", 5, {}, [5], [None]), ranges=([], ["x" * 257], ["x"] * 1_025)),
+        Values(fields=("level",), types=(5, [], None), ranges=("", "loud", "INFO", "critical", LONG)),
+    ),
     "B13": (
         Values(fields=("cache_salt",), types=(5, []), ranges=("", "x" * 129, LONG), odd=("ü" * 64, "../..")),
         Values(fields=_LABELS, types=(5, []), ranges=("x" * 513, LONG), odd=("", "\u202e\x00ü", "../../etc")),
         Values(fields=("metadata",), types=(5, [], "x"), odd=({"a": 5}, {"user_id": LONG}, {"b": "ü\x00"})),
-        Values(fields=("request_id",), types=(5,), ranges=("", "a b", "x" * 129, "a\r\nb: c", "ü"), odd=("mine",)),
     ),
     "B14": (
         Values(
@@ -159,6 +182,14 @@ ROWS: dict[str, tuple[Values, ...]] = {
         Values(
             fields=("grammar_key", "block_hashes", "hf_overrides", "trust_remote_code", "lora_path", "extra_body"),
             odd=({"a": 1}, "x" * 1000, True),
+        ),
+    ),
+    "B16": (  # as a field; `test_B_names` has the header
+        Values(
+            fields=("request_id",),
+            types=(5,),
+            ranges=("", "a b", "x" * 129, "a\r\nb: c", "a\n", "ü", LONG),
+            odd=("mine", "x" * 128),
         ),
     ),
 }  # fmt: skip
