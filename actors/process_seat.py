@@ -60,6 +60,9 @@ class RemoteWorker:
         self._messages: deque[FromWorker] = deque()
         self._broken: FrameError | None = None
         self._killed = False
+        self._processes: Processes | None = None
+        self._oom_kills: int | None = None
+        """Of the kernel, when this process started or began to load."""
         self._waiter: Waiter | None = None
         self._guides: dict[int, Waiter] = {}
         """Who waits for a guide to be built, by its number."""
@@ -71,9 +74,13 @@ class RemoteWorker:
             self.child = await processes.start(MODULE, self)
         except OSError as error:
             raise WorkerGone(f"a worker process cannot be started: {error.strerror}", fault=False) from error
+        self._processes = processes
+        self._oom_kills = processes.oom_kills()
         self._write(HELLO)
 
     def send(self, message: ToWorker) -> None:
+        if isinstance(message, Load) and self._processes is not None:  # whom it killed while this one was the spare
+            self._oom_kills = self._processes.oom_kills()
         self._write(message)
 
     async def next(self) -> FromWorker:
@@ -157,10 +164,17 @@ class RemoteWorker:
         code = await self.child.ended(KILL_SECONDS)
         if code is None:
             return WorkerGone("the worker process has closed its connection")
+        if code == -signal.SIGKILL and not self._killed and self._memory_ran_out():
+            return WorkerGone("the worker process was killed by the kernel for want of memory", exhausted=True)
         if code < 0:
             outside = -code in _FROM_OUTSIDE and not self._killed
             return WorkerGone(f"the worker process was killed by {_signal_name(-code)}", fault=not outside)
         return WorkerGone(f"the worker process ended with exit code {code}")
+
+    def _memory_ran_out(self) -> bool:
+        """Whether the kernel has killed anybody for want of memory meanwhile: most likely this process."""
+        now = None if self._processes is None else self._processes.oom_kills()
+        return now is not None and self._oom_kills is not None and now > self._oom_kills
 
 
 class ProcessSeat:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 MOST_LINE_BYTES = 8192
@@ -61,6 +62,9 @@ class Processes(Protocol):
             OSError: there can be no more processes.
         """
 
+    def oom_kills(self) -> int | None:
+        """How many processes like ours the kernel has killed for want of memory; None where it does not say."""
+
 
 class SystemProcesses:
     """Implements `Processes` on asyncio."""
@@ -95,6 +99,9 @@ class SystemProcesses:
             process.wait()
             raise
         return child
+
+    def oom_kills(self) -> int | None:
+        return count_oom_kills()
 
 
 class SystemChild:
@@ -180,6 +187,37 @@ class _Lines(asyncio.Protocol):
         self.over = True
         if self._held:
             self._said(self._held.decode(errors="replace").rstrip())
+
+
+def count_oom_kills(root: Path = Path("/")) -> int | None:
+    """Counted for our control group where that can be read, else for the machine; before the victim hears of it."""
+    for path in (*_group_counts(root), root / "proc/vmstat"):
+        try:
+            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, number = line.partition(" ")
+            if name == "oom_kill" and number.isdecimal():
+                return int(number)
+    return None
+
+
+def _group_counts(root: Path) -> list[Path]:
+    """Files of our control group, in either version of them, that may hold the count."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    groups, found = root / "sys/fs/cgroup", []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if not controllers:
+            found.append(groups / group.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(groups / "memory" / group.lstrip("/") / "memory.oom_control")
+    return found
 
 
 def _module_path() -> str:

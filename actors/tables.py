@@ -71,11 +71,13 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     "metrics": Rule(strategy="restart", hint=_BUG),
     "output": Rule(strategy="restart", hint=_BUG),
     # The intensity is that of the model in its seat, which the actor replaces by itself; every finished step forgives
-    # what came before; to find one guilty among 1,024 suspects takes eleven. A crash of the actor itself ends the
-    # engine: it alone knows what the model has been asked.
+    # what came before, so rare losses never add up; to find one guilty among 1,024 suspects takes eleven. The window is
+    # long, since a large model loads for a minute and a hung step takes its whole deadline: whatever the cycle, minutes
+    # without a finished step are the end. A crash of the actor itself ends the engine: it alone knows what the model
+    # has been asked.
     "worker": Rule(
         strategy="stop",
-        intensity=Intensity(restarts=16),
+        intensity=Intensity(restarts=16, seconds=3600.0, outage=240.0),
         hint="the model worker fails at every step: see the traceback; less memory per step is max_num_batched_tokens",
     ),
     # Nobody else knows what the requests have so far.

@@ -41,6 +41,7 @@ STOPPED_LOOKS = 2
 """A worker that is still stopped so many looks after it was first seen so is given up."""
 _FIRST_PAUSE_SECONDS = 0.05
 """Before a restart that follows one which failed; doubles each time."""
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
 class ResultSink(Protocol):
@@ -246,6 +247,7 @@ class WorkerActor:
     async def _replace(self, cause: Exception) -> None:
         """The worker is lost: say so, drop what it was asked, and come back when there is another one."""
         self._drop_plans()
+        since = self._clock.now() if self.busy_since is None else self.busy_since
         self.busy_since = None
         self.losses += 1
         self.restarting = reason = _reason(cause)
@@ -254,7 +256,7 @@ class WorkerActor:
         fault = not isinstance(cause, WorkerGone) or cause.fault
         logger.error("the worker is lost: %s", reason, exc_info=cause)
         self._scheduler.control(WorkerLost(reason, fault, found_no_memory(cause)))
-        ready = await self._restart(cause)
+        ready = await self._restart(cause, since)
         self.restarting = None
         self._drop_plans()
         logger.info("the worker is back")
@@ -269,22 +271,27 @@ class WorkerActor:
             if isinstance(message, CommandWorker):
                 self._orders.append(message)
 
-    async def _restart(self, cause: Exception) -> WorkerReady:
-        """Raises the root cause when there were too many losses."""
+    async def _restart(self, cause: Exception, since: float) -> WorkerReady:
+        """Raises the root cause when there were too many losses. since: when the step began that was lost."""
         pause = 0.0
         while True:
-            if self._crashes.add():
+            now = self._clock.now()
+            if self._crashes.add(now - since):
                 cause.add_note(f"the worker was lost again and again ({self._crashes}), and no step has finished since")
                 raise cause
+            since = now
             await anyio.sleep(pause)
-            pause = max(_FIRST_PAUSE_SECONDS, 2 * pause)
+            pause = min(max(_FIRST_PAUSE_SECONDS, 2 * pause), _LONGEST_PAUSE_SECONDS)
             try:
-                return await self._seat.restart()
+                ready = await self._seat.restart()
             except WorkerStuck:
                 raise
             except Exception as error:
                 logger.error("the worker could not be restarted: %s", _reason(error), exc_info=error)
                 cause = error
+            else:
+                self._crashes.charge(self._clock.now() - since)
+                return ready
 
 
 def _reason(cause: Exception) -> str:

@@ -27,11 +27,13 @@ class WorkerGone(WorkerCrashed):
 
     Attributes:
         fault: it failed by itself; False when somebody outside killed it.
+        exhausted: it found no memory, or the kernel killed it for want of memory.
     """
 
-    def __init__(self, message: str, *, fault: bool = True) -> None:
+    def __init__(self, message: str, *, fault: bool = True, exhausted: bool = False) -> None:
         super().__init__(message)
         self.fault = fault
+        self.exhausted = exhausted
 
 
 class WorkerStuck(WorkerCrashed):
@@ -228,6 +230,8 @@ def check_reply(plan: StepPlan, result: StepResult) -> None:
 
 def found_no_memory(error: Exception) -> bool:
     """Whether a step failed for want of memory, on whatever device."""
+    if isinstance(error, WorkerGone):
+        return error.exhausted
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()

@@ -11,7 +11,7 @@ from msgspec import Meta
 Label = Annotated[str, Meta(max_length=512)]
 """A name of the client's own for somebody or something; never used as a key, a path or a label of a metric."""
 
-RequestName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")]
+RequestName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^(?!.*\n)[A-Za-z0-9._:-]+$")]
 Processors = list[str | dict[str, Any]] | dict[str, dict[str, Any] | None]
 
 

@@ -143,9 +143,10 @@ class WorkerLost(msgspec.Struct, frozen=True):
 
     reason: str
     fault: bool = True
-    """The worker failed by itself, so what it computed is under suspicion. False: it was killed from outside."""
+    """The worker failed by itself, so what it computed is under suspicion. False: it was killed from outside, or so it
+    looks."""
     exhausted: bool = False
-    """It found no memory: smaller steps may pass."""
+    """It found no memory, or was killed for want of it: smaller steps may pass."""
 
 
 class WorkerBack(msgspec.Struct, frozen=True):

@@ -7,6 +7,8 @@ convicted. Innocent halves come first in line, so whatever has sickened the work
 
 Who was cleared stays on parole for some tokens. If the worker dies over it again, it must get further past that point
 each time: a request that kills the worker a little later at every attempt is found too.
+
+Of a kill that may have come from outside one knows less: see `suspect`.
 """
 
 from collections import deque
@@ -59,6 +61,9 @@ class Quarantine:
     def __init__(self) -> None:
         self.members: set[Request] | None = None
         self.num_convicted = 0
+        self._steady = False
+        """The members are those of the first trial since there is this worker."""
+        self._renewed = False
         self._groups: deque[list[_Suspect]] = deque()
         self._paroled: dict[Request, _Suspect] = {}
 
@@ -66,8 +71,26 @@ class Quarantine:
         """Requests under suspicion."""
         return sum(map(len, self._groups))
 
-    def accuse(self, lost: Iterable[Sequence]) -> list[Request]:
+    def renew(self) -> None:
+        """There is another worker, which has computed nothing yet."""
+        self.members = None
+        self._renewed = True
+
+    def suspect(self, lost: Iterable[Sequence]) -> list[Request]:
+        """As `accuse`, after a kill that looks as if it came from outside, but came too often.
+
+        Held against those only who are not on trial yet, or with whom this worker has computed nothing else; and
+        convicted is only who was alone with it from its first step.
+        """
+        if self.members is None:
+            return self.accuse(lost, convict=False)
+        return self.accuse(lost, convict=len(self.members) == 1) if self._steady else []
+
+    def accuse(self, lost: Iterable[Sequence], *, convict: bool = True) -> list[Request]:
         """The worker has died of one of these sequences, still with the positions that were planned for them.
+
+        Args:
+            convict: if there is only one and it is its second death.
 
         Returns:
             the convicted.
@@ -88,7 +111,7 @@ class Quarantine:
         if len(suspects) > 1:
             half = (len(suspects) + 1) // 2
             self._groups.extend((suspects[:half], suspects[half:]))
-        elif suspects and suspects[0].deaths >= DEATHS_TO_CONVICT:
+        elif suspects and convict and suspects[0].deaths >= DEATHS_TO_CONVICT:
             self.num_convicted += 1
             return [suspects[0].request]
         elif suspects:
@@ -100,6 +123,13 @@ class Quarantine:
 
         A member whose reader has stopped reading cannot go on: its own trial comes when it reads again.
         """
+        changed = self._put_on_trial()
+        self._steady = self._renewed or (self._steady and not changed)
+        self._renewed = False
+        return changed
+
+    def _put_on_trial(self) -> bool:
+        """Whether `members` has changed."""
         if not self._groups:
             changed, self.members = self.members is not None, None
             return changed

@@ -6,6 +6,7 @@ once is among the tokens that the sequence starts from.
 
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.kills import Kills
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.planner import Planner
 from troupellm.actors.scheduler.quarantine import Quarantine
@@ -37,6 +38,7 @@ class Replay:
         self._flights = flights
         self._planner = planner
         self._quarantine = quarantine
+        self._kills = Kills()
         self._max_tokens = max_tokens
         self.reason: str | None = None
         self.num_replayed = 0
@@ -52,8 +54,7 @@ class Replay:
         self._planner.engine_epoch += 1
         if lost.exhausted:
             self._planner.shrink()
-        accused = self._sequences_in_flight() if lost.fault else []
-        convicted = self._quarantine.accuse(accused) if accused else []
+        convicted = self._judge(lost)
         self.num_replayed += self._residents.evacuate()
         self._tables.rebuild(self._tables.num_blocks)
         self._flights.forget()
@@ -76,7 +77,17 @@ class Replay:
             if _most_blocks(request, ready, self._max_tokens) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")
                 self._ledger.end_request(request, error)
+        self._quarantine.renew()
         self.reason = None
+
+    def _judge(self, lost: WorkerLost) -> list[Request]:
+        """Who killed the worker; usually nobody, or nobody is known yet."""
+        met = self._sequences_in_flight()
+        if not met:
+            return []
+        if lost.fault:
+            return self._quarantine.accuse(met)
+        return self._quarantine.suspect(met) if self._kills.add(met) else []
 
     def _sequences_in_flight(self) -> list[Sequence]:
         """Those that the lost plans named and that have not ended, each once."""

@@ -36,8 +36,9 @@ from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
 
-INTENSITY = Intensity(restarts=3, seconds=60.0)
-"""Of each front by itself; one that crashes more often takes the server down."""
+INTENSITY = Intensity(restarts=5, seconds=600.0)
+"""Of each front by itself; one that crashes more often takes the server down. One that hangs is found after half a
+minute or a whole one: as many of these as restarts must fit in."""
 
 
 class FrontsFailed(TroupeError):

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from troupellm.actors.process_seat import MODULE, ProcessSeat
-from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
+from troupellm.actors.worker_seat import WorkerGone, WorkerStuck, found_no_memory
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 from troupellm.protocol.frames import Assembler, Codec
@@ -79,6 +79,11 @@ class FakeProcesses:
     def __init__(self) -> None:
         self.children: list[FakeChild] = []
         self.exhausted = False
+        self.kernel_kills: int | None = 0
+        """For want of memory, as far as the kernel says."""
+
+    def oom_kills(self) -> int | None:
+        return self.kernel_kills
 
     async def start(self, module: str, events: Any) -> FakeChild:
         assert module == MODULE
@@ -165,6 +170,40 @@ async def test_how_a_worker_died_says_whose_fault_it_was(
     with pytest.raises(WorkerGone, match=reason) as caught:
         await seat.receive()
     assert caught.value.fault is fault
+    await seat.close()
+
+
+async def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_at_fault(
+    seat: ProcessSeat, processes: FakeProcesses
+) -> None:
+    await seat.start()
+    await seat.stand_by()
+    processes.kernel_kills = 1
+    processes.children[0].die(-signal.SIGKILL)
+    with pytest.raises(WorkerGone, match="killed by the kernel for want of memory") as caught:
+        await seat.receive()
+    assert caught.value.fault
+    assert found_no_memory(caught.value)
+    await seat.restart()
+    processes.children[1].die(-signal.SIGKILL)  # the spare was there when the first one died, and is not meant
+    with pytest.raises(WorkerGone, match="killed by SIGKILL") as caught:
+        await seat.receive()
+    assert not caught.value.fault
+    assert not found_no_memory(caught.value)
+    await seat.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (None, None), (None, 3), (3, None)])
+async def test_a_kernel_that_does_not_say_whom_it_killed_accuses_nobody(
+    seat: ProcessSeat, processes: FakeProcesses, before: int | None, after: int | None
+) -> None:
+    processes.kernel_kills = before
+    await seat.start()
+    processes.kernel_kills = after
+    processes.children[0].die(-signal.SIGKILL)
+    with pytest.raises(WorkerGone, match="killed by SIGKILL") as caught:
+        await seat.receive()
+    assert not caught.value.fault
     await seat.close()
 
 

@@ -1,10 +1,11 @@
 """Processes of ours, for real."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from troupellm.actors.processes import SystemProcesses
+from troupellm.actors.processes import SystemProcesses, count_oom_kills
 
 pytestmark = pytest.mark.anyio
 
@@ -29,3 +30,32 @@ async def test_an_interrupt_at_the_terminal_is_not_for_children() -> None:
     assert await child.ended(60) == 0
     assert session == child.pid != os.getsid(0)
     assert listener.lines
+
+
+EVENTS = "low 0\nhigh 4\nmax 9\noom 3\noom_kill {}\noom_group_kill 0\n"
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_kills_for_want_of_memory_are_those_of_our_control_group(tmp_path: Path) -> None:
+    put(tmp_path, "proc/vmstat", "nr_free_pages 1\noom_kill 7\n")
+    assert count_oom_kills(tmp_path) == 7
+    put(tmp_path, "proc/self/cgroup", "0::/pod/ours\n")
+    assert count_oom_kills(tmp_path) == 7
+    put(tmp_path, "sys/fs/cgroup/pod/ours/memory.events", EVENTS.format(2))
+    assert count_oom_kills(tmp_path) == 2
+
+
+def test_older_control_groups_count_elsewhere(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "9:cpu,cpuacct:/\n5:memory:/pod/ours\n0::/\n")
+    put(tmp_path, "sys/fs/cgroup/memory/pod/ours/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert count_oom_kills(tmp_path) == 5
+
+
+def test_a_system_that_does_not_count_says_nothing(tmp_path: Path) -> None:
+    assert count_oom_kills(tmp_path) is None
+    put(tmp_path, "proc/vmstat", "nr_free_pages 1\n")
+    assert count_oom_kills(tmp_path) is None

@@ -221,6 +221,30 @@ async def test_E10_a_poison_request_fails_alone(folder):
         assert engine.snapshot().scheduler.convicted == 1
 
 
+class Kernel(SystemProcesses):
+    """Counts those whom it killed for want of memory by the size of a file."""
+
+    def __init__(self, count: Path) -> None:
+        self._count = count
+
+    def oom_kills(self) -> int:
+        return self._count.stat().st_size
+
+
+@pytest.mark.slow
+async def test_E10_a_request_that_makes_the_kernel_kill_for_want_of_memory_fails_alone(folder):
+    count = folder / "oom_kills"
+    count.touch()
+    settings = PROCESS | {"processes": Kernel(count)}
+    async with Engine(folder, worker=FACTORY, **settings) as engine, under_attack(engine, canary_tokens=30) as attacked:
+        await with_spare(engine)
+        body = {"model": "tiny", "prompt": [POISON, 50], "max_tokens": 5}
+        answer = await attacked.client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
+        assert engine.snapshot().scheduler.convicted == 1
+        assert engine.snapshot().scheduler.worker_losses == count.stat().st_size
+
+
 @pytest.mark.parametrize("fault", ["spin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "sleep"))])
 async def test_E12_no_worker_outlives_its_parent(folder, fault):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}

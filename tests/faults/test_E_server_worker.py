@@ -1,4 +1,4 @@
-"""Rows E1, E2, E3, E6, E9 and E10 of the fault table on the real server, whose worker is a process of its own.
+"""Rows E1, E2, E3, E5, E6, E9 and E10 of the fault table on the real server, whose worker is a process of its own.
 
 No client may notice: streams that were running end with the tokens of their solo runs. What the same rows are on an
 embedded engine is in `test_E_process`, `test_E_engine` and `test_E_replay`, which `make test` runs where they show it.
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,8 @@ FEW_STREAMS = 8
 """Of each kind one, in `make test`."""
 PATIENT_SECONDS = 100.0
 """For answers that wait for another worker, which has to import everything on a busy machine."""
+GIVEN_UP_SECONDS = 480.0
+"""For the end of a crash loop, each turn of which loads a model."""
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,30 @@ async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attemp
             for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1}):
                 check_failed_for_good(await client.post("/v1/completions", json=body | fields))
         assert await server.metric("troupellm_worker_restarts_total") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_E5_a_server_whose_worker_process_always_dies_gives_up_within_minutes(folder):
+    """Nobody waits for ever, whatever the model's load adds to each turn of the loop."""
+    told: list[int] = []
+    async with faulty_process(folder, spare=True) as server, server.client(timeout=GIVEN_UP_SECONDS) as client:
+        await server.with_spare()
+        (folder / "doomed").touch()
+
+        async def ask(number: int) -> None:
+            body = {"model": "tiny", "prompt": [number + 40], "max_tokens": 4}
+            with suppress(httpx.TransportError):  # the end may come while it is asked
+                told.append((await client.post("/v1/completions", json=body)).status_code)
+
+        with anyio.fail_after(GIVEN_UP_SECONDS):
+            async with anyio.create_task_group() as group:
+                for number in range(24):
+                    group.start_soon(ask, number)
+        assert await server.exit_code(START_SECONDS) == 1
+        assert set(told) <= {500, 503}
+        assert 503 in told
+        assert server.logged("the worker process ended with exit code 9")
 
 
 NONSENSE = [("id out of range", 0, False), *((kind, number, True) for kind in REPLIES for number in range(3))]

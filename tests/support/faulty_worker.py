@@ -1,12 +1,15 @@
 """A model worker that does harm, for processes that tests start: named by its import path, never by a request.
 
 Harm comes from a prompt that holds a marker token, or from a file named `fault` in the model's folder, which is used up
-by the step that finds it: a fault by the next one, a wrong reply by the next one that has tokens.
+by the step that finds it: a fault by the next one, a wrong reply by the next one that has tokens. A file named `doomed`
+there ends every step's process. Where there is one named `oom_kills`, the marker token ends the process as the kernel
+does when there is no memory: it adds to the count, which is the size of that file, and kills.
 """
 
 import ctypes
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +32,8 @@ class FaultyWorker(ModelWorker):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._fault = folder / "fault"
+        self._doomed = folder / "doomed"
+        self._oom_kills = folder / "oom_kills"
         self._poisoned: set[int] = set()
         self._sick: set[int] = set()
 
@@ -37,6 +42,12 @@ class FaultyWorker(ModelWorker):
         self._poisoned.update(new.row for new in plan.new_rows if POISON in _prompt(new))
         self._sick.update(new.row for new in plan.new_rows if SICK in _prompt(new))
         if not self._poisoned.isdisjoint(plan.rows):
+            if self._oom_kills.exists():
+                with self._oom_kills.open("ab") as file:
+                    file.write(b".")
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(9)
+        if self._doomed.exists():
             os._exit(9)
         name = self._fault.read_text() if self._fault.exists() else ""
         if name in FAULTS:

@@ -5,7 +5,9 @@ from math import ceil, log2
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
+from troupellm.actors.scheduler.kills import KILLS_TO_SUSPECT
 from troupellm.actors.scheduler.quarantine import PAROLE_TOKENS
+from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.worker import StepPlan
 
@@ -178,14 +180,69 @@ def test_who_has_gone_on_for_long_is_not_on_parole_any_more() -> None:
 def test_kills_from_outside_count_against_nobody() -> None:
     harness = Harness(make_core())
     for request in range(1, 4):
-        harness.submit(submission(request, prompt(request)))
+        harness.submit(submission(request, prompt(request), max_tokens=30))
     for _ in range(20):
         harness.plan()
         harness.lose(fault=False)
         assert harness.core.snapshot().quarantined == 0
+        harness.step()
+    harness.run()
+    for request in range(1, 4):
+        assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 30, NO_STOPS)
+
+
+def test_kills_in_a_row_before_anybody_got_anywhere_cost_nobody_a_request() -> None:
+    harness = Harness(make_core())
+    for request in range(1, 4):
+        harness.submit(submission(request, prompt(request)))
+    for kills in range(1, KILLS_TO_SUSPECT + 1):
+        harness.plan()
+        harness.lose(fault=False)
+        assert harness.core.snapshot().quarantined == (3 if kills == KILLS_TO_SUSPECT else 0)
     harness.run()
     for request in range(1, 4):
         assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
+    assert harness.core.snapshot().convicted == harness.core.snapshot().quarantined == 0
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_kills_that_let_few_steps_pass_cost_nobody_a_request(steps: int, plans: int) -> None:
+    """However unlucky those are whose turn never comes before the next kill."""
+    harness = Harness(make_core(caching=False, max_num_batched_tokens=16, max_plans_in_flight=plans))
+    for request in range(1, 9):
+        harness.submit(submission(request, prompt(request)))
+    for _ in range(300):
+        for _ in range(steps):
+            harness.step()
+        if harness.plan() is None and not harness.oracle.pending:
+            break
+        harness.lose(fault=False)
+    for request in range(1, 9):
+        assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
+    assert harness.core.snapshot().convicted == 0
+    harness.assert_idle()
+
+
+class Killed(Deadly):
+    """Each death looks like a kill from outside."""
+
+    def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
+        super().lose(reason, fault=False, exhausted=exhausted)
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("crowd", [1, 2, 5, 8])
+def test_who_is_met_by_kill_after_kill_is_found_in_the_end(crowd: int, plans: int) -> None:
+    for guilty in range(1, crowd + 1):
+        harness = Killed(make_core(max_plans_in_flight=plans), poison={guilty})
+        for request in range(1, crowd + 1):
+            harness.submit(submission(request, prompt(request)))
+        harness.run()
+        check_innocents(harness, range(1, crowd + 1))
+        assert harness.core.snapshot().convicted == 1
+        assert harness.deaths[-1] == {guilty}
+        assert harness.most_in_a_row < SUPERVISION["worker"].intensity.restarts
 
 
 def test_a_suspect_whose_reader_is_away_holds_up_nobody() -> None:

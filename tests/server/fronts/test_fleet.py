@@ -4,16 +4,19 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import httpx
 import psutil
 import pytest
+from anyio.abc import TaskStatus
 from meddler import MARKER, Seats
 from plain_http import NO_TLS
 from serving import server_config
 
+from troupellm.actors.supervise import Child, Supervisor
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.front import CLOSE_SECONDS
 from troupellm.server.fronts import fleet as fleets, member as members
@@ -146,6 +149,57 @@ async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monke
         assert isinstance(await fleet.failure(), FrontsFailed)
         restarts = fleet._supervisor.restarts
         assert max(restarts.values()) == fleets.INTENSITY.restarts
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+
+class MortalFront:
+    """Dies after so many seconds of a clock that knows no others; the last one returns."""
+
+    def __init__(self, clock: FakeClock, seconds: float, lives: list[int]) -> None:
+        self._clock, self._seconds, self._lives = clock, seconds, lives
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        self._clock.time += self._seconds
+        if self._lives:
+            self._lives.pop()
+            raise members.FrontDied("it has not been heard of")
+
+
+def supervised(clock: FakeClock, seconds: float, lives: int) -> Supervisor:
+    left = [0] * lives
+    build = partial(MortalFront, clock, seconds, left)
+    child = Child(name="front-0", build=build, strategy="restart", on_crash=lambda cause, owed: None)
+    return Supervisor([child], clock, fleets.INTENSITY)
+
+
+START_SECONDS = 30.0
+"""Of Python, on a busy machine."""
+DEAF_SECONDS = members.DEAF_REPORTS * members.STATUS_SECONDS
+
+
+@pytest.mark.parametrize("seconds", [0.0, members.GREETING_SECONDS, DEAF_SECONDS, START_SECONDS + DEAF_SECONDS])
+async def test_a_front_that_always_hangs_takes_the_server_down_within_minutes(seconds: float) -> None:
+    clock = FakeClock()
+    with pytest.raises(members.FrontDied, match="heard of"):
+        await supervised(clock, seconds, 1000).run()
+    assert clock.time <= 600.0
+
+
+async def test_a_front_that_dies_now_and_then_never_does() -> None:
+    clock = FakeClock()
+    await supervised(clock, 150.0, 200).run()
+    assert clock.time == 201 * 150.0
 
 
 async def test_a_fleet_that_is_stopped_while_it_starts_leaves_nothing() -> None:

@@ -67,6 +67,9 @@ class SimProcesses:
         self._start_soon(child.run)
         return child
 
+    def oom_kills(self) -> int | None:
+        return 0
+
 
 class _Death(Exception):
     """The process ends with this code."""
