@@ -290,6 +290,8 @@ async def test_a_reader_that_stays_away_is_paused_across_the_socket(checkpoint):
             await until(it_is_paused)
             with await fronts.stream(first, max_tokens=50, prompt="other", return_token_ids=True) as neighbour:
                 assert len(tokens_of(await rest_of(neighbour))) == 50
+            # A window so small may let one segment through per probe, which is 10 kB/s.
+            slow.plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             events = await rest_of(slow)
         for choice in choices:
             mine = [event for event in events if event["choices"][0]["index"] == choice["index"]]
