@@ -108,7 +108,9 @@ async def test_error_after_the_start_is_an_event_and_done(make_wire, make_exchan
         await events.send(b"")
     refusal = answer(not_ready("gone", code="draining"))
     await exchange.respond_error(refusal)
-    assert wire.body == b"data: " + refusal.body + b"\n\n" + DONE
+    error, done = wire.body.removeprefix(b"data: ").split(b"\n\n", 1)
+    assert json.loads(error)["error"] == json.loads(refusal.body)["error"] | {"message": "gone (draining)"}
+    assert done == DONE
     assert wire.sent[-1]["more_body"] is False
     assert wire.sent[0]["status"] == 200
 
