@@ -167,6 +167,18 @@ async def test_alone(reference: Reference, threads: int) -> None:
 
 
 @pytest.mark.anyio
+async def test_another_token_is_noticed(reference: Reference) -> None:
+    (prompt,) = reference.prompts([20])
+    answer = reference.greedy(prompt)
+    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+        await reference.check(engine, prompt, answer)
+        for where in (0, NEW_TOKENS - 1):
+            wrong = [*answer[:where], (answer[where] + 1) % reference.model.config.vocab_size, *answer[where + 1 :]]
+            with pytest.raises(AssertionError, match=f"token {where} is {wrong[where]}"):
+                await reference.check(engine, prompt, wrong)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("size", [QUICK_CROWD, *(pytest.param(size, marks=pytest.mark.slow) for size in (20, 64))])
 async def test_in_a_crowd(reference: Reference, size: int) -> None:
     prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
