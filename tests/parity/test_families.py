@@ -126,7 +126,10 @@ def test_no_other_mismatch_is_forgiven(got: int, reference: list[float], own: li
         assert_close_call(3, got, torch.tensor(reference), own_of(own))
 
 
-def test_this_engines_logits_after_any_tokens_are_found_again(pair: Pair) -> None:
+def test_this_engines_logits_after_any_tokens_are_found_again_and_another_token_is_noticed(pair: Pair) -> None:
     tokens, plain = make_prompt(30), pair.decoder.logits
     torch.testing.assert_close(pair.own_logits(tokens), pair.logits(tokens)[-1], atol=TOLERANCE, rtol=TOLERANCE)
     assert pair.decoder.logits == plain
+    wrong = (pair.greedy(tokens, 1)[0] + 1) % pair.config.vocab_size
+    with pytest.raises(AssertionError, match=f"token 0 is {wrong}"):
+        pair.check(tokens, [wrong])
