@@ -40,7 +40,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
 
-demo: $(VENV)/.tested
+demo: $(VENV)/.demo
 	@$(BIN)/python -m troupellm.load_tests.demo
 
 # One thread for each process of tests: with more, those of one hold up the other's. `make test-all` leaves it open.
@@ -108,11 +108,17 @@ $(VENV)/.installed: $(VENV)/.torch $(INPUTS)
 	@$(PIP) install -q -c $(CONSTRAINTS) -e .
 	@touch $@
 
+$(VENV)/.demo: $(VENV)/.installed
+	@echo "installing the openai package, for the demo (about 6 MB to download with what it needs)"
+	@$(PIP) install -q -c $(CONSTRAINTS) openai
+	@touch $@
+
 $(VENV)/.tested: $(VENV)/.installed $(INPUTS)
-	@echo "installing the test tools"
+	@echo "installing the test tools (up to 350 MB to download; triton, on Linux only, is 290 MB of it)"
 	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[test]"
 	@touch $@
 
 $(VENV)/.checked: $(VENV)/.tested $(INPUTS)
+	@echo "installing ruff and mypy (about 30 MB to download)"
 	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[dev]"
 	@touch $@

@@ -26,7 +26,7 @@ from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
-from troupellm.models.preload import import_beside
+from troupellm.models.preload import frozen, import_beside
 from troupellm.models.read_errors import load_failure
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
 from troupellm.models.source import resolve_model, served_names
@@ -73,6 +73,7 @@ class Machinery:
         self._worker: Worker | None = None
         self._process: ProcessSeat | None = None
         self._compiler: ProcessCompiler | None = None
+        self._frozen = False
 
     async def load(
         self, config: EngineConfig, progress: ProgressSink | None, factory: WorkerFactory | str | None
@@ -129,7 +130,7 @@ class Machinery:
         if self._process is not None:
             self._process.folder = folder
             return self._process, await self._process.start()
-        make = resolve(factory) if isinstance(factory, str) else factory or _model_worker
+        make = resolve(factory) if isinstance(factory, str) else factory or self._model_worker
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
         prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
@@ -167,7 +168,15 @@ class Machinery:
             with anyio.move_on_after(seconds):
                 await self.thread.run(worker.close)
         joined = await self.thread.close(seconds)
+        if self._frozen:
+            self._frozen = False
+            frozen.release()
         return await self.pool.close(seconds) and joined and ended
+
+    def _model_worker(self, folder: Path) -> Worker:
+        """On the step thread, since importing torch takes seconds."""
+        module, self._frozen = import_beside("troupellm.models.worker")
+        return cast(Worker, module.ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else
 
     def _sink(self, progress: ProgressSink | None) -> ProgressSink:
         """Called on the loading threads; hands reports to the host on its own event loop."""
@@ -292,9 +301,3 @@ def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tok
     speaker = speaker_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
     return folder, home, tokenizer, speaker, defaults
-
-
-def _model_worker(folder: Path) -> Worker:
-    """On the step thread, since importing torch takes seconds."""
-    module = import_beside("troupellm.models.worker")
-    return cast(Worker, module.ModelWorker(folder))  # its tickets are a type of its own, opaque to everybody else

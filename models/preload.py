@@ -3,13 +3,15 @@
 `import torch` stops every other thread of the process, the event loop of the host application among them, for two
 reasons. It maps several hundred megabytes while it holds the GIL: a foreign call releases the GIL, and what is mapped
 already is not mapped again. And it makes some two hundred thousand objects, so that the garbage collector walks over
-all of them several times, 50 to 100 ms each.
+all of them several times, 50 to 100 ms each. They are frozen while there is an engine in the process; afterwards the
+collector is the host's again, as it was before.
 """
 
 import ctypes
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,13 +22,55 @@ from types import ModuleType
 _NEVER = 2**31 - 1
 
 
-def import_beside(name: str) -> ModuleType:
-    """Import a module that needs torch, on a thread other than the event loop's."""
-    if "torch" in sys.modules:
-        return import_module(name)
+class Frozen:
+    """What is kept out of the collector's sight for the engines of this process, until the last of them has ended.
+
+    `gc.unfreeze` knows no owners: a host that freezes objects itself, before or meanwhile, keeps all of them frozen.
+    """
+
+    def __init__(self) -> None:
+        self.imported = False
+        """Whether torch was imported for an engine; that of a host which uses it itself is left as it is."""
+        self._lock = threading.Lock()
+        self._engines = 0
+        self._objects = 0
+        """How many there were when they were frozen; 0 where they are not ours to thaw."""
+
+    def hold(self) -> None:
+        """Freeze what there is. Each call needs one of `release`."""
+        with self._lock:
+            self._engines += 1
+            if self._engines > 1:
+                return
+            untouched = gc.get_freeze_count() == 0
+            gc.freeze()
+            self._objects = gc.get_freeze_count() if untouched else 0
+
+    def release(self) -> None:
+        """After the last one the collector sees everything again, unless more was frozen meanwhile."""
+        with self._lock:
+            self._engines -= 1
+            if self._engines == 0 and self._objects and gc.get_freeze_count() <= self._objects:
+                gc.unfreeze()
+
+
+frozen = Frozen()
+
+
+def import_beside(name: str) -> tuple[ModuleType, bool]:
+    """Import a module that needs torch, on a thread other than the event loop's.
+
+    Returns:
+        the module, and whether `frozen` holds it, to be released when it is not used any more.
+    """
+    if "torch" in sys.modules and not frozen.imported:
+        return import_module(name), False
+    frozen.imported = True
     preload_torch()
     with _no_full_collection():
-        return import_module(name)
+        module = import_module(name)
+        frozen.hold()
+    return module, True
 
 
 def preload_torch() -> None:
@@ -45,9 +89,10 @@ def preload_torch() -> None:
 
 @contextmanager
 def _no_full_collection() -> Iterator[None]:
-    """Collect young objects only, and at the end take all that there are out of the collector's sight.
+    """Collect young objects only.
 
-    Modules are never garbage; unless they are frozen, the next full collection makes up for every one left out here.
+    Modules are never garbage; unless they are frozen inside the block, the next full collection makes up for every one
+    left out here.
     """
     before = gc.get_threshold()
     held = (before[0], before[1], _NEVER)
@@ -55,6 +100,5 @@ def _no_full_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
         if gc.get_threshold() == held:  # otherwise the host has set its own meanwhile
             gc.set_threshold(*before)

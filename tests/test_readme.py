@@ -11,6 +11,7 @@ import pytest
 import troupellm
 from troupellm.load_tests import cli as bench
 from troupellm.server.cli.main import _COMMANDS, _parser
+from troupellm.server.cli.vllm_flags import ELSEWHERE as MISSING
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "load_tests/README.md")
@@ -62,6 +63,41 @@ def test_every_public_name_is_there() -> None:
     assert {name for name in names if not hasattr(troupellm, name)} == set()
     for owner, methods in ((troupellm.Engine, r"\bengine\.(\w+)\("), (troupellm.LLM, r"\bLLM\.(\w+)")):
         assert {name for name in re.findall(methods, text) if not hasattr(owner, name)} == set()
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_whoever_has_a_clone_and_nothing_else_can_type_what_is_shown(readme: str) -> None:
+    """The command is in the environment, the package in no index, and the folders are everybody's own."""
+    text = text_of(readme)
+    assert "`source .venv/bin/activate`" in text
+    assert "troupellm[" not in text
+    assert "/tmp" not in text
+
+
+def test_hints_name_no_package_that_no_index_has() -> None:
+    sources = [
+        path for package in ("models", "actors", "server", "load_tests") for path in (ROOT / package).rglob("*.py")
+    ]
+    assert len(sources) > 100
+    assert not [path.name for path in sources if "troupellm[" in path.read_text(encoding="utf-8")]
+
+
+NOT_YET = {
+    "several devices": ("tensor-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"),
+    "images and audio": ("limit-mm-per-prompt", "allowed-media-domains"),
+    "LoRA": ("enable-lora", "lora-modules", "max-loras", "max-lora-rank"),
+    "weights in host memory": ("cpu-offload-gb",),
+    "OpenTelemetry": ("otlp-traces-endpoint",),
+    "metrics of single requests": ("enable-per-request-metrics",),
+}
+
+
+def test_what_is_not_there_yet_is_said_as_the_flags_say_it() -> None:
+    section = text_of("README.md").partition("\n## Not there yet\n")[2].partition("\n## ")[0]
+    assert [words for words in NOT_YET if words not in section] == []
+    flags = {flag for listed in NOT_YET.values() for flag in listed}
+    assert flags <= set(MISSING)
+    assert {flag for flag, sentence in MISSING.items() if "not there yet" in sentence} <= flags
 
 
 def test_python_compiles() -> None:

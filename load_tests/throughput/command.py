@@ -55,7 +55,7 @@ class Entry(msgspec.Struct):
 def run(args: argparse.Namespace) -> int:
     needs_reference = any(name.startswith(("generate", "continuous")) for name in args.contestants)
     if needs_reference and find_spec("transformers") is None:
-        print("bench throughput: install troupellm[reference] for the transformers contestants", file=sys.stderr)
+        print("bench throughput: transformers comes with the test tools (make test), or --contestants", file=sys.stderr)
         return 2
     shape = SHAPES[args.preset]
     threads = args.num_threads or usable_cores()

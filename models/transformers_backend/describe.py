@@ -16,7 +16,7 @@ from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3
 NO_INTERFACE = "not all of its layers attend by the interface of transformers"
-INSTALL = 'pip install "troupellm[transformers]"'
+INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 KINDS = ("full_attention", "sliding_attention")
 
 

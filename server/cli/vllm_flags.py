@@ -28,7 +28,7 @@ ELSEWHERE = {
     "swap-space": "preempted sequences go to host memory with --kv-offloading-size",
     "cpu-offload-gb": _LATER + "; use a smaller --dtype",
     "compilation-config": "nothing is compiled at start; leave it out",
-    "cuda-graph-sizes": _LATER + "; leave it out",
+    "cuda-graph-sizes": "use --cudagraph-capture-sizes",
     "enable-lora": _LATER + "; merge the adapter into the checkpoint",
     "lora-modules": _LATER + "; merge the adapter into the checkpoint",
     "tool-parser-plugin": "dialects are plug-ins of the entry point group troupellm.dialects",

@@ -9,6 +9,7 @@ from plain_http import NO_TLS
 from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.worker import LoadProgress
 from troupellm.server.app import asgi
 from troupellm.server.listener import bind
 
@@ -93,6 +94,23 @@ async def test_loading_and_draining_are_503_with_the_reason(tiny_engine):
     assert (draining.status_code, draining.json()["error"]["code"]) == (503, "draining")
     assert draining.headers["connection"] == "close"
     assert ready.status_code == 503
+
+
+async def test_what_is_refused_while_loading_says_how_far_it_is(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        served.host.engine, served.host.loading = None, True
+        served.host.report(LoadProgress(phase="weights", done=3, total=4))
+        refused = await client.post("/v1/completions", json=PROMPT)
+        ready = await client.get("/readyz")
+        served.host.engine = engine
+        served.host.draining = True
+        draining = await client.post("/v1/completions", json=PROMPT)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "starting"
+    assert "weights 75%" in refused.json()["error"]["message"]
+    assert refused.json()["progress"] == {"phase": "weights", "done": 3, "total": 4, "detail": ""}
+    assert ready.json()["reasons"] == ["the model is loading (weights 75%)"]
+    assert "progress" not in draining.json()
 
 
 async def test_owning_app_opens_and_closes_its_engine(checkpoint):

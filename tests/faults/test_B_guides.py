@@ -124,7 +124,10 @@ async def test_B10_what_cannot_be_is_refused_by_the_second_backend_too(tiny_engi
     async with tiny_engine(**SERVED_BY[backend]) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine, canary_tokens=24, rest=0.3) as attacked:
-            await check_matrix(attacked, REFUSED, sparse=True)
+            # It can tell two free texts apart that llguidance cannot.
+            refused = [case for case in REFUSED if "'any_text'}, {'type': 'any_text'" not in str(case)]
+            assert len(refused) == len(REFUSED) - 1
+            await check_matrix(attacked, refused, sparse=True)
         assert (await engine.generate([5], guide=FIRST, max_tokens=2)).choices[0].text == "a"
 
 

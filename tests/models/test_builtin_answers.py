@@ -1,9 +1,11 @@
 """What the shipped model says to what newcomers ask first."""
 
+import random
+
 import pytest
 from tokenizers import Tokenizer
 
-from troupellm.models.builtin import arithmetic
+from troupellm.models.builtin import arithmetic, facts
 from troupellm.models.builtin.card import CARD, replaced, samples
 from troupellm.models.builtin.decode import greedy
 from troupellm.models.builtin.documents import Chat, Exchange
@@ -32,6 +34,18 @@ def test_one_plus_one_and_all_small_operands_are_right(model: tuple[Network, Tok
         said = greedy(*model, [_prompt(question) for question, _ in group], 24)
         wrong += [text for (_, answer), text in zip(group, said, strict=True) if text != answer]
     assert wrong == []
+
+
+@pytest.mark.parametrize(("part", "least"), [("combinations", 0.95), ("openers", 0.95), ("phrases", 0.85)])
+def test_facts_are_known_in_wordings_that_training_never_showed(
+    model: tuple[Network, Tokenizer], part: str, least: float
+) -> None:
+    """A sample of what the card counts; of its figures the last is 96 %, so that a sample may have less."""
+    asked = facts.evaluation(random.Random(f"a sample of {part}"), part, GROUP)
+    said = greedy(*model, [_prompt(question) for question, _ in asked], 64)
+    wrong = [(question, text) for (question, answer), text in zip(asked, said, strict=True) if text != answer]
+    assert len(asked) == GROUP
+    assert 1 - len(wrong) / GROUP >= least, wrong
 
 
 def test_the_samples_of_the_card_are_what_the_model_says(model: tuple[Network, Tokenizer]) -> None:

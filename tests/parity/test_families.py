@@ -1,13 +1,16 @@
 """Every family equals `transformers` on a small random checkpoint: greedy tokens and logits, however a plan is cut.
 
-A token may differ only where the reference's own two best logits are closer than 1e-4.
+A token may differ only where the reference's own two best logits are closer than 1e-4, and the log-probabilities of
+both after the same tokens are equal within 1e-4.
 """
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
+from decoder_pairs import FAMILIES, LIKELIEST, TOLERANCE, Driver, Pair, assert_close_call, make_prompt
 
 from troupellm.models import runner as runner_module
+from troupellm.models.source import resolve_model
+from troupellm.protocol.config import ModelConfig
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -58,6 +61,15 @@ def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, mo
 
 
 def test_logits_are_within_tolerance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_logits_are_within_tolerance(pair, monkeypatch)
+
+
+def test_logits_of_the_builtin_model_are_within_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    builtin = Pair.stored(resolve_model(ModelConfig(), lambda _: None))
+    assert_logits_are_within_tolerance(builtin, monkeypatch)
+
+
+def assert_logits_are_within_tolerance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, seen = pair.runner(), []
     plain = pair.decoder.logits
 
@@ -84,3 +96,40 @@ def test_preemption_by_recompute_goes_on_with_the_same_tokens(pair: Pair) -> Non
     again.submit(0, driver.tokens[0])
     again.generate(0, 5)
     pair.check(prompt, driver.answer(0) + again.answer(0))
+
+
+CALL = [9.0, 9.00005, 3.0, 2.0, 1.0, 0.0]
+
+
+def own_of(logits: list[float]) -> dict[int, float]:
+    likely = torch.tensor(logits).log_softmax(-1).topk(LIKELIEST)
+    return dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+
+
+def test_a_close_call_that_both_see_is_forgiven() -> None:
+    assert_close_call(3, 0, torch.tensor(CALL), own_of([9.00006, 9.0, *CALL[2:]]))
+
+
+@pytest.mark.parametrize(
+    ("got", "reference", "own", "reason"),
+    [
+        (0, [9.0, 9.0002, *CALL[2:]], [9.0002, 9.0, *CALL[2:]], "gap"),
+        (2, CALL, CALL, "behind its best"),
+        (0, CALL, [9.3, 9.0, *CALL[2:]], "not close"),
+        (0, CALL, [9.0, 9.0, 7.0, *CALL[3:]], "not close"),
+    ],
+    ids=["the reference decides", "another token", "other logits", "another third"],
+)
+def test_no_other_mismatch_is_forgiven(got: int, reference: list[float], own: list[float], reason: str) -> None:
+    """Once a small gap of the reference was enough, whatever the engine had computed."""
+    with pytest.raises(AssertionError, match=reason):
+        assert_close_call(3, got, torch.tensor(reference), own_of(own))
+
+
+def test_this_engines_logits_after_any_tokens_are_found_again_and_another_token_is_noticed(pair: Pair) -> None:
+    tokens, plain = make_prompt(30), pair.decoder.logits
+    torch.testing.assert_close(pair.own_logits(tokens), pair.logits(tokens)[-1], atol=TOLERANCE, rtol=TOLERANCE)
+    assert pair.decoder.logits == plain
+    wrong = (pair.greedy(tokens, 1)[0] + 1) % pair.config.vocab_size
+    with pytest.raises(AssertionError, match=f"token 0 is {wrong}"):
+        pair.check(tokens, [wrong])

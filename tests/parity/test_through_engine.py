@@ -1,7 +1,8 @@
 """The same greedy tokens as `transformers`, through the whole engine: alone, in a crowd, chunked, preempted, cached.
 
 Reference and engine both run in float32 on the CPU. A mismatch is forgiven only where the reference itself hardly
-decides: where its two best logits are closer than 1e-4 at the first differing token.
+decides: where its two best logits are closer than 1e-4 at the first differing token, and the engine's log-probabilities
+after the same tokens are the reference's.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,12 @@ import anyio
 import pytest
 import torch
 import transformers
-from decoder_pairs import write_tokenizer
+from decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 import troupellm
 from troupellm.models.source import resolve_model
 from troupellm.protocol.config import ModelConfig
 
-CLOSE_CALL = 1e-4
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.4, "bos_token_id": 1,
@@ -109,19 +109,21 @@ class Reference:
         return self._answers[key]
 
     @torch.inference_mode()
-    def gap(self, tokens: Sequence[int]) -> float:
-        """Distance of the two best logits after `tokens`."""
-        best = self.model(torch.tensor([list(tokens)])).logits[0, -1].topk(2).values
-        return float(best[0] - best[1])
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """After `tokens`."""
+        return self.model(torch.tensor([list(tokens)])).logits[0, -1]
 
-    def check(self, prompt: Sequence[int], got: Sequence[int]) -> None:
+    async def check(self, engine: troupellm.Engine, prompt: Sequence[int], got: Sequence[int]) -> None:
         expected = self.greedy(prompt)
         if list(got) == expected:
             return
         assert len(got) == len(expected)
         where = next(index for index, pair in enumerate(zip(got, expected, strict=True)) if pair[0] != pair[1])
-        gap = self.gap([*prompt, *expected[:where]])
-        assert gap < CLOSE_CALL, f"token {where} is {got[where]}, not {expected[where]}; the reference's gap is {gap}"
+        before = [*prompt, *expected[:where]]
+        again = await engine.generate(before, temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=LIKELIEST)
+        (said,) = again.choices[0].logprobs
+        own = {entry.token_id: entry.logprob for entry in (said, *said.top)}
+        assert_close_call(where, got[where], self.logits(before), own)
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
         generator = torch.Generator().manual_seed(7)
@@ -161,7 +163,19 @@ async def generate_all(
 async def test_alone(reference: Reference, threads: int) -> None:
     async with troupellm.Engine(reference.folder, num_threads=threads) as engine:
         for prompt in reference.prompts(LENGTHS):
-            reference.check(prompt, (await generate_all(engine, [prompt]))[0])
+            await reference.check(engine, prompt, (await generate_all(engine, [prompt]))[0])
+
+
+@pytest.mark.anyio
+async def test_another_token_is_noticed(reference: Reference) -> None:
+    (prompt,) = reference.prompts([20])
+    answer = reference.greedy(prompt)
+    async with troupellm.Engine(reference.folder, num_threads=1) as engine:
+        await reference.check(engine, prompt, answer)
+        for where in (0, NEW_TOKENS - 1):
+            wrong = [*answer[:where], (answer[where] + 1) % reference.model.config.vocab_size, *answer[where + 1 :]]
+            with pytest.raises(AssertionError, match=f"token {where} is {wrong[where]}"):
+                await reference.check(engine, prompt, wrong)
 
 
 @pytest.mark.anyio
@@ -171,7 +185,7 @@ async def test_in_a_crowd(reference: Reference, size: int) -> None:
     few = 2 if reference.name == TWO_THREADS else 1
     async with troupellm.Engine(reference.folder, num_threads=None if size == 64 else few) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
-            reference.check(prompt, got)
+            await reference.check(engine, prompt, got)
 
 
 @pytest.mark.anyio
@@ -179,7 +193,7 @@ async def test_chunked_prefill(reference: Reference) -> None:
     prompts = reference.prompts([1, 40, 75, 61])
     async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3, num_threads=1) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
-            reference.check(prompt, got)
+            await reference.check(engine, prompt, got)
 
 
 @pytest.mark.anyio
@@ -190,8 +204,8 @@ async def test_preempted(reference: Reference) -> None:
     async with troupellm.Engine(reference.folder, **settings, num_threads=1) as engine:
         answers = await generate_all(engine, prompts)
         assert engine.snapshot().scheduler.preemptions > 0
-    for prompt, got in zip(prompts, answers, strict=True):
-        reference.check(prompt, got)
+        for prompt, got in zip(prompts, answers, strict=True):
+            await reference.check(engine, prompt, got)
 
 
 @pytest.mark.anyio
@@ -203,7 +217,7 @@ async def test_with_a_prefix_hit(reference: Reference) -> None:
         for again in (prompt, longer, prompt[:64]):
             completion = await engine.generate(again, temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
             assert completion.usage.cached_tokens >= 48
-            reference.check(again, completion.token_ids)
+            await reference.check(engine, again, completion.token_ids)
 
 
 @pytest.mark.anyio

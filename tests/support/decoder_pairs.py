@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 TOLERANCE = 1e-4
+LIKELIEST = 5
 MAX_LEN = 192
 SIZES = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -163,6 +164,25 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 
 
+def assert_close_call(index: int, got: int, reference: torch.Tensor, own: Mapping[int, float]) -> None:
+    """A token may differ from the reference's only where that one hardly decides, and both see the same there.
+
+    Args:
+        index: of the token, for the message.
+        reference: logits [vocabulary] after the tokens before it.
+        own: log-probabilities of the likeliest tokens after the same ones, by this engine.
+    """
+    best = reference.topk(2)
+    gap = float(best.values[0] - best.values[1])
+    assert gap < TOLERANCE, f"token {index} is {got}, not {int(best.indices[0])}; the reference's gap is {gap}"
+    behind = float(best.values[0] - reference[got])
+    assert behind < TOLERANCE, f"token {index} is {got}, which the reference has {behind} behind its best"
+    scores = torch.log_softmax(reference.double(), -1)[list(own)]
+    torch.testing.assert_close(
+        torch.tensor(list(own.values()), dtype=torch.float64), scores, atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
 class Pair:
     """One checkpoint in both engines."""
 
@@ -179,6 +199,15 @@ class Pair:
         model.save_pretrained(folder)
         self.reference, self.folder = model, folder
         self.open()
+
+    @classmethod
+    def stored(cls, folder: Path) -> "Pair":
+        """A checkpoint that is there already."""
+        pair = cls.__new__(cls)
+        pair.reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        pair.folder = folder
+        pair.open()
+        return pair
 
     def open(self) -> None:
         """Read the checkpoint with the engine's own code."""
@@ -217,13 +246,26 @@ class Pair:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         return self.reference(torch.tensor([tokens])).logits[0]
 
+    def own_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of this engine after `tokens`, whatever it answered."""
+        seen, plain = [], self.decoder.logits
+        driver = Driver(self.runner())
+        driver.submit(0, tokens)
+        self.decoder.logits = lambda hidden: seen.append(plain(hidden)) or seen[-1].clone()  # sampling changes them
+        try:
+            driver.run({0: len(tokens)})
+        finally:
+            del self.decoder.logits
+        return seen[-1][-1]
+
     def check(self, prompt: list[int], got: list[int]) -> None:
         expected = self.greedy(prompt, len(got))
         for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
             if ours != theirs:
-                best = self.logits([*prompt, *expected[:index]])[-1].topk(2).values
-                gap = float(best[0] - best[1])
-                assert gap < TOLERANCE, f"token {index} is {ours}, not {theirs}; the reference's gap is {gap}"
+                before = [*prompt, *expected[:index]]
+                likely = self.own_logits(before).log_softmax(-1).topk(LIKELIEST)
+                own = dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+                assert_close_call(index, ours, self.logits(before)[-1], own)
                 return
 
 

@@ -1,6 +1,7 @@
 """The command line is made from the configuration Structs: every field has a flag, a variable and a TOML key."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,13 @@ def test_a_cache_without_room_is_a_usage_error(capsys: pytest.CaptureFixture[str
 
 def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
     assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(ELSEWHERE)
+
+
+def test_what_is_said_of_missing_flags_names_flags_that_we_have() -> None:
+    named = {name for sentence in ELSEWHERE.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
+    assert len(named) > 10
+    assert named <= {flag.option for flag in config_flags()}
+    assert "--cudagraph-capture-sizes" in ELSEWHERE["cuda-graph-sizes"]
 
 
 def test_every_flag_has_a_help_text() -> None:
