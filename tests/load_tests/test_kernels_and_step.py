@@ -175,7 +175,7 @@ def test_steady_steps_keep_nothing(bare: BareWorker) -> None:
     tracemalloc.start()
     try:
         rounds = []
-        for _ in range(6):
+        for _ in range(10):
             bare.fill(3, 20, 120)
             bare.decode(100)
             rounds.append(held())

@@ -44,11 +44,12 @@ def seat_the_worker(factory: str) -> None:
     from troupellm.models.preload import import_beside
     from troupellm.protocol.worker_link import resolve
 
-    def make(folder):
-        import_beside("troupellm.models.worker")
+    def make(machinery, folder):
+        _, machinery._frozen = import_beside("troupellm.models.worker")
         return resolve(factory)(folder)
 
-    engine_start.MODEL_WORKER, engine_start._model_worker = factory, make
+    assert callable(engine_start.Machinery._model_worker)
+    engine_start.MODEL_WORKER, engine_start.Machinery._model_worker = factory, make
 
 
 def bound_the_threads() -> None:
