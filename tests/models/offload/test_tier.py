@@ -92,7 +92,8 @@ class Bench:
         self.mover, self.store = ArrayMover(self.arena), DictStore()
         self.engine = TransferEngine(self.mover, self.arena, [self.store], num_blocks=BLOCKS, timeout=60.0)
         self.driver = Driver(self.engine)
-        self.arena[0][:] = 0
+        for place in range(PLACES):  # it may be memory that another arena has left
+            self.arena[place][:] = 0
 
     def hurry(self, timeout: float = 0.0) -> None:
         """From here on, and in what is under way, every operation of the store is late; or none is."""
