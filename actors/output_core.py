@@ -373,7 +373,7 @@ class OutputCore:
                 self._settle(row)
         request.dirty = False
         if request.interval is None:
-            request.due = now + self._pause
+            request.due = now + (self._pause if request.begun else self._flush_interval)
         else:
             request.unseen.clear()
         request.outbox.wake()

@@ -271,6 +271,20 @@ def test_who_is_not_woken_for_pieces_slows_no_reader(sent):
     assert pause_of(core, (10,), 0.1) == pytest.approx(0.020)
 
 
+def test_answers_in_one_piece_become_text_once_per_interval_beside_a_reader_who_is_woken_at_once(sent):
+    core, whole = OutputCore(TABLES, sent.append, 0.02, wakes_per_second=1000.0), Slot(streams=False)
+    core.handle(opened(Slot(), 1, (10,)), 0.0)
+    core.handle(opened(whole, 2, (11,)), 0.0)
+    core.handle(step({10: ids("a"), 11: ids("a")}), 0.1)
+    for tick in range(1, 19):
+        core.handle(step({10: ids("a"), 11: ids("a")}), 0.1 + tick * 0.001)
+        list(core.flush(0.1001 + tick * 0.001))
+    assert len(whole.deltas) == 1
+    core.handle(step({11: ids("a")}), 0.119)
+    list(core.flush(0.1201))
+    assert [len(delta.token_ids) for delta in whole.deltas] == [1, 19]
+
+
 def test_a_share_for_few_is_not_less_than_the_bound_for_many(sent):
     core = OutputCore(TABLES, sent.append, 0.02, wakes_per_second=1000.0, most_wakes_per_second=100.0)
     core.handle(opened(Slot(), 1, (10,)), 0.0)
