@@ -184,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.oracle.broken_rows.clear()
         for request in self.paused:
             self.harness.core.resume(request)
-        self.harness.run()
+        self.harness.run(most=2000 + 200 * len(self.rows))  # steps of a single token, with preemptions
         reader = self.harness.reader
         assert reader.closed.keys() == self.rows.keys(), "a request was not closed"
         self.harness.assert_idle()
