@@ -279,7 +279,7 @@ class RemoteEngine(Door):
             EngineStopped: the engine takes no requests.
         """
         if self.state != "ready":
-            raise EngineStopped(f"the engine is {self.state}", code=self.state)
+            raise self._refusal()
         request = self._new_request(streaming=submission.streaming)
         outbox, number = request.outbox, request.outbox.request
         try:
@@ -318,6 +318,11 @@ class RemoteEngine(Door):
                 outbox.fail(RequestAborted("the request was refused, or its caller left"))
             raise
         return outbox
+
+    def _refusal(self) -> EngineStopped:
+        if self.state == "failed":
+            return EngineStopped("the engine has failed", code="engine_failed")
+        return EngineStopped(f"the engine is {self.state}", code=self.state)
 
     def _new_request(self, *, streaming: bool) -> _Request:
         number = next(self._numbers)

@@ -18,6 +18,7 @@ class Queries:
         self._post = post
         self._numbers = count(1)
         self._open: dict[int, tuple[Waiter, list[Answer]]] = {}
+        self._lost = False
 
     async def metrics(self, *, compat: bool) -> bytes:
         """
@@ -60,10 +61,13 @@ class Queries:
 
     def lost(self) -> None:
         """Nobody answers any more."""
+        self._lost = True
         for waiter, _ in self._open.values():
             waiter.wake()
 
     async def _ask(self, make: Callable[[int], FromFront], seconds: float | None) -> Answer | None:
+        if self._lost:
+            return None
         query, waiter, answers = next(self._numbers), new_waiter(), list[Answer]()
         self._open[query] = waiter, answers
         try:

@@ -150,6 +150,8 @@ class FrontSession:
             on_wake = partial(self._on_wake, request)
             outbox = await hand_over(self._system, self._config, place, apply.arrival, submission, on_wake)
             self._on_wake(request, outbox)
+            if request.scope.cancel_called:  # too late for the way in: nothing waited any more
+                outbox.abort()
         finally:
             if not handed_over:
                 place.leave()

@@ -187,6 +187,17 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "            self._drop(block)\n        elif",
         "            block.ready = True\n        elif",
     ),
+    "requests of a front that fell run on": Mutation(
+        "actors.front_session",
+        "                outbox.abort()\n            await open_outboxes[0]",
+        "                pass\n            await open_outboxes[0]",
+    ),
+    "a place that a front did not use is kept": Mutation(
+        "actors.front_session", "            if not handed_over:\n", "            if False:\n"
+    ),
+    "a reader behind a front who reads again is forgotten": Mutation(
+        "actors.front_session", "            if not held:\n", "            if held:\n"
+    ),
     "the message in hand is lost in a crash": Mutation(
         "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),

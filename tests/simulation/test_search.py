@@ -13,7 +13,9 @@ from multiprocessing import get_context
 import pytest
 from simulator.__main__ import LEAST_HITS_PER_20000
 from simulator.faults import ALPHABET
+from simulator.fronted import draw_seed
 from simulator.history import Verdict
+from simulator.multipliers import draw_whole
 from simulator.runner import digest, run_scenario, run_seed, run_seeds
 from simulator.workload import draw_scenario
 
@@ -31,7 +33,8 @@ of the engine needs a test of its own beside the code that had it."""
 KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 60991, 65320, 68255, 68368)
 _TORCH_SEED = 230
 """The tiny model computes, and its worker is killed once."""
-_SAMPLE = (0, 3, 17, 40, 101, _TORCH_SEED, 390, 1157, 2638)
+_FRONTED_SEEDS = (3, 8, 12)
+_SAMPLE = (0, *_FRONTED_SEEDS, 17, 40, 101, _TORCH_SEED, 390, 1157, 2638)
 
 
 def search(seeds: range, seconds: float = math.inf) -> tuple[Counter[tuple[str, str]], int]:
@@ -84,11 +87,12 @@ def test_twenty_thousand_seeds() -> None:
 
 def test_kept_seeds() -> None:
     judged(run_scenario(draw_scenario(seed)) for seed in KEPT_SEEDS)
-    judged(map(run_seed, KEPT_EXTENDED_SEEDS))
+    judged(run_scenario(draw_whole(seed)) for seed in KEPT_EXTENDED_SEEDS)
 
 
 def test_a_seed_is_the_same_in_every_run() -> None:
     assert draw_scenario(_TORCH_SEED).pressure.torch
+    assert all(draw_seed(seed).pressure.fronts for seed in _FRONTED_SEEDS)
     first = [run_seed(seed, tracing=True) for seed in _SAMPLE]
     again = [run_seed(seed, tracing=True) for seed in _SAMPLE]
     assert all(len(verdict.trace) > 20 for verdict in first)

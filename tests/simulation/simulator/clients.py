@@ -1,16 +1,17 @@
 """Clients: each asks once, reads (or not), and leaves (or not)."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from simulator.history import Record
+from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.stream import Stream
 from troupellm.actors.submit import Submission, submit
 from troupellm.protocol.errors import TroupeError
 
 if TYPE_CHECKING:
+    from simulator.fronts import SimFront
     from simulator.world import World
 
 _STALL_SECONDS = (0.2, 2.0, 8.0, 1000.0)
@@ -22,14 +23,14 @@ class Client:
         self._world = world
         self.record = record
         self.ask = record.ask
-        self._stream: Stream | None = None
+        self._name = f"client-{record.ask.number}"
+        self._front: SimFront | None = None
         self._leaving = anyio.CancelScope()
 
     @property
     def request(self) -> int | None:
-        """While it is open."""
-        outbox = None if self._stream is None else self._stream._outbox
-        return None if outbox is None else outbox.request
+        """The engine's number of it, once the scheduler was told of it."""
+        return self._world.numbers.get(self._name)
 
     def leave(self) -> None:
         """Go away in the midst of it."""
@@ -41,14 +42,8 @@ class Client:
         await anyio.sleep(ask.start)
         leaving = world.injector.strike("client", "disconnect")
         patience = float("inf") if leaving is None else world.random.choice((0.0, 0.001, 0.02, 0.1, 0.5))
-        stream = Stream(
-            f"client-{ask.number}",
-            partial(submit, world.system, world.clock, world.scenario.config.stream, self._submission()),
-            lambda call: call(),
-            params=ask.params,
-        )
+        stream = Stream(self._name, self._submit, lambda call: call(), params=ask.params)
         try:
-            self._stream = stream
             with anyio.move_on_after(patience) as scope, self._leaving:
                 await self._read(stream)
             record.left = scope.cancelled_caught or self._leaving.cancelled_caught
@@ -59,9 +54,17 @@ class Client:
             raise
         finally:
             record.stream = stream
-            record.request = None if stream._outbox is None else stream._outbox.request
+            record.request = self.request
+            record.fell = self._front is not None and self._front.fallen
             record.usage = stream.usage
             world.note("client", ask.number, "left" if record.left else repr(record.error))
+
+    async def _submit(self) -> LocalOutbox:
+        world, submission = self._world, self._submission()
+        if not self.ask.front:
+            return await submit(world.system, world.clock, world.scenario.config.stream, submission)
+        self._front = await world.fronts.accept()
+        return await self._front.remote._submit(submission)
 
     async def _read(self, stream: Stream) -> None:
         world, record = self._world, self.record
@@ -92,7 +95,7 @@ class Client:
     def _submission(self) -> Submission:
         ask = self.ask
         return Submission(
-            request_id=f"client-{ask.number}",
+            request_id=self._name,
             prompt=ask.prompt,
             params=ask.params,
             wait=ask.wait,

@@ -19,7 +19,7 @@ EXTENDED_SHARE = 0.5
 
 
 def draw_extended(seed: int) -> Scenario:
-    """A seed as the search runs it."""
+    """A seed with its extras, if it has any."""
     scenario, random = draw_scenario(seed), Random(seed ^ 0xBEA4)
     if random.random() >= EXTENDED_SHARE:
         return scenario

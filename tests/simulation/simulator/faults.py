@@ -25,6 +25,9 @@ PROCESS_FAULTS: Final = (*PROCESS_LOSSES, "no_start", "load_failure")
 """Of a worker that has a process of its own."""
 CLIENT_FAULTS: Final = ("disconnect", "stall", "slow")
 ENGINE_FAULTS: Final = ("drain", "wall_jump", "cache_reset")
+FRONT_FAULTS: Final = ("slow", "cut", "death", "garbage")
+"""Of a front process and its wire: pieces are held up, the wire breaks inside a frame, the process is killed, one of
+its ends says what is no frame. After all but the first it is replaced, and its own clients are told so."""
 
 CRASHES: Final = ("exception", "exception_after", "cancel")
 PLAIN_ALPHABET: Final[tuple[tuple[str, str], ...]] = (
@@ -53,6 +56,7 @@ ALPHABET: Final = (
     *(("guide", kind) for kind in GUIDE_FAULTS),
     ("engine", "pause"),
     *TIER_ALPHABET,
+    *(("front", kind) for kind in FRONT_FAULTS),
 )
 """(actor, fault) pairs. Pressure on pools, queues and mailboxes is no event: it comes with a seed's settings."""
 

@@ -34,6 +34,8 @@ class Record:
         self.usage: Usage | None = None
         self.left = False
         self.stalled = False
+        self.fell = False
+        """So did the front that it came through."""
         self.stream: Stream | None = None
         """Once the client does not read any more."""
         self.request: int | None = None
@@ -130,7 +132,8 @@ class Record:
             case "rate_limit_exceeded":
                 right = any(tenant.name == ask.tenant for tenant in scenario.config.scheduler.tenants)
             case "reader_stalled":
-                right = self.stalled and bool(scenario.config.stream.stall_timeout)
+                stalled = self.stalled or (ask.front and happened(("front", "slow")))
+                right = stalled and bool(scenario.config.stream.stall_timeout)
             case "engine_request_failed":
                 right = self.request in blamed or happened(("pool", "exception"), *_RESTARTING[:3])
                 right = right or (unlucky and injector.failures > injector.hits["worker", "poison"])
@@ -143,7 +146,7 @@ class Record:
             case "kv_load_failed":
                 right = FAILING_TIER in scenario.pressure.outer
             case "engine_failed":
-                right = fatal
+                right = fatal or self.fell
             case "draining":
                 right = happened(("engine", "drain")) or fatal
             case _:

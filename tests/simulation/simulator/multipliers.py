@@ -26,7 +26,7 @@ _LONG_PREFIXES = tuple(tuple(Random(number).choices(range(FIRST_TEXT_TOKEN, 30),
 
 
 def draw_whole(seed: int) -> Scenario:
-    """A seed as the search runs it."""
+    """A seed with extras, drafts and tiers, where it has them."""
     scenario = draw_extended(seed)
     if scenario.pressure.torch:
         return scenario

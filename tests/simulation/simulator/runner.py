@@ -12,14 +12,14 @@ import anyio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
+from simulator.fronted import draw_seed
 from simulator.history import Verdict
-from simulator.multipliers import draw_whole
 from simulator.workload import Scenario
 from simulator.world import World
 
 
 def run_seed(seed: int, *, tracing: bool = False) -> Verdict:
-    return run_scenario(draw_whole(seed), tracing=tracing)
+    return run_scenario(draw_seed(seed), tracing=tracing)
 
 
 def run_seeds(seeds: Sequence[int]) -> tuple[list[Verdict], float]:

@@ -77,6 +77,8 @@ class Watch:
         self._turns = Turns(scheduler.scheduling_policy, {one.name: one.priority for one in scheduler.tenants})
         self.epochs: dict[int, int] = {}
         """By row: how often it was given to the worker anew, and what that may come from."""
+        self.numbers: dict[str, int] = {}
+        """The engine's numbers of requests that the scheduler was told of, by what their clients call them."""
         self.submitted = 0
         """Requests that the scheduler took in."""
         self.used: Counter[str] = Counter()
@@ -157,6 +159,7 @@ class Watch:
             rows = [spec.row for spec in message.sequences]
             self.row_owner.update((row, message.request) for row in rows)
             self.open.add(message.request)
+            self.numbers[message.request_id] = message.request
             self._tenants[message.request] = message.tenant
             self.wanted += len(rows) * (len(message.prompt) // 4 + message.max_tokens)
         elif isinstance(message, StepOutput):

@@ -36,6 +36,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None
     calm: bool = False
     """Sent in the calm phase, to see whether the engine lives."""
+    front: bool = False
+    """Through a front process."""
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """Tiers behind host memory."""
     transfer_speed: float = 1.0
     """How likely a transfer ends with each plan."""
+    fronts: int = 0
+    """Front processes."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import anyio
 from simulator.child import SimProcesses
 from simulator.clients import Client
 from simulator.faults import CRASHES
+from simulator.fronts import Fronts
 from simulator.history import Record, Verdict, may_end
 from simulator.invariants import check_admission, check_baseline, waiting_for
 from simulator.model import Language, chat_template, oracle_language
@@ -44,7 +45,9 @@ class World(Watch):
         self.records = [Record(ask) for ask in scenario.asks]
         self.calm = anyio.Event()
         self.ready = worker_ready(scenario, self.language)
+        self.limits = Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len)
         self.worker: Any = self._build_worker()
+        self.fronts = Fronts(self, scenario.pressure.fronts)
         self.clients: list[Client] = []
         self.seat: ProcessSeat | None = None
         self.processes: SimProcesses | None = None
@@ -60,6 +63,8 @@ class World(Watch):
     async def _live(self) -> None:
         self.system = System(self._company(await self._seat()))
         await self.group.start(self.system.run)
+        if self.fronts.count:
+            self.group.start_soon(self.fronts.run)
         clients = self.clients = [Client(self, record) for record in self.records]
         if self.injector.strike("engine", "drain"):
             self.group.start_soon(self._drain)
@@ -190,7 +195,7 @@ class World(Watch):
                 await anyio.sleep(0.1)
         if self.system.failure is not None:
             return
-        for wrong in check_baseline(core.snapshot()):
+        for wrong in (*check_baseline(core.snapshot()), *self.fronts.check()):
             self.fail(wrong)
         if len(self.system.requests):
             self.fail(f"9: {len(self.system.requests)} requests are open, and nobody waits for them")
@@ -202,7 +207,7 @@ class World(Watch):
             self.fail(f"7: {self.worker.num_computed} positions were computed for {useful} wanted ones")
 
     def _unsettled(self, core: Any) -> bool:
-        on_the_way = self._lanes or self.system.metrics.depth
+        on_the_way = self._lanes or self.system.metrics.depth or self.fronts.check()
         return bool(check_baseline(core.snapshot()) or len(self.system.requests) or self.open or on_the_way)
 
     def _check_accounts(self) -> None:
@@ -234,7 +239,7 @@ class World(Watch):
         return Company(
             config=self.scenario.config,
             ready=self.ready,
-            limits=Limits(vocab_width=self.language.width, max_model_len=self.ready.max_model_len),
+            limits=self.limits,
             seat=seat,
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
