@@ -6,8 +6,8 @@
             async for delta in stream:
                 print(delta.text, end="")
 
-Nothing global is touched, several engines may live in one process, and leaving the block gives everything back. The
-loop must be asyncio's (uvloop too).
+Several engines may live in one process, and leaving the block gives everything back, torch's number of threads and the
+garbage collector's frozen objects (`models/preload.py`) among it. The loop must be asyncio's (uvloop too).
 """
 
 from collections.abc import Awaitable, Callable, Mapping

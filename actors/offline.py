@@ -162,7 +162,7 @@ class LLM(OfflinePooling):
         return self.engine.sampling()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the keys and values of all prompts and answers so far; True."""
+        """Forget the keys and values of all prompts and answers so far; False where a store of KV offload could not."""
         return self._call(self.engine.reset_prefix_cache)
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:

@@ -83,10 +83,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size: Annotated[PositiveInt, _help("tokens per KV block")] = 16
     kv_cache_memory_bytes: Annotated[
-        PositiveInt | None, _help("KV cache size; human sizes such as 4GiB (default: from free memory)")
+        PositiveInt | None, _help("KV cache size, such as 4GiB (default: on a CPU half of what is free, up to 4GiB)")
     ] = None
     gpu_memory_utilization: Annotated[
-        Fraction, _help("share of the device's memory to use, when kv_cache_memory_bytes is not given")
+        Fraction, _help("share of a GPU's memory to use, when kv_cache_memory_bytes is not given")
     ] = 0.9
     kv_cache_dtype: Annotated[
         Literal["auto", "int8", "fp8", "fp8_e4m3"],

@@ -83,9 +83,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to generate. See `protocol/worker.py:SamplingState` for what the worker is told.
 
-    Differs from vLLM in three ways: n > 1 with a greedy temperature is accepted (clients of the OpenAI API send it; all
-    answers are equal), a logit_bias beyond [-100, 100] is refused instead of cut, and true is no number, so that
-    `logprobs=True` is refused; write 1. Temperatures in (0, 0.01) act as 0.01, as there.
+    Differs from vLLM in four ways: n > 1 with a greedy temperature is accepted (clients of the OpenAI API send it; all
+    answers are equal), a logit_bias beyond [-100, 100] is refused instead of cut, numbers and sizes are bounded more
+    closely (n by 64), and true is no number, so that `logprobs=True` is refused; write 1. Temperatures in (0, 0.01) act
+    as 0.01, as there.
 
     Raises:
         InvalidRequest: a value has the wrong type or is out of range; names the field and the range.

@@ -2,7 +2,7 @@
 
     [[keys]]
     name = "alice"                  # in logs and metrics; the key itself is nowhere
-    key = "a long random text"      # or: sha256 = "its SHA-256 in hex"
+    key = "a-long-random-text"      # without spaces; or: sha256 = "its SHA-256 in hex"
     requests_per_minute = 60        # these and the rest are optional
     tokens_per_minute = 100000
     max_concurrency = 8

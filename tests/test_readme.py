@@ -1,8 +1,10 @@
-"""What the READMEs name is there: flags, benchmarks, public names. What they show of Python is Python."""
+"""What the READMEs name is there: flags, benchmarks, routes, targets of make, public names; and what they show can be
+typed. `api/test_readme_examples.py` runs it."""
 
 import argparse
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,14 @@ import pytest
 
 import troupellm
 from troupellm.load_tests import cli as bench
+from troupellm.protocol.config import ServerConfig, TenantConfig
+from troupellm.server import keys
+from troupellm.server.app import App
+from troupellm.server.cli.flags import load_configs, normalise, translate
 from troupellm.server.cli.main import _COMMANDS, _parser
 from troupellm.server.cli.vllm_flags import ELSEWHERE as MISSING
+from troupellm.server.host import EngineHost
+from troupellm.server.router import Router
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "load_tests/README.md")
@@ -49,6 +57,107 @@ def test_every_command_is_one_of_ours(readme: str) -> None:
     named = re.findall(r"`troupellm ([a-z-]+)(?: ([a-z]+))?", text_of(readme))
     assert {command for command, _ in named} <= {*_COMMANDS, "bench"}
     assert {inner for command, inner in named if command == "bench" and inner} <= set(bench._BENCHMARKS)
+
+
+def code_of(readme: str) -> list[str]:
+    """The lines of all code blocks, fenced or indented; one that goes on with a backslash is one."""
+    text = text_of(readme)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks += re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
+    return [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def commands_of(readme: str) -> list[list[str]]:
+    """Arguments of every `troupellm` command, in code blocks and between backticks, but for those with gaps."""
+    typed = [line for line in code_of(readme) if line.startswith("troupellm ")]
+    typed += re.findall(r"`(troupellm [^`\n]+)`", text_of(readme))
+    found = [[word for word in shlex.split(line, comments=True)[1:] if word != "&"] for line in typed]
+    return [words for words in found if words != ["bench"] and not {"...", "[MODEL]"}.intersection(words)]
+
+
+def benchmarks() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    bench.command(parser.add_subparsers())
+    return parser
+
+
+def understand(arguments: list[str]) -> None:
+    """As the command does before anything is started.
+
+    Raises:
+        ConfigError, SystemExit: it would refuse them.
+    """
+    if arguments[0] == "bench":
+        benchmarks().parse_args(normalise(arguments))
+    elif arguments[0] in ("serve", "run-batch"):
+        engine, _ = load_configs(_parser(arguments[0]).parse_args(translate(arguments)), {})
+        engine.check()
+    else:
+        _parser(arguments[0]).parse_args(normalise(arguments))
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_command_is_understood_as_it_stands(readme: str) -> None:
+    commands = commands_of(readme)
+    assert len(commands) > 20
+    for arguments in commands:
+        understand(arguments)
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_flag_takes_the_value_that_it_is_shown_with(readme: str) -> None:
+    shown = [shlex.split(piece) for piece in re.findall(r"`(--[^`\n]* [^`\n]*)`", text_of(readme))]
+    gaps = {word for words in shown for word in words if "|" in word or (word.isalpha() and word.isupper())}
+    whole = [words for words in shown if not gaps.intersection(words)]
+    served = set(options_of(_parser("serve")))
+    (of_bench,) = (
+        action.choices["bench"] for action in benchmarks()._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    (measured,) = (action.choices for action in of_bench._actions if isinstance(action, argparse._SubParsersAction))
+    assert len(whole) > 3
+    for words in whole:
+        flags = {word for word in words if word.startswith("--")}
+        if flags <= served:
+            understand(["serve", "--kv-offloading-size", "1", *words])
+        elif not flags & ELSEWHERE:
+            name = next(name for name, parser in measured.items() if flags <= set(options_of(parser)))
+            understand(["bench", name, *words])
+
+
+def test_every_route_is_there() -> None:
+    app = App(EngineHost(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
+    router = Router(app.routes)
+    named = set(re.findall(r"`(?:GET |POST )?(/[a-z][^`\s?]*)", text_of("README.md"))) - {"/v1"}
+    assert len(named) > 30
+    assert {path for path in named if router.find(path.encode()) is None} == set()
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_target_and_every_variable_of_make_is_there(readme: str) -> None:
+    makefile = text_of("Makefile")
+    typed = [line for line in code_of(readme) if line.startswith("make ")]
+    typed += re.findall(r"`(make [^`\n]+)`", text_of(readme))
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert {line.split()[1] for line in typed} <= set(targets.split())
+    variables = {name for line in typed for name in re.findall(r"\b([A-Z_]+)=", line)}
+    assert variables
+    assert {name for name in variables if not re.search(rf"^{name} \?=", makefile, re.MULTILINE)} == set()
+
+
+def shown_keys() -> Iterator[str]:
+    yield from re.findall(r"```toml\n(.*?)```", text_of("README.md"), re.DOTALL)
+    yield "\n".join(re.findall(r"^ {4}(.*)$", keys.__doc__ or "", re.MULTILINE))
+
+
+def test_the_key_file_is_one_that_is_taken(tmp_path: Path) -> None:
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 100_000, "max_concurrency": 8}
+    shown = list(shown_keys())
+    assert len(shown) == 2
+    for number, text in enumerate(shown):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(text, encoding="utf-8")
+        given = keys.read_keys(ServerConfig(api_key_file=str(path)))
+        assert given.tenants == (TenantConfig(name="alice", weight=2.0, priority=0, **limits),)
 
 
 def test_every_benchmark_is_in_the_table() -> None:

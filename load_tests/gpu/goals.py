@@ -76,13 +76,13 @@ GOALS = {
 }  # fmt: skip
 
 OWED = {
-    "G6": "the public 256-request workload: run `bench offline` with it on a device",
+    "G6": "the public 256-request workload",
     "G7": "256 requests of 1k/1k and 4k/4k offline",
     "G12": "idle share of a steady run, from a profile of the engine's process",
     "G17": "seconds and memory of capturing graphs: the worker does not report them yet",
     "G18": "time to first token of a cached 8k prompt",
-    "G19": "restoring the cache from host memory: there is no outer tier yet",
-    "G20": "verifying drafts: there is no speculation yet",
+    "G19": "restoring the cache from host memory: `bench offload` does so on a CPU",
+    "G20": "verifying drafts: `bench speculation` does so on a CPU",
     "G21": "structured output beside none on a device",
     "G24": "64 requests that share an 8k prefix",
     "G26": "time to first token of an idle server",

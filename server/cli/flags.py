@@ -35,6 +35,8 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     is_bool: bool
     is_int: bool
     is_list: bool
+    of_ints: bool
+    """A list of whole numbers."""
     takes_auto: bool
     choices: tuple[str, ...]
 
@@ -79,6 +81,9 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
             is_bool=any(isinstance(kind, inspect.BoolType) for kind in kinds),
             is_int=is_int,
             is_list=any(isinstance(kind, inspect.VarTupleType) for kind in kinds),
+            of_ints=any(
+                isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.IntType) for kind in kinds
+            ),
             takes_auto=is_int and "auto" in choices,
             choices=tuple(choices) if choices and not is_int else (),
         )
@@ -238,8 +243,10 @@ def _parse(flag: Flag, value: Any) -> Any:
     """Text to the field's type; TOML values that have it already pass."""
     if flag.takes_auto and value in ("auto", "-1", -1):
         return "auto"
+    if flag.is_list and isinstance(value, list):
+        return tuple(_whole(flag, item) if flag.of_ints and isinstance(item, str) else item for item in value)
     if not isinstance(value, str):
-        return tuple(value) if flag.is_list and isinstance(value, list) else value
+        return value
     if flag.is_list:
         return (value,)
     if value.lower() in ("none", "null") and flag.default is None:
@@ -254,3 +261,10 @@ def _parse(flag: Flag, value: Any) -> Any:
     except (ValueError, KeyError):
         raise ConfigError(f"{flag.name}: {value!r} is not understood", param=flag.name) from None
     return value
+
+
+def _whole(flag: Flag, text: str) -> int:
+    try:
+        return human_int(text)
+    except ValueError:
+        raise ConfigError(f"{flag.name}: {text!r} is not understood", param=flag.name) from None

@@ -58,6 +58,21 @@ def test_nothing_given_is_the_defaults() -> None:
     assert parse() == (EngineConfig(), ServerConfig())
 
 
+def test_a_list_of_numbers_is_one_wherever_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_text("cudagraph_capture_sizes = [1, 8, 32]\n")
+    for engine, _ in (
+        parse("--cudagraph-capture-sizes", "1", "8", "32"),
+        parse(environment={"TROUPE_CUDAGRAPH_CAPTURE_SIZES": "1, 8, 32"}),
+        parse("--config", str(file)),
+    ):
+        assert engine.worker.cudagraph_capture_sizes == (1, 8, 32)
+    with pytest.raises(ConfigError, match="^cudagraph_capture_sizes: 'model' is not understood"):
+        parse("--cudagraph-capture-sizes", "8", "model")
+    with pytest.raises(ConfigError, match="^cudagraph_capture_sizes: Expected `int` >= 1"):
+        parse("--cudagraph-capture-sizes", "0")
+
+
 def test_auto_and_minus_one_are_the_same_context() -> None:
     assert parse("--max-model-len", "auto") == parse("--max-model-len", "-1")
 
