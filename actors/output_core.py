@@ -200,6 +200,8 @@ class OutputCore:
         request = row.request
         if not (used or shown or reason):
             return
+        request.given += used
+        request.cut = request.cut or isinstance(stop, str)
         request.outbox.push(
             Delta(
                 index=row.index,
@@ -252,11 +254,13 @@ class OutputCore:
     def _look_for_stop(self, row: OutputRow, number: int, text: SequenceText, token_id: int, now: float) -> None:
         """One more token of a sequence with stop strings."""
         shown, stop = text.feed_one(token_id)
+        row.request.given += 1
         push = row.request.outbox.push
         if stop is None:
             push(Delta(index=row.index, text=shown, token_ids=(token_id,)))
             self._mark(row.request, row.index)
             return
+        row.request.cut = True
         push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
         self._to_scheduler(StopStringMet(number))
@@ -316,8 +320,12 @@ class OutputCore:
             self._to_scheduler(AbortRequest(request.number))
 
     def _on_closed(self, closed: RequestClosed) -> None:
-        self._tell_closed(closed)
         request = self._requests.get(closed.request)
+        if request is not None and request.cut:
+            shown = min(closed.usage.completion_tokens, request.given)
+            usage = msgspec.structs.replace(closed.usage, completion_tokens=shown)
+            closed = msgspec.structs.replace(closed, usage=usage)
+        self._tell_closed(closed)
         if request is None:
             return
         self._settle_all(request)

@@ -11,8 +11,8 @@ class OutputRequest:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
     __slots__ = (
-        "begun", "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
-        "truncated", "unseen",
+        "begun", "cut", "dirty", "due", "given", "interval", "members", "number", "outbox", "prompt_entries",
+        "prompt_tokens", "rows", "truncated", "unseen",
     )  # fmt: skip
 
     def __init__(self, message: OpenRequest) -> None:
@@ -28,6 +28,10 @@ class OutputRequest:
         self.dirty = False
         self.begun = False
         """Its reader is woken for more than the end."""
+        self.given = 0
+        """Tokens of its pieces; of one with stop strings all."""
+        self.cut = False
+        """A stop string was met, behind which more tokens may have come that are nobody's."""
         self.interval = message.stream_interval
         """Tokens of a sequence after which its reader is woken; None: after some time."""
         self.unseen: dict[int, int] = {}

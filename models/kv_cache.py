@@ -19,8 +19,8 @@ class KVCache:
             it (see `kernels.kv_codes`); with latent attention it is twice the same tensor. Layers of different cache
             groups may share the memory, not the blocks.
         draft_layers: the same of a drafter; its heads may have other shapes.
-        borders: of a drafter that asks for it, what it keeps of each block's last position, float32 [blocks, width];
-            zeros where nothing was kept.
+        borders: of a drafter that asks for it, what it keeps of each block, float32 [blocks, width]; zeros where
+            nothing was kept.
         storages: what holds all this, the model's first: [layers, keys and values, blocks, kv_heads, block_size, width]
             each. A block is its part of all of them.
     """

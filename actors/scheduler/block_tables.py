@@ -67,6 +67,7 @@ class BlockTables:
         """By target, what the next plan must copy before it computes. A source may be given away or written meanwhile:
         plans are executed in their order, and a plan's copies read before anything of it is written. Of two copies
         into one block the last counts: whoever wanted the first has lost the block meanwhile."""
+        self._copied: tuple[BlockCopy, ...] = ()  # of the plan before it, which may be under way
         self.tiers: Tiers | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -271,6 +272,7 @@ class BlockTables:
         if self._events is not None:
             self._events.cleared()
         self._copies.clear()
+        self._copied = ()
 
     def share(self, tables: list[list[int]]) -> None:
         """One more reference to each block of the tables."""
@@ -283,16 +285,15 @@ class BlockTables:
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """What the next plan must copy, every block at most once; the worker reads all sources before any target."""
-        if not self._copies:
+        if not self._copies and not self._copied:
             return ()
-        copies = tuple(self._copies.values())
+        copies = self._copied = tuple(self._copies.values())
         self._copies.clear()
         return copies
 
     def being_copied(self, block: int) -> bool:
-        """Whether the next plan copies from or to a block."""
-        copies = self._copies
-        return bool(copies) and (block in copies or any(copy.source == block for copy in copies.values()))
+        """Whether the next plan, or the one before it, copies from or to a block."""
+        return any(block in (copy.source, copy.target) for copy in (*self._copies.values(), *self._copied))
 
     def covers(self, sequence: Sequence, trunk: Trunk) -> bool:
         """Whether a trunk still has all that a sequence would see that starts behind it."""

@@ -41,8 +41,8 @@ def draw_from_prefix(
     """
     vocab = scaled.shape[1]
     values, ids = top_values(scaled, width)
-    kept = _kept(scaled, values, nucleus)
-    threshold = values.masked_fill(~kept, torch.inf).amin(1)
+    threshold = values.masked_fill(~_kept(scaled, values, nucleus), torch.inf).amin(1)
+    kept = values >= threshold[:, None]  # equals of the last one, too
     reaches_k = (nucleus.top_k < width) | (nucleus.top_k >= vocab)
     decided = (values[:, -1] < threshold) & reaches_k.squeeze(1)
     scores = torch.where(kept, values - log_exponential(codes[ids], keys), -torch.inf)

@@ -76,12 +76,14 @@ class TransferEngine:
         Raises:
             PlanError: it names a tier, place, block or number that it may not; nothing was begun.
         """
-        if plan.cancelled:
+        if plan.transfers or plan.lookups:
+            self._begin(plan, before_loads)
+        elif self._host.is_storing:
+            self._host.settle(_named(plan))
+        if plan.cancelled:  # perhaps some that the plan itself begins: who wanted them left before it was made
             self._cancel(plan.cancelled)
-        if not plan.transfers and not plan.lookups:
-            if self._host.is_storing:
-                self._host.settle(_named(plan))
-            return
+
+    def _begin(self, plan: StepPlan, before_loads: Callable[[set[int]], None] | None) -> None:
         self._check(plan)
         self._changed = True
         stores, loads, outer = self._admitted(plan)

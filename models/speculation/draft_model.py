@@ -19,7 +19,7 @@ from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.source import resolve_model
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, paged, target_of
-from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.paging import own_windows
 from troupellm.models.speculation.proposer import Proposer, Taps
 from troupellm.models.speculation.stored import reading, refuse
@@ -68,7 +68,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     weights = weight_bytes(model, weight_count(model, with_head=True), target.dtype, config.quantization)
     if stored is not None and stored.nbytes is not None:
         weights = stored.nbytes
-    return DrafterNeeds(weight_bytes=weights, layers=model, width=model.hidden_size)
+    return DrafterNeeds(weight_bytes=weights, layers=model, width=model.hidden_size, border=MARK_NUMBERS)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

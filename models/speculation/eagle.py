@@ -24,7 +24,7 @@ from troupellm.models.layers.attention import KVPair
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
-from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.pending import KEPT
 from troupellm.models.speculation.proposer import Proposer, Taps
 from troupellm.models.speculation.stored import held_bytes, open_head, source_of
@@ -90,7 +90,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     _ignore(stored)
     weights = held_bytes(stored, target.dtype)
     size = layers.hidden_size
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size)
+    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

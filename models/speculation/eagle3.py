@@ -26,7 +26,7 @@ from troupellm.models.layers.attention import Attention, KVPair
 from troupellm.models.layers.feed_forward import FeedForward
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
-from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.proposer import Proposer, Taps
 from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
 from troupellm.protocol.errors import ModelLoadError
@@ -99,7 +99,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
         weight_bytes=held_bytes(stored, target.dtype),
         layers=layers,
         width=layers.hidden_size,
-        border=layers.hidden_size,
+        border=layers.hidden_size + MARK_NUMBERS,
     )
 
 

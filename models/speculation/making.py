@@ -15,7 +15,8 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.layers.attention import Angles
 from troupellm.models.rope import rope_tables
 from troupellm.models.speculation.guess import Guesser
-from troupellm.models.speculation.needs import Target
+from troupellm.models.speculation.marks import Marks
+from troupellm.models.speculation.needs import MARK_NUMBERS, Target
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paged import PagedProposer
 from troupellm.models.speculation.paging import Paging, own_windows
@@ -78,9 +79,12 @@ def paged(
         context.decoder.config.vocab_size, network.vocabulary, coupled=config.draft_sample_method == "probabilistic",
         device=device,
     )  # fmt: skip
+    borders = context.cache.borders
+    assert borders is not None, "a drafter with layers of its own marks its blocks"
     proposer = PagedProposer(
         network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
-        widths=config.tree_widths, borders=context.cache.borders,
+        widths=config.tree_widths, borders=borders[:, :-MARK_NUMBERS] if network.reads_states else None,
+        marks=Marks(context.cache, paging),
     )  # fmt: skip
     warm_up(proposer, context)
     return proposer

@@ -24,7 +24,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.layers.attention import KVPair
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.speculation.making import Context, Turns, own_decoder, paged, target_of
-from troupellm.models.speculation.needs import DrafterNeeds, Target
+from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.paging import own_windows
 from troupellm.models.speculation.pending import KEPT
 from troupellm.models.speculation.proposer import Proposer, Taps
@@ -87,7 +87,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     stored = open_head(target.folder, reader, config, target, lambda _: None)
     weights = held_bytes(stored, target.dtype, prefix)
     size = layers.hidden_size
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size)
+    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

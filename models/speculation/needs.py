@@ -11,6 +11,8 @@ from troupellm.protocol.config import ModelConfig
 
 BORDER_BYTES = 4
 """Of a number of `KVCache.borders`."""
+MARK_NUMBERS = 2
+"""The last ones that a block has there, of a drafter with layers of its own: see `marks`."""
 
 
 class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,7 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of a hidden state that is kept for every row between two steps."""
 
     border: int = 0
-    """Of a hidden state that is kept for the last position of every block."""
+    """Numbers that are kept for every block: a hidden state of its last position if one is wanted, and a mark."""
 
     def block_bytes(self, layers: int) -> int:
         """A drafter's part of a block.

@@ -4,7 +4,7 @@ What it keeps of a position depends on nothing but the row's tokens up to there 
 states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
 an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
 Where drafts do not pay for a while nothing is written; a network that reads tokens reads them later, of another one the
-states are lost, and its rows go on without (`gaps`).
+states are lost, and its rows go on without (`gaps`). So do rows that share blocks of that time (`marks`).
 
 The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
 Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
@@ -26,6 +26,7 @@ from torch import Tensor
 from troupellm.models.layers.attention import KVPair
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.guess import Guesser
+from troupellm.models.speculation.marks import Marks
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
 from troupellm.models.speculation.pending import Pending
@@ -44,7 +45,7 @@ class PagedProposer:
 
     def __init__(
         self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
-        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None,
+        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None, marks: Marks | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -52,8 +53,9 @@ class PagedProposer:
             dtype: of the network's states.
             widths: nodes per level of a tree; empty drafts chains.
             borders: as of `KVCache`, for a network that reads states.
+            marks: of blocks that are shared; None trusts them all.
         """
-        self.taps, self._borders = network.taps, borders
+        self.taps, self._borders, self._marks = network.taps, borders, marks
         self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
         self._longest, self._widths = longest, widths
         self._behind = 1 if network.reads_states else 0
@@ -72,6 +74,10 @@ class PagedProposer:
         """For a network that reads states."""
         self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """Slots of rows whose last states were not seen."""
+        self._unchecked: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Slots of rows whose shared blocks were not looked at."""
+        self._marked: Ints = np.zeros(0, dtype=np.int64)
+        """For a network that reads tokens: positions up to which a row's blocks have marks."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -82,12 +88,15 @@ class PagedProposer:
             self._covered = np.concatenate((self._covered, np.zeros(more, dtype=np.int64)))
             self._prompts = np.concatenate((self._prompts, np.zeros(more, dtype=np.int64)))
             self._lost = np.concatenate((self._lost, np.zeros(more, dtype=np.bool_)))
+            self._unchecked = np.concatenate((self._unchecked, np.zeros(more, dtype=np.bool_)))
+            self._marked = np.concatenate((self._marked, np.zeros(more, dtype=np.int64)))
             if self._network.reads_states:
                 self._pending.grow(self._ready.size)
             self._drafted = np.pad(self._drafted, ((0, more), (0, 0)), constant_values=UNKNOWN)
             self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
         self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
         self._prompts[slot], self._lost[slot] = new.num_prompt_tokens, False
+        self._unchecked[slot], self._marked[slot] = True, 0
         self._paging.gaps.close(slot)
         if self._network.reads_states:
             self._pending.restart(np.array([slot]), np.array([UNKNOWN]))
@@ -106,6 +115,7 @@ class PagedProposer:
     def observe(self, seen: Observation) -> None:
         """As `Proposer.observe`: what completes a block gets its entries, since it may be shared from now on, and so do
         prompts; the rest waits for the next drafts, and many tokens cost little more than one."""
+        self._check(seen.slots, seen.starts, seen.blocks)
         wanted = seen.starts + seen.counts < self._longest
         missed = self._lost[seen.slots]
         if missed.any():
@@ -142,6 +152,8 @@ class PagedProposer:
             self._catch_up(
                 slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
             )
+        if self._marks is not None:
+            self._marks.put(seen.blocks, slots, starts, starts + counts)
 
     def miss(self, slots: Ints, starts: Ints) -> None:
         """As `Sleeper.miss`. Tokens are read later. States are lost: those of entries that are still to be made, too,
@@ -151,6 +163,24 @@ class PagedProposer:
         if self._network.reads_states:
             self._lost[slots] = True
             self._pending.restart(slots, np.where(new, starts, self._pending.starts[slots]))
+
+    def _check(self, slots: Ints, starts: Ints, blocks: NDArray[np.int32]) -> None:
+        """Rows that begin behind shared blocks, some of which may lack their entries: from there on tokens are read
+        again, and whoever reads states goes on behind a gap."""
+        slots, starts = slots[self._unchecked[slots]], starts[self._unchecked[slots]]
+        if not slots.size:
+            return
+        self._unchecked[slots] = False
+        begins = np.where(self._covered[slots] == UNKNOWN, starts, self._covered[slots])
+        size, whole = self._paging.block_size, begins // self._paging.block_size
+        lead, trail = (whole, whole) if self._marks is None else self._marks.runs(blocks, slots, whole)
+        if not self._network.reads_states:  # a beginning of a block that was copied is read again, too
+            self._covered[slots] = self._marked[slots] = lead * size
+            return
+        bare = lead < whole
+        if bare.any():
+            self._paging.gaps.open(slots[bare], lead[bare] * size, trail[bare] * size)
+            self._covered[slots[bare & (trail == whole)]] = 0  # nothing in front of them is read, nor made anew
 
     def _resume(self, slots: Ints, starts: Ints) -> None:
         """Rows that are seen again after some time have their next entries from here on."""
@@ -182,6 +212,7 @@ class PagedProposer:
         if not self._network.reads_states:
             known = (limits > 0) & (self._covered[batch.slots] != UNKNOWN)
             if known.any():
+                self._check(batch.slots[known], batch.lengths[known], batch.blocks)
                 self._read(batch.slots[known], batch.lengths[known], batch.tokens, batch.blocks)
         else:
             self._catch_up(batch.slots[limits > 0], batch.tokens, batch.blocks)
@@ -265,12 +296,13 @@ class PagedProposer:
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
         """For a network that reads tokens: `observe`."""
-        new = self._covered[slots] == UNKNOWN
-        self._covered[slots[new]] = starts[new]  # what lies before came with its blocks
         self._recall(slots, ends, seen.tokens)
         due = (starts < self._prompts[slots]) | self._completes(slots, ends, self._covered)
         if due.any():
             self._read(slots[due], ends[due], seen.tokens, seen.blocks)
+        if self._marks is not None:
+            self._marks.put(seen.blocks, slots, self._marked[slots], ends)
+            self._marked[slots] = ends
 
     def _recall(self, slots: Ints, lengths: Ints, tokens: Tensor) -> None:
         """Count the drafts that were kept among the tokens that have their entries, and forget the others."""

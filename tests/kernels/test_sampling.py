@@ -151,6 +151,16 @@ def test_equal_logits_at_the_edge_are_kept_together():
     assert set(tokens.tolist()) == set(range(200))
 
 
+@pytest.mark.parametrize("prefix", [0, 8, 64])
+def test_equal_logits_at_the_edge_of_a_share_are_kept_together(prefix):
+    """Of the three likeliest two make up the share, and nothing tells the second from the third."""
+    scaled = torch.full((500, 300), -20.0)
+    scaled[:, 5], scaled[:, 70], scaled[:, 280] = 0.0, -0.5, -0.5
+    keys, codes = keys_of(positions=range(500)), token_codes(300, CPU)
+    tokens = draw_truncated(scaled, nucleus(500, 300, 0.6), keys, codes, prefix)
+    assert set(tokens.tolist()) == {5, 70, 280}
+
+
 def test_fewer_tokens_than_top_k():
     scaled = torch.full((50, 300), -torch.inf)
     scaled[:, 7] = 0.0

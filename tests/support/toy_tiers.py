@@ -60,9 +60,15 @@ class ToyTiers:
         """Of those under way."""
         self.counts: dict[str, int] = {}
         """Transfers that began, by kind."""
+        self._copied: set[int] = set()
+        """Blocks that the newest plan copies from or to."""
 
     def begin(self, plan: StepPlan) -> None:
         """Before anything of a plan is written."""
+        loads = {order.block for order in plan.transfers if order.kind == "load"}
+        assert loads.isdisjoint(self._copied), "a block is loaded that the plan before copies, perhaps still"
+        self._copied = {block for copy in plan.copies for block in (copy.source, copy.target)}
+        assert loads.isdisjoint(self._copied), "a block is loaded that its plan copies"
         for order in plan.transfers:
             self._begin(order)
         self.asked.extend(plan.lookups)
@@ -95,6 +101,7 @@ class ToyTiers:
         self.end_all()
 
     def end_all(self) -> None:
+        self._copied.clear()
         self.under_way.clear()
         self.asked.clear()
         self.cancelled.clear()

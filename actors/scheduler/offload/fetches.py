@@ -194,6 +194,8 @@ class Fetches:
             wanted = ask.waiting[0]
             under_way = self._fetching.get(wanted.key)
             if under_way is not None:
+                if not under_way.waiting:
+                    return  # whoever wanted it has given it up: it ends soon, and is fetched anew if it must be
                 under_way.waiting.append(ask)
                 ask.pending.add(wanted.key)
             elif self._traffic.credits("fetch", wanted.tier) <= 0:

@@ -91,7 +91,7 @@ class Loads:
     def _start(self, sequence: Sequence, loading: Loading) -> None:
         while loading.waiting and self._traffic.credits("load") > 0:
             if self._tables.being_copied(loading.waiting[0].hit.block):
-                return  # whoever had the block before still copies it with this plan
+                return  # whoever had the block before copies it with this plan, or with one that a device is still at
             wanted = loading.waiting.popleft()
             hit, source = wanted
 

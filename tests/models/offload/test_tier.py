@@ -304,6 +304,17 @@ def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
     assert set(bench.arena[1].tolist()) != {7}
 
 
+def test_what_a_plan_begins_and_gives_up_at_once_is_given_up(bench: Bench) -> None:
+    bench.keep(b"k", 7)
+    gate, _ = bench.hang()
+    asked = move("fetch", place=1, key=b"k", tier=1)
+    try:
+        bench.driver.step(asked, cancelled=(asked.transfer,))
+        assert bench.driver.done[asked.transfer].error == "cancelled"
+    finally:
+        gate.set()
+
+
 def test_what_the_queue_has_no_room_for_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, "MOST_WAITING", 3)
     bench.keep(b"k", 7)

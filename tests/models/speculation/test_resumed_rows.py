@@ -112,6 +112,48 @@ def test_rows_draft_from_what_was_seen_before_and_after(
     assert len(checked) > 30
 
 
+@pytest.mark.parametrize("make", [eagle, eagle3])
+@pytest.mark.parametrize(
+    ("shown", "before"),
+    [
+        ((True, True, True, True), [range(24)]),
+        ((True, False, True, True), [range(8), range(16, 24)]),
+        ((False, True, True, True), [range(8, 24)]),
+        ((True, True, False, False), [range(16)]),
+        ((False, False, False, False), []),
+    ],
+)
+def test_shared_blocks_count_where_somebody_was_followed_who_wrote_them(
+    target: Path, tmp_path: Path, make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
+    shown: tuple[bool, ...], before: list[range],
+) -> None:  # fmt: skip
+    bench, states_of, head, score = make(target, tmp_path / "head")
+    words = text(50)
+    first = bench.add(0, words[:30], range(40))
+    for is_shown in shown:
+        bench.step(0, 8, shown=is_shown)
+    bench.drop(first)
+    checked: list[int] = []
+
+    @torch.inference_mode()
+    def check(row: Row, drafts: list[int]) -> None:
+        places = [*(place for part in before for place in part), *range(24, len(row.tokens) - 1)]
+        states = states_of(bench.tapped(row.tokens[:-1]))[places]
+        tokens = [row.tokens[place + 1] for place in places]
+        assert len(drafts) == MOST
+        for draft in drafts:
+            found = head(states, tokens, torch.tensor(places))[-1:]
+            assert draft == int(score(found).argmax())
+            states, tokens, places = torch.cat((states, found)), [*tokens, draft], [*places, places[-1] + 1]
+        checked.append(row.slot)
+
+    # Its first 24 tokens are the same, in the same blocks.
+    bench.add(1, words[:24] + words[40:47], [*range(6), *range(40, 74)], computed=24)
+    for _ in range(4):
+        bench.step(MOST, 8, check)
+    assert checked == [1, 1, 1]
+
+
 def test_trees_grow_behind_a_gap_beside_rows_without_one(target: Path, tmp_path: Path) -> None:
     widths = (3, 4, 5)
     bench, states_of, head, score = eagle(target, tmp_path / "head", widths)

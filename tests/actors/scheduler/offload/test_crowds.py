@@ -222,3 +222,22 @@ def test_ten_thousand_aborts_during_transfers_leak_nothing() -> None:
     told = abort_storm(10_000, seed=2)
     assert told["loading"] > 2000
     assert told["late"] > 100
+
+
+def test_nothing_is_loaded_into_what_a_plan_copies_before_the_plan_behind_that_is_made() -> None:
+    settings = tiered_ready(8, num_blocks=10, block_size=4, max_model_len=40)
+    harness = TierHarness(settings, offload(), {"max_plans_in_flight": 2})
+    harness.submit(submission(1, [3, 1, 4, 1, 5, 9, 2, 6], max_tokens=4))
+    harness.run()
+    harness.submit(submission(2, [3, 1, 4, 1, 5, 9, 1], max_tokens=8))
+    plan = harness.plan()
+    assert plan is not None
+    (copy,) = plan.copies
+    tables = harness.core._tables
+    assert tables.being_copied(copy.source), "a device may not have come to it"
+    assert tables.being_copied(copy.target)
+    assert harness.plan() is not None
+    assert not tables.being_copied(copy.source)
+    assert not tables.being_copied(copy.target)
+    harness.run()
+    harness.assert_idle()

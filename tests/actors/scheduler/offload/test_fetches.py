@@ -102,6 +102,29 @@ def test_whoever_waited_for_a_silent_tier_has_time_for_what_another_one_has(
     assert late.harness.core.snapshot().offload.timeouts == 1
 
 
+def test_who_comes_behind_an_aborted_request_fetches_what_that_one_had_begun_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = Late(monkeypatch)
+    harness, held = late.harness, {"fetch"}
+    monkeypatch.setattr(harness.oracle.tiers, "ends", lambda order: order.kind not in held)
+    late.ask()
+    for _ in range(2):
+        harness.step()
+    assert harness.oracle.tiers.counts["fetch"] > 1
+    harness.abort(9)
+    harness.submit(submission(10, PROMPT, max_tokens=4))
+    harness.step()
+    held.clear()
+    harness.run()
+    harness.assert_idle()
+    closed = harness.reader.closed[10]
+    assert closed.error is None
+    assert harness.reader.streams[1000] == stream_of(PROMPT, 0, 4, frozenset())
+    sources = closed.usage.cached_sources
+    assert sources.disk + sources.external == 4 * BLOCKS, "what was given up was there all the time"
+
+
 def test_what_was_never_measured_is_measured_and_not_forgotten() -> None:
     cost = Cost("auto", 4, 1, lambda: 0.001)
     cost.learn("store", 1.0)

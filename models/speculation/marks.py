@@ -1,0 +1,68 @@
+"""Which blocks hold a drafter's entries of what they hold.
+
+Entries come along with every block that is shared, and yet some blocks have none: those of rows that nobody followed
+while drafts did not pay. Nor is a drafter told what becomes of a block later on, and what it holds may have come from
+an outer tier. So a block whose entries are made gets a mark beside them: a few bytes of the keys that the model has
+there. Where these are others by now the block was written to since, and its entries are of an earlier text.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels.kv_codes import as_bytes
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.needs import MARK_NUMBERS
+from troupellm.models.speculation.paging import Ints, Paging, lying_in, positions_of
+from troupellm.models.speculation.transfer import to_device, to_host
+
+_BYTES = 4
+"""Of the key at either end of a block, the last ones: where keys have few bits, there is their scale."""
+
+
+class Marks:
+    """Of the blocks that a drafter's layers lie in."""
+
+    def __init__(self, cache: KVCache, paging: Paging) -> None:
+        """cache: its borders end with the marks."""
+        layout, group = cache.layout, lying_in(cache.layout)
+        deepest = max(layer for layer, view in enumerate(layout.view_of) if layout.views[view].group == group)
+        assert cache.borders is not None
+        self._kept = cache.borders[:, -MARK_NUMBERS:]
+        self._keys = as_bytes(cache.storage[layout.slot_of[deepest], 0, :, 0])
+        self._ends = torch.tensor((0, cache.block_size - 1), device=cache.storage.device)
+        self._paging = paging
+
+    def put(self, blocks: NDArray[np.int32], slots: Ints, starts: Ints, ends: Ints) -> None:
+        """The blocks of rows [rows] that became full between those positions have their entries.
+
+        Args:
+            blocks: int32 [groups, slots, width], the model's tables.
+        """
+        size = self._paging.block_size
+        first, counts = starts // size, np.maximum(ends // size - starts // size, 0)
+        if counts.any():
+            places = positions_of(first, counts) * size
+            there = to_device(self._paging.blocks_at(blocks, np.repeat(slots, counts), places), self._ends.device)
+            self._kept[there] = self._now(there)
+
+    def runs(self, blocks: NDArray[np.int32], slots: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Of the first `counts` blocks of rows [rows]: how many have their entries up to the first one that has not,
+        and from which one on all have. Waits for the device, if there are any."""
+        lead, trail = counts.copy(), np.zeros_like(counts)
+        if not counts.any():
+            return lead, trail
+        owner, index = np.repeat(np.arange(slots.size), counts), positions_of(np.zeros_like(counts), counts)
+        found = self._paging.blocks_at(blocks, slots[owner], index * self._paging.block_size)
+        there = to_device(np.maximum(found, 0), self._ends.device)
+        same = (self._kept[there].view(torch.int32) == self._now(there).view(torch.int32)).all(dim=1)
+        bare = np.flatnonzero((found >= 0) & ~to_host(same))  # what has fallen behind a window is not looked at
+        np.minimum.at(lead, owner[bare], index[bare])
+        np.maximum.at(trail, owner[bare], index[bare] + 1)
+        return lead, trail
+
+    def _now(self, blocks: Tensor) -> Tensor:
+        """What the marks of blocks [n] would be; float32 [n, numbers], to be compared as bits."""
+        keys = self._keys[blocks[:, None], self._ends].view(torch.uint8)
+        return keys[..., -_BYTES:].contiguous().view(torch.float32).flatten(1)
