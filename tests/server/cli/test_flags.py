@@ -69,7 +69,7 @@ def test_a_list_of_numbers_is_one_wherever_it_is_given(tmp_path: Path) -> None:
         assert engine.worker.cudagraph_capture_sizes == (1, 8, 32)
     with pytest.raises(ConfigError, match="^cudagraph_capture_sizes: 'model' is not understood"):
         parse("--cudagraph-capture-sizes", "8", "model")
-    with pytest.raises(ConfigError, match="^cudagraph_capture_sizes: Expected `int` >= 1"):
+    with pytest.raises(ConfigError, match=r"^cudagraph_capture_sizes\[0\]: Expected `int` >= 1"):
         parse("--cudagraph-capture-sizes", "0")
 
 
