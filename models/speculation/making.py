@@ -19,7 +19,7 @@ from troupellm.models.speculation.marks import Marks
 from troupellm.models.speculation.needs import MARK_NUMBERS, Target
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paged import PagedProposer
-from troupellm.models.speculation.paging import Paging, own_windows
+from troupellm.models.speculation.paging import Paging, lying_in, own_windows
 from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws
 from troupellm.models.speculation.stored import refuse
 from troupellm.protocol.config import ModelConfig
@@ -79,12 +79,13 @@ def paged(
         context.decoder.config.vocab_size, network.vocabulary, coupled=config.draft_sample_method == "probabilistic",
         device=device,
     )  # fmt: skip
-    borders = context.cache.borders
+    borders, layout = context.cache.borders, context.cache.layout
     assert borders is not None, "a drafter with layers of its own marks its blocks"
+    kept_whole = layout.windows[lying_in(layout)] is None  # else a row's first blocks are others' by and by
     proposer = PagedProposer(
         network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
         widths=config.tree_widths, borders=borders[:, :-MARK_NUMBERS] if network.reads_states else None,
-        marks=Marks(context.cache, paging),
+        marks=Marks(context.cache, paging) if kept_whole else None,
     )  # fmt: skip
     warm_up(proposer, context)
     return proposer

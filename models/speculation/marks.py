@@ -22,7 +22,7 @@ _BYTES = 4
 
 
 class Marks:
-    """Of the blocks that a drafter's layers lie in."""
+    """Of the blocks that a drafter's layers lie in, which are kept for as long as their rows are there."""
 
     def __init__(self, cache: KVCache, paging: Paging) -> None:
         """cache: its borders end with the marks."""
@@ -55,9 +55,9 @@ class Marks:
             return lead, trail
         owner, index = np.repeat(np.arange(slots.size), counts), positions_of(np.zeros_like(counts), counts)
         found = self._paging.blocks_at(blocks, slots[owner], index * self._paging.block_size)
-        there = to_device(np.maximum(found, 0), self._ends.device)
+        there = to_device(found, self._ends.device)
         same = (self._kept[there].view(torch.int32) == self._now(there).view(torch.int32)).all(dim=1)
-        bare = np.flatnonzero((found >= 0) & ~to_host(same))  # what has fallen behind a window is not looked at
+        bare = np.flatnonzero(~to_host(same))
         np.minimum.at(lead, owner[bare], index[bare])
         np.maximum.at(trail, owner[bare], index[bare] + 1)
         return lead, trail

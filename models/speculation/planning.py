@@ -39,9 +39,10 @@ class Drafting:
         if self.config is None or self.needs.layers is None:
             return ()
         if self.folder is None:
-            return (str(self.config.method),)
+            return str(self.config.method), str(self.needs.border)
         return (
             str(self.config.method),
+            str(self.needs.border),
             str(self.config.quantization),
             checkpoint_digest(self.folder),
             _length(self.folder, longest),

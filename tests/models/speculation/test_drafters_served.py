@@ -231,6 +231,33 @@ async def test_rows_draft_again_behind_every_sleep_of_their_drafter(
     assert found == small == await without_drafts(home / "target", **(ROOMY | settings))
 
 
+class Naps(Dozes):
+    """A proposer is asked nothing as long as it is told so."""
+
+    asleep_now = True
+
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
+        return self.asleep_now
+
+
+@pytest.mark.anyio
+async def test_a_conversation_that_began_while_its_drafter_slept_is_drafted_for_like_any_other(
+    home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps, target = Naps(), home / "target"
+    monkeypatch.setattr(drafter, "_length", lambda *_: naps)
+    wanted = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3}
+    asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+    async with troupellm.Engine(target, speculative_config=wanted, **(SETTINGS | ROOMY)) as engine:
+        first = await engine.generate(prompts()[1], **asked)
+        assert not kept
+        naps.asleep_now = False
+        again = await engine.generate([*prompts()[1], *first.token_ids, 5, 6, 7], **asked)
+    assert again.usage.cached_tokens > 64
+    assert sum(drafted for drafted, _ in kept) > 15
+    assert all(drafted == accepted for drafted, accepted in kept), "it is the model itself"
+
+
 @pytest.mark.anyio
 async def test_a_drafter_that_sleeps_is_told_nothing_of_rows_that_do_not_write(
     home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
