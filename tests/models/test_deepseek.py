@@ -76,6 +76,14 @@ def test_what_is_not_built_is_refused_by_name(values: dict[str, Any], changes: d
         described(values, **changes)
 
 
+def test_what_corrects_the_choice_of_experts_is_not_rounded(tmp_path: Path) -> None:
+    """It is large beside its differences, so that bfloat16 would leave the same number for all experts."""
+    name, bias = "model.layers.3.mlp.gate.e_score_correction_bias", 38.0 + torch.arange(16) / 1024
+    assert bool((bias.bfloat16() == 38).all())
+    save_file({name: bias}, tmp_path / "model.safetensors")
+    assert torch.equal(Checkpoint(tmp_path, torch.bfloat16).take(name, (16,)), bias)
+
+
 def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:
     save_file(
         {name: torch.zeros(2) for name in ("model.layers.27.eh_proj.weight", "model.layers.27.enorm.weight")},
