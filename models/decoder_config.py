@@ -17,6 +17,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 1.0
     original_max_position: int = 0
     attention_factor: float | None = None
+    yarn_attn_factor: float = 1.0
+    """On top of what YaRN makes of `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

@@ -19,6 +19,14 @@ MOST = 2**31 - 1
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
 """What lists are made of before a weight is looked for."""
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+_ROPE_KEYS = frozenset(
+    {
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+        "attention_factor", "attn_factor", "extrapolation_factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+        "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "finetuned",
+    }
+)  # fmt: skip
+"""Others may change the rotation, and are refused."""
 
 
 class ConfigReader:
@@ -157,6 +165,8 @@ def decoder_config(
     Raises:
         ModelLoadError: a value is missing, wrong, or asks for something that is not built.
     """
+    if not reader.flag("is_causal", True):
+        raise reader.refuse("is_causal", "must be true: attention that looks ahead is not supported")
     if activation is None:
         activation = ACTIVATIONS[reader.choice("hidden_act", ("silu", "swish"), "silu")]
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
@@ -231,7 +241,7 @@ def rope_config(reader: ConfigReader, rotary_dim: int, *, whole: bool = True) ->
         rotary_dim: values of a head that are rotated.
         whole: refuse a file that asks for a part of the head.
     """
-    scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    scaling = rope_section(reader)
     theta = scaling.number("rope_theta") if scaling.has("rope_theta") else reader.number("rope_theta", 10000.0)
     if whole and (
         scaling.number("partial_rotary_factor", 1.0) != 1.0 or reader.number("partial_rotary_factor", 1.0) != 1.0
@@ -240,16 +250,42 @@ def rope_config(reader: ConfigReader, rotary_dim: int, *, whole: bool = True) ->
     return scaled_rope(reader, scaling, theta, rotary_dim)
 
 
+def rope_section(reader: ConfigReader) -> ConfigReader:
+    """`rope_parameters`, or `rope_scaling` of older files."""
+    newer = reader.section("rope_parameters")
+    if not newer.values:
+        return reader.section("rope_scaling")
+    check_older_rope(reader, newer)
+    return newer
+
+
+def check_older_rope(reader: ConfigReader, newer: ConfigReader) -> None:
+    """Somebody may have put `rope_scaling`, as models' cards advise, into a file that says it in the newer way already.
+
+    Raises:
+        ModelLoadError: it is not what `newer` says.
+    """
+    for key, value in reader.section("rope_scaling").values.items():
+        names = ("rope_type", "type") if key in ("rope_type", "type") else (key,)
+        if all(newer.values.get(name) != value for name in names):
+            raise reader.refuse("rope_scaling", "must say the same as rope_parameters, or be removed")
+
+
 def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotary_dim: int) -> RopeConfig:
     """A rotary embedding whose scaling is in a section of its own."""
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.choice(key, ROPES, "default")
+    unknown = next((name for name in scaling.values if name not in _ROPE_KEYS and scaling.has(name)), None)
+    if unknown is not None:
+        raise scaling.refuse(unknown, "is not supported")
+    if scaling.number("extrapolation_factor", 1.0) != 1.0:
+        raise scaling.refuse("extrapolation_factor", "must be 1.0")
     if kind == "default":
         return RopeConfig(theta=theta)
     kind = "longrope" if kind == "su" else kind
     longest = reader.integer("max_position_embeddings")
-    home = scaling if scaling.has("original_max_position_embeddings") else reader
-    original = home.integer("original_max_position_embeddings", longest)
+    home = reader if reader.has("original_max_position_embeddings") else scaling
+    original = home.integer("original_max_position_embeddings", longest) if kind != "dynamic" else longest
     implied = longest / original if kind in ("yarn", "longrope") else None
     return RopeConfig(
         kind=kind,
@@ -257,6 +293,7 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
         factor=scaling.number("factor", implied),
         original_max_position=original,
         attention_factor=scaling.optional("attention_factor"),
+        yarn_attn_factor=scaling.number("attn_factor", 1.0),
         low_freq_factor=scaling.number("low_freq_factor") if kind == "llama3" else 1.0,
         high_freq_factor=scaling.number("high_freq_factor") if kind == "llama3" else 4.0,
         beta_fast=scaling.number("beta_fast", 32.0),
