@@ -193,7 +193,7 @@ def decoder_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-        max_position_embeddings=reader.integer("max_position_embeddings"),
+        max_position_embeddings=_longest(reader),
         rope=rope,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
@@ -222,6 +222,18 @@ def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None,
     if window is None and "sliding_attention" in kinds:
         raise reader.refuse("sliding_window", "must be set, since layer_types names sliding_attention")
     return tuple(known[kind] for kind in kinds)
+
+
+def _longest(reader: ConfigReader) -> int:
+    """Tokens of a sequence; with `dual_chunk_attention_config` those of one chunk, beyond which others are attended to
+    by changed positions: that is not built."""
+    longest, chunks = reader.integer("max_position_embeddings"), reader.section("dual_chunk_attention_config")
+    if not chunks.values:
+        return longest
+    size, shared = chunks.integer("chunk_size", 8192), chunks.integer("local_size", 1024, least=0)
+    if shared >= size:
+        raise chunks.refuse("local_size", f"must be below chunk_size ({size})")
+    return min(longest, size - shared)
 
 
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:

@@ -109,6 +109,17 @@ def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None
     assert kinds[2].rope.long_factor == (2.0,) * 8
 
 
+def test_a_model_that_attends_by_chunks_is_served_as_far_as_the_first(tmp_path: Path) -> None:
+    """Qwen2.5-7B-Instruct-1M, and others of a million tokens: one chunk is what it is without chunks."""
+    chunks = {"chunk_size": 96, "local_size": 16, "original_max_position_embeddings": 96}
+    assert describe(tmp_path, dual_chunk_attention_config=chunks).max_position_embeddings == 80
+    assert describe(tmp_path, dual_chunk_attention_config=None).max_position_embeddings == 128
+    longer = {"chunk_size": 512, "local_size": 64}
+    assert describe(tmp_path, dual_chunk_attention_config=longer).max_position_embeddings == 128
+    with pytest.raises(ModelLoadError, match="dual_chunk_attention_config.local_size must be below chunk_size"):
+        describe(tmp_path, dual_chunk_attention_config={"chunk_size": 16, "local_size": 16})
+
+
 def test_windows_of_the_families(tmp_path: Path) -> None:
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert describe(tmp_path, **mistral, sliding_window=9).windows == (9, 9, 9)
