@@ -24,9 +24,10 @@ _ROPE_KEYS = frozenset(
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
         "attention_factor", "attn_factor", "extrapolation_factor", "low_freq_factor", "high_freq_factor", "beta_fast",
         "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "finetuned",
+        "mrope_section", "mrope_interleaved",
     }
 )  # fmt: skip
-"""Others may change the rotation, and are refused."""
+"""Others may change the rotation, and are refused. Sections are for images: in text all of them have one position."""
 
 
 class ConfigReader:

@@ -109,6 +109,11 @@ def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None
     assert kinds[2].rope.long_factor == (2.0,) * 8
 
 
+def test_sections_for_images_do_not_turn_text(tmp_path: Path) -> None:
+    sections = {"mrope_section": [2, 3, 3], "mrope_interleaved": True, "rope_type": "default"}
+    assert describe(tmp_path, rope_scaling=sections) == describe(tmp_path)
+
+
 def test_a_model_that_attends_by_chunks_is_served_as_far_as_the_first(tmp_path: Path) -> None:
     """Qwen2.5-7B-Instruct-1M, and others of a million tokens: one chunk is what it is without chunks."""
     chunks = {"chunk_size": 96, "local_size": 16, "original_max_position_embeddings": 96}
