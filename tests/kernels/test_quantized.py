@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from troupellm.kernels.linear import gated_linear, linear, linear_add, norm_linear, pack
+from troupellm.kernels.linear import batch_invariant, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import (
     Fp8,
     GgufBlocks,
@@ -139,6 +139,18 @@ def test_rows_do_not_depend_on_their_number() -> None:
         packed, x = pack(kind), torch.randn(16, COLUMNS)
         together = linear(x, packed)
         assert all(torch.equal(linear(x[row : row + 1], packed)[0], together[row]) for row in range(16))
+
+
+@needs_compiler
+def test_many_rows_do_not_depend_on_their_number_where_that_is_asked_for() -> None:
+    mixture = merge([kinds(1, 64)["q4_k"], kinds(2, 32)["q6_k"]])
+    for kind in (*kinds().values(), mixture):
+        with batch_invariant():
+            packed = pack(kind)
+        x = torch.randn(70, COLUMNS)
+        together = linear(x, packed)
+        for rows in (slice(0, 1), slice(3, 20), slice(20, 60), slice(69, 70)):
+            assert torch.equal(linear(x[rows], packed), together[rows])
 
 
 def test_groups_in_any_order_are_computed_with_as_they_are(path: str) -> None:
