@@ -76,6 +76,8 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a group is worth: its best expert's score, or the sum of its two best."""
     choice_bias: bool = False
     """The router's `e_score_correction_bias` counts while experts are chosen, but not in their weights."""
+    wide_router: bool = False
+    """The router computes in float32, whatever the type of the model."""
     bias: bool = False
     """Of router and experts."""
     swiglu_alpha: float = 1.0
