@@ -26,6 +26,8 @@ _LONGEST_FILE_NAME = 255
 READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Buffers that old checkpoints carry and that follow from config.json."""
+EXACT = (".e_score_correction_bias",)
+"""Kept in the type that they are stored in: such numbers are large beside their differences, which choose experts."""
 
 
 class WeightSource(Protocol):
@@ -105,7 +107,8 @@ class Checkpoint:
         Raises:
             ModelLoadError: it is missing (or was taken before), or has another shape or an unreadable type.
         """
-        tensor = self._read(name, shape, READABLE).to(self._dtype)
+        tensor = self._read(name, shape, READABLE)
+        tensor = tensor if name.endswith(EXACT) else tensor.to(self._dtype)
         self._taken(tensor.nbytes)
         return tensor
 

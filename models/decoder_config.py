@@ -17,6 +17,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 1.0
     original_max_position: int = 0
     attention_factor: float | None = None
+    yarn_attn_factor: float = 1.0
+    """On top of what YaRN makes of `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -74,6 +76,8 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a group is worth: its best expert's score, or the sum of its two best."""
     choice_bias: bool = False
     """The router's `e_score_correction_bias` counts while experts are chosen, but not in their weights."""
+    wide_router: bool = False
+    """The router computes in float32, whatever the type of the model."""
     bias: bool = False
     """Of router and experts."""
     swiglu_alpha: float = 1.0

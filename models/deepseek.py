@@ -88,6 +88,7 @@ def _experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
         top_groups=top_groups,
         group_score="top2" if third else "max",
         choice_bias=third,
+        wide_router=True,
         shared_size=shared,
         names=NAMES,
     )

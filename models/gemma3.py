@@ -7,7 +7,14 @@ import msgspec
 
 from troupellm.models import gemma2
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.hf_config import ACTIVATIONS, ConfigReader, architecture_of, decoder_config, scaled_rope
+from troupellm.models.hf_config import (
+    ACTIVATIONS,
+    ConfigReader,
+    architecture_of,
+    check_older_rope,
+    decoder_config,
+    scaled_rope,
+)
 
 WITH_IMAGES = "Gemma3ForConditionalGeneration"
 ARCHITECTURES = ("Gemma3ForCausalLM", WITH_IMAGES)
@@ -66,11 +73,14 @@ def _ropes(reader: ConfigReader) -> tuple[RopeConfig, RopeConfig]:
     Older files scale the former in `rope_scaling` and name the latter's base `rope_local_base_freq`.
     """
     size = reader.integer("head_dim")
-    if not reader.has("rope_parameters"):
+    both = reader.section("rope_parameters")
+    if not both.values:
         theta = reader.number("rope_theta", GLOBAL_THETA)
         nearby = RopeConfig(theta=reader.number("rope_local_base_freq", LOCAL_THETA))
         return scaled_rope(reader, reader.section("rope_scaling"), theta, size), nearby
-    both = reader.section("rope_parameters")
+    if not (both.has("full_attention") or both.has("sliding_attention")):
+        raise reader.refuse("rope_parameters", "must have full_attention and sliding_attention")
+    check_older_rope(reader, both.section("full_attention"))
     full, sliding = both.section("full_attention"), both.section("sliding_attention")
     return (
         scaled_rope(reader, full, full.number("rope_theta", GLOBAL_THETA), size),

@@ -19,6 +19,15 @@ MOST = 2**31 - 1
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
 """What lists are made of before a weight is looked for."""
 ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+_ROPE_KEYS = frozenset(
+    {
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+        "attention_factor", "attn_factor", "extrapolation_factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+        "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "finetuned",
+        "mrope_section", "mrope_interleaved",
+    }
+)  # fmt: skip
+"""Others may change the rotation, and are refused. Sections are for images: in text all of them have one position."""
 
 
 class ConfigReader:
@@ -157,6 +166,8 @@ def decoder_config(
     Raises:
         ModelLoadError: a value is missing, wrong, or asks for something that is not built.
     """
+    if not reader.flag("is_causal", True):
+        raise reader.refuse("is_causal", "must be true: attention that looks ahead is not supported")
     if activation is None:
         activation = ACTIVATIONS[reader.choice("hidden_act", ("silu", "swish"), "silu")]
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
@@ -183,7 +194,7 @@ def decoder_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-        max_position_embeddings=reader.integer("max_position_embeddings"),
+        max_position_embeddings=_longest(reader),
         rope=rope,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
@@ -214,6 +225,18 @@ def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None,
     return tuple(known[kind] for kind in kinds)
 
 
+def _longest(reader: ConfigReader) -> int:
+    """Tokens of a sequence; with `dual_chunk_attention_config` those of one chunk, beyond which others are attended to
+    by changed positions: that is not built."""
+    longest, chunks = reader.integer("max_position_embeddings"), reader.section("dual_chunk_attention_config")
+    if not chunks.values:
+        return longest
+    size, shared = chunks.integer("chunk_size", 8192), chunks.integer("local_size", 1024, least=0)
+    if shared >= size:
+        raise chunks.refuse("local_size", f"must be below chunk_size ({size})")
+    return min(longest, size - shared)
+
+
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
     """How many of a head's values are rotated."""
     scaling = reader.section("rope_parameters")
@@ -231,7 +254,7 @@ def rope_config(reader: ConfigReader, rotary_dim: int, *, whole: bool = True) ->
         rotary_dim: values of a head that are rotated.
         whole: refuse a file that asks for a part of the head.
     """
-    scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    scaling = rope_section(reader)
     theta = scaling.number("rope_theta") if scaling.has("rope_theta") else reader.number("rope_theta", 10000.0)
     if whole and (
         scaling.number("partial_rotary_factor", 1.0) != 1.0 or reader.number("partial_rotary_factor", 1.0) != 1.0
@@ -240,16 +263,42 @@ def rope_config(reader: ConfigReader, rotary_dim: int, *, whole: bool = True) ->
     return scaled_rope(reader, scaling, theta, rotary_dim)
 
 
+def rope_section(reader: ConfigReader) -> ConfigReader:
+    """`rope_parameters`, or `rope_scaling` of older files."""
+    newer = reader.section("rope_parameters")
+    if not newer.values:
+        return reader.section("rope_scaling")
+    check_older_rope(reader, newer)
+    return newer
+
+
+def check_older_rope(reader: ConfigReader, newer: ConfigReader) -> None:
+    """Somebody may have put `rope_scaling`, as models' cards advise, into a file that says it in the newer way already.
+
+    Raises:
+        ModelLoadError: it is not what `newer` says.
+    """
+    for key, value in reader.section("rope_scaling").values.items():
+        names = ("rope_type", "type") if key in ("rope_type", "type") else (key,)
+        if all(newer.values.get(name) != value for name in names):
+            raise reader.refuse("rope_scaling", "must say the same as rope_parameters, or be removed")
+
+
 def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotary_dim: int) -> RopeConfig:
     """A rotary embedding whose scaling is in a section of its own."""
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.choice(key, ROPES, "default")
+    unknown = next((name for name in scaling.values if name not in _ROPE_KEYS and scaling.has(name)), None)
+    if unknown is not None:
+        raise scaling.refuse(unknown, "is not supported")
+    if scaling.number("extrapolation_factor", 1.0) != 1.0:
+        raise scaling.refuse("extrapolation_factor", "must be 1.0")
     if kind == "default":
         return RopeConfig(theta=theta)
     kind = "longrope" if kind == "su" else kind
     longest = reader.integer("max_position_embeddings")
-    home = scaling if scaling.has("original_max_position_embeddings") else reader
-    original = home.integer("original_max_position_embeddings", longest)
+    home = reader if reader.has("original_max_position_embeddings") else scaling
+    original = home.integer("original_max_position_embeddings", longest) if kind != "dynamic" else longest
     implied = longest / original if kind in ("yarn", "longrope") else None
     return RopeConfig(
         kind=kind,
@@ -257,6 +306,7 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
         factor=scaling.number("factor", implied),
         original_max_position=original,
         attention_factor=scaling.optional("attention_factor"),
+        yarn_attn_factor=scaling.number("attn_factor", 1.0),
         low_freq_factor=scaling.number("low_freq_factor") if kind == "llama3" else 1.0,
         high_freq_factor=scaling.number("high_freq_factor") if kind == "llama3" else 4.0,
         beta_fast=scaling.number("beta_fast", 32.0),

@@ -205,11 +205,12 @@ def drawn_tokens(config: EngineConfig) -> int:
 
 def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     """The context asked for, or the model's own."""
-    wanted = config.model.max_model_len
+    wanted, own = config.model.max_model_len, model.max_position_embeddings
+    if model.rope.kind == "yarn":  # models' cards say which factor to put in, and leave the other number as it was
+        own = max(own, int(model.rope.original_max_position * model.rope.factor))
     if wanted == "auto":
-        return model.max_position_embeddings
-    stretch = model.rope.factor if model.rope.kind in ("linear", "dynamic") else 1.0
-    most = int(model.max_position_embeddings * stretch)
+        return own
+    most = int(own * (model.rope.factor if model.rope.kind in ("linear", "dynamic") else 1.0))
     if wanted > most:
         raise ConfigError(f"max_model_len {wanted} is beyond the model's own limit of {most}", param="max_model_len")
     return wanted

@@ -8,5 +8,6 @@ ARCHITECTURES = ("MistralForCausalLM",)
 
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
+    reader = reader.with_defaults(sliding_window=4096)  # as the models' own code; null is none
     window = reader.integer("sliding_window") if reader.has("sliding_window") else None
     return decoder_config(reader, windows=layer_windows(reader, window))

@@ -3,7 +3,7 @@
 import msgspec
 
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windows
+from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windows, rope_section
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
@@ -13,6 +13,9 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     reader = reader.with_defaults(**DEFAULTS)
+    if (stretch := rope_section(reader).values).get("rope_type", stretch.get("type")) == "yarn":
+        # What the models' own code once called so is not YaRN.
+        reader = reader.without("rope_scaling").with_values(rope_parameters={**stretch, "rope_type": "longrope"})
     window = reader.integer("sliding_window") if reader.has("sliding_window") else None
     plain = decoder_config(reader, windows=layer_windows(reader, window), rotary=1.0)
     return msgspec.structs.replace(plain, qkv_name="qkv_proj", gate_up_name="gate_up_proj")

@@ -93,9 +93,10 @@ def _yarn_amplitude(config: RopeConfig) -> float:
 
     if config.attention_factor is not None:
         return config.attention_factor
+    # `transformers` passes over attn_factor; those who publish it, and the servers that they name, multiply by it.
     if config.mscale and config.mscale_all_dim:
-        return amplitude(config.mscale) / amplitude(config.mscale_all_dim)
-    return amplitude(1.0)
+        return config.yarn_attn_factor * amplitude(config.mscale) / amplitude(config.mscale_all_dim)
+    return config.yarn_attn_factor * amplitude(1.0)
 
 
 def _longrope_amplitude(config: RopeConfig) -> float:

@@ -2,7 +2,8 @@
 
 A small step is a few hundred short parallel regions, each of which waits for its slowest thread. Where another program
 (or the event loop of the host) keeps a core busy, that wait is a time slice, and one thread alone is several times as
-fast; on a quiet machine all threads are. The products do not depend on the number of threads, so the tokens do not.
+fast; on a quiet machine all threads are. Our own products do not depend on the number of threads, so the tokens do not.
+A library's may, in their last bits: where those count, the number stays.
 """
 
 from collections import deque
@@ -73,16 +74,19 @@ class StepThreads:
         self,
         most: int,
         *,
+        steady: bool = False,
         set_threads: Callable[[int], None] = torch.set_num_threads,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        """steady: never to change the number."""
+        self._steady = steady or most == 1
         self._most, self._set_threads, self._clock = most, set_threads, clock
         self._records: dict[int, _Record] = {}
 
     @contextmanager
     def step(self, tokens: int) -> Iterator[None]:
         """Run the body with the better choice for so many tokens."""
-        if self._most == 1 or tokens >= LARGE_STEP_TOKENS or not tokens:
+        if self._steady or tokens >= LARGE_STEP_TOKENS or not tokens:
             yield
             return
         record = self._records.setdefault(tokens.bit_length(), _Record())

@@ -51,7 +51,7 @@ from troupellm.models.threads import StepThreads
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.pooling import PoolingAbility, PoolingParams
@@ -126,7 +126,7 @@ class ModelWorker:
     def _load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady:
         begin = perf_counter()
         gpu = find_device(config.worker.device)
-        self._set_threads(config.worker.num_threads)
+        self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
         reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
         if is_encoder(reader):
@@ -336,11 +336,11 @@ class ModelWorker:
         if self._guides is not None:
             self._guides.prepare(program)
 
-    def _set_threads(self, wanted: int | None) -> None:
-        if wanted is not None:
+    def _set_threads(self, settings: WorkerConfig) -> None:
+        if (wanted := settings.num_threads) is not None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(wanted)
-        self._threads = StepThreads(torch.get_num_threads())
+        self._threads = StepThreads(torch.get_num_threads(), steady=settings.batch_invariant)
 
 
 def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bool) -> RunnableDecoder:

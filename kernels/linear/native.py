@@ -113,9 +113,13 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None) -> Native
     if functions is None or not packed.is_mkldnn:
         return None
     shape = (weight.shape[0], weight.shape[1])
-    if shape not in _layouts:
-        _layouts[shape] = _layout(packed, weight)
-    layout = _layouts[shape]
+    if shape in _layouts:
+        layout = _layouts[shape]
+    else:
+        found = _layouts_of(packed, weight)
+        layout = found[0] if found else None
+        if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
+            _layouts[shape] = layout
     return None if layout is None else NativeWeight(functions, packed, layout, shape, bias)
 
 
@@ -123,18 +127,19 @@ _layouts: dict[tuple[int, int], Layout | None] = {}
 """By shape: oneDNN's choice depends on nothing else."""
 
 
-def _layout(packed: Tensor, weight: Tensor) -> Layout | None:
-    """Found by comparing all of it, bit for bit."""
+def _layouts_of(packed: Tensor, weight: Tensor) -> list[Layout]:
+    """All that it lies in, found by comparing all of it, bit for bit."""
     out, depth = weight.shape
     size = torch.ops.mkldnn._nbytes(packed) // 4
     memory = (ctypes.c_int32 * size).from_address(torch.ops.mkldnn.data_ptr(packed))
     held, bits = torch.from_numpy(np.frombuffer(memory, dtype=np.int32)), weight.contiguous().view(torch.int32)
-    for panel in PANELS:
-        for pad in PADS:
-            padded = -(-depth // pad) * pad
-            if -(-out // panel) * panel * padded == size and _lies_so(held.view(-1, padded, panel), bits):
-                return Layout(panel, padded)
-    return None
+    depths = dict.fromkeys(-(-depth // pad) * pad for pad in PADS)
+    return [
+        Layout(panel, padded)
+        for panel in PANELS
+        for padded in depths
+        if -(-out // panel) * panel * padded == size and _lies_so(held.view(-1, padded, panel), bits)
+    ]
 
 
 def _lies_so(panels: Tensor, bits: Tensor) -> bool:

@@ -1,10 +1,13 @@
 """Which quantized weights are computed with as they are, and how."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight
+from troupellm.kernels.quantized.gguf_mixture import GgufMixture
 from troupellm.kernels.quantized.int8 import Int8Channel
 
 
@@ -45,6 +48,23 @@ class FastProduct(Protocol):
         """As `kernels.linear.best_rows`."""
 
 
+class SideBySide:
+    """The products with weights one below the other; nothing is fused with them."""
+
+    native: FewRows | None = None
+
+    def __init__(self, products: Sequence[FastProduct]) -> None:
+        self._products = tuple(products)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `FastProduct`."""
+        return torch.cat([product(x) for product in self._products], dim=1)
+
+    def best_rows(self, rows: int) -> int:
+        """As `kernels.linear.best_rows`."""
+        return rows
+
+
 def stays(mode: str) -> bool:
     """Whether weights that are quantized on load in this way are computed with as they are, on a CPU."""
     from troupellm.kernels.quantized import coded_cpu
@@ -54,6 +74,8 @@ def stays(mode: str) -> bool:
 
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
+    if isinstance(weight, GgufMixture):
+        return _mixture_product(weight, bias)
     device = weight.tensors()[0].device.type
     if device == "cuda":
         from troupellm.kernels.linear import batch_invariance
@@ -67,3 +89,12 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
     if isinstance(weight, Int8Channel):
         return int8_cpu.Int8Product(weight, bias)
     return coded_cpu.coded_product(weight, bias)
+
+
+def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:
+    """None where any of its parts has none."""
+    sizes = [part.shape[0] for part in weight.parts]
+    biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+    found = [fast_product(part, own) for part, own in zip(weight.parts, biases, strict=True)]
+    products = [product for product in found if product is not None]
+    return SideBySide(products) if len(products) == len(found) else None

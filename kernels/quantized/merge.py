@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable
+from troupellm.kernels.quantized.gguf import GgufBlocks
+from troupellm.kernels.quantized.gguf_mixture import GgufMixture
 
 Weight = Tensor | QuantizedWeight
 
@@ -23,5 +25,7 @@ def merge(parts: Sequence[Weight]) -> Weight:
         try:
             return type(quantized[0]).cat(quantized)
         except Unmergeable:
-            pass
+            blocks = [part for part in quantized if isinstance(part, GgufBlocks)]
+            if len(blocks) == len(parts):
+                return GgufMixture(blocks)
     return torch.cat([part.dequantize() if isinstance(part, QuantizedWeight) else part for part in parts])

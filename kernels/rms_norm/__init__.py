@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> T
 
     Args:
         x: [..., size], any float type; left as it is.
-        weight: [size], the type of `x`.
+        weight: [size], the type of `x`, or float32, which is rounded with the product alone.
         eps: added to the mean square.
         offset: added to the weight, in float32.
 

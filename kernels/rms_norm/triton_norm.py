@@ -29,7 +29,7 @@ def rms_norm_kernel(
         x: row r begins at r // inner * outer_stride + r % inner * inner_stride.
         residual: None, or what x is added to and which the sum is written to.
         out: [rows, size], contiguous; the type of `x`, or an eight-bit one with `scales` float32 [rows].
-        OFFSET: the weight is weight + offset, and nothing is rounded before it.
+        OFFSET: the weight is weight + offset, and nothing is rounded before it; so it is with a wider weight, too.
     """
     row, columns = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     there = (row < rows)[:, None] & (columns < size)[None, :]
@@ -93,6 +93,6 @@ def rms_norm_triton(
         rms_norm_kernel[(triton.cdiv(rows, launch.constants["ROWS"]),)](
             x, residual, weight, out, scales, rows, size, inner, outer_stride, inner_stride,
             0 if residual is None else residual.stride(-2) if residual.ndim == 2 else size, eps, offset,
-            OFFSET=offset != 0, **launch.options,
+            OFFSET=offset != 0 or weight.dtype != x.dtype, **launch.options,
         )  # fmt: skip
     return out, scales

@@ -15,7 +15,7 @@ class HeadNorms(NamedTuple):
     """Norms of queries and keys."""
 
     query: Tensor
-    """[head_dim] of every head, or [heads * head_dim] of all together."""
+    """[head_dim] of every head, or [heads * head_dim] of all together; of a type as `rms_norm` has it."""
     key: Tensor
     eps: float
 

@@ -49,10 +49,13 @@ def load_heads(
 
 
 @triton.jit
-def weighed(x, scale, weight, there, dtype: tl.constexpr):
-    """A part of normed heads: rounded before the weight and behind it, as the reference has it."""
+def weighed(x, scale, weight, there, dtype: tl.constexpr, kind: tl.constexpr):
+    """A part of normed heads: rounded before a weight of its own type, and behind any, as the reference has it."""
     factors = tl.load(weight, there, 0.0).to(tl.float32)
-    return cast(cast(x * scale[:, None], dtype).to(tl.float32) * factors[None, :], dtype).to(tl.float32)
+    scaled = x * scale[:, None]
+    if kind == dtype:
+        scaled = cast(scaled, dtype).to(tl.float32)
+    return cast(scaled * factors[None, :], dtype).to(tl.float32)
 
 
 @triton.jit
@@ -67,9 +70,10 @@ def turned_heads(
         scale = tl.rsqrt(squares / HEAD_DIM + eps)
         at_left, at_right = places(HALF, HALF_BLOCK, INTERLEAVED)
         at_rest = 2 * HALF + tl.arange(0, REST_BLOCK)
-        left = weighed(left, scale, norm + at_left, pair < HALF, dtype)
-        right = weighed(right, scale, norm + at_right, pair < HALF, dtype)
-        rest = weighed(rest, scale, norm + at_rest, at_rest < HEAD_DIM, dtype)
+        kind: tl.constexpr = norm.dtype.element_ty
+        left = weighed(left, scale, norm + at_left, pair < HALF, dtype, kind)
+        right = weighed(right, scale, norm + at_right, pair < HALF, dtype, kind)
+        rest = weighed(rest, scale, norm + at_rest, at_rest < HEAD_DIM, dtype, kind)
     if HALF > 0:
         c = tl.load(cos + pair, pair < HALF, 0.0).to(tl.float32)[None, :]
         s = tl.load(sin + pair, pair < HALF, 0.0).to(tl.float32)[None, :]

@@ -36,7 +36,8 @@ class Experts:
         """
         router, count, hidden = f"{prefix}.{moe.names.router}", moe.num_experts, config.hidden_size
         bias = source.take(f"{router}.bias", (count,)) if moe.bias else None
-        self.router = pack(source.take(f"{router}.weight", (count, hidden)), bias)
+        self._wide, weight = moe.wide_router, source.take(f"{router}.weight", (count, hidden))
+        self.router = pack(weight.float() if self._wide else weight, bias)
         self.choice_bias: Tensor | None = None
         if moe.choice_bias:
             self.choice_bias = source.take(f"{router}.e_score_correction_bias", (count,)).float()
@@ -52,7 +53,8 @@ class Experts:
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""
         used = hidden[:tokens]
-        weights, ids = route(linear(used, self.router), self.routing, self.choice_bias)
+        logits = linear(used.float() if self._wide else used, self.router)
+        weights, ids = route(logits, self.routing, self.choice_bias)
         total = fused_moe(used, weights, ids, self.experts, batch_invariant=self.router.invariant)
         if self.shared is not None:
             shared = self.shared(used, tokens)

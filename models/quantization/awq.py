@@ -25,7 +25,8 @@ _ABOUT_MAKING = frozenset(
 
 
 class Awq:
-    """A `Format`. Layers without `qweight` are stored plainly."""
+    """A `Format`. Layers without `qweight` are stored plainly; `modules_to_not_convert` names those, or parts of their
+    names, which others may have, too."""
 
     method = "awq"
 
@@ -46,14 +47,11 @@ class Awq:
         for key in ("version", "format", "checkpoint_format"):
             if reader.has(key):
                 reader.choice(key, ("gemm", "GEMM"))
-        self._plain = texts(reader, "modules_to_not_convert")
+        texts(reader, "modules_to_not_convert")
 
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
         if not stored.has(f"{name}.qweight"):
             return stored.plain(name, shape)
-        named = next((part for part in self._plain if part in name), None)
-        if named is not None:
-            raise ModelLoadError(f"{name}: qweight is there, though modules_to_not_convert has {named[:80]!r}")
         rows, columns = shape
         size = columns if self._size == -1 else self._size
         if rows % 8 or columns % size:

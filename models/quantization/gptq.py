@@ -27,10 +27,12 @@ _ABOUT_MAKING = frozenset(
         "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "act_group_aware", "mse",
         "version", "hyb_act", "modules_in_block_to_quantize", "offload_to_disk", "iters", "nsamples", "seqlen", "lr",
         "minmax_lr", "enable_minmax_tuning", "enable_quanted_input", "low_gpu_mem_usage", "autoround_version",
+        "provider", "scale_dtype", "gradient_accumulate_steps", "amp", "train_bs", "quant_block_list",
+        "to_quant_block_names", "enable_norm_bias_tuning", "supported_types",
     }
 )  # fmt: skip
 """How the checkpoint was made, which does not change what its tensors mean."""
-_READ = frozenset({"checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", *_OWN})
+_READ = frozenset({"checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "data_type", *_OWN})
 
 
 class Gptq:
@@ -47,6 +49,7 @@ class Gptq:
         key = "checkpoint_format" if reader.has("checkpoint_format") else "format"
         self._stored_minus = 0 if reader.choice(key, ("gptq", "gptq_v2"), "gptq") == "gptq_v2" else 1
         reader.choice("pack_dtype", ("int32",), "int32")
+        reader.choice("data_type", ("int",), "int")
         reader.flag("lm_head", False)
         self._settings = _settings(reader)
         dynamic = reader.section("dynamic")

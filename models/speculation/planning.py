@@ -8,7 +8,7 @@ import torch
 
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.fingerprint import checkpoint_digest
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.hf_config import ConfigReader, rope_section
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -52,7 +52,7 @@ class Drafting:
 def _length(folder: Path, longest: int) -> str:
     """The served length, where the rotation of keys depends on it."""
     reader = ConfigReader.load(folder)
-    scaling = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling").values
+    scaling = rope_section(reader).values
     return str(longest) if {scaling.get("rope_type"), scaling.get("type")} & {"dynamic", "longrope", "su"} else ""
 
 

@@ -129,3 +129,18 @@ def test_a_nan_stays_in_its_row(path: str) -> None:
     got = linear(x, packed)
     assert got[4].isnan().all()
     assert torch.equal(got[[0, 1, 2, 3, 5, 6, 7, 8]], clean[[0, 1, 2, 3, 5, 6, 7, 8]])
+
+
+@needs_compiler
+@pytest.mark.parametrize("panels", [native.PANELS, native.PANELS[::-1]], ids=["widest first", "narrowest first"])
+def test_a_weight_of_one_number_tells_nothing_of_others_of_its_shape(
+    panels: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in every layout alike; blocks that begin as nothing have such weights."""
+    monkeypatch.setattr(native, "PANELS", panels)
+    monkeypatch.setattr(native, "_layouts", {})
+    generator = torch.Generator().manual_seed(6)
+    x, weight = torch.randn(3, 64, generator=generator), torch.randn(192, 64, generator=generator)
+    assert not linear(x, pack(torch.zeros(192, 64))).any()
+    for _ in range(2):
+        torch.testing.assert_close(linear(x, pack(weight)), functional.linear(x, weight), atol=1e-4, rtol=1e-4)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from troupellm.kernels.linear import gated_linear, linear, linear_add, norm_linear, pack
+from troupellm.kernels.linear import batch_invariant, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import (
     Fp8,
     GgufBlocks,
+    GgufMixture,
     Int4Group,
     Int8Channel,
     Int8WeightOnly,
@@ -109,12 +110,47 @@ def test_a_packed_product_is_the_definition(name: str, path: str) -> None:
             torch.testing.assert_close(got, gated, atol=tolerance, rtol=1e-3)
 
 
+def test_blocks_of_different_layouts_join_and_stay_what_they_are(path: str) -> None:
+    """As queries, keys and values of Q4_K_M."""
+    parts = [kinds(1, 64)["q4_k"], kinds(2, 16)["q4_k"], kinds(3, 16)["q6_k"]]
+    joined, bias = merge(parts), torch.randn(ROWS)
+    assert isinstance(joined, GgufMixture)
+    assert [part.layout for part in joined.parts] == ["Q4_K", "Q6_K"]
+    assert torch.equal(joined.dequantize(), torch.cat([part.dequantize() for part in parts]))
+    index = torch.tensor([81, 95, 3, 0, 80])
+    assert torch.equal(joined.rows(index).dequantize(), joined.dequantize()[index])
+    assert torch.equal(GgufMixture.cat([joined, joined]).dequantize(), joined.dequantize().repeat(2, 1))
+    assert joined.nbytes == sum(part.nbytes for part in parts)
+    packed = pack(joined, bias)
+    assert packed.kind == ("gguf" if path == "compiled" else "gguf, dequantized at load")
+    for rows in (0, 1, 5, 16, 17):
+        x = torch.randn(rows, COLUMNS)
+        expected = joined.product(x, bias)
+        tolerance = 2e-4 * float(expected.abs().amax()) if rows else 0.0
+        torch.testing.assert_close(linear(x, packed), expected, atol=tolerance, rtol=1e-4)
+        total = torch.ones(rows, ROWS)
+        linear_add(x, packed, total, 0.5)
+        torch.testing.assert_close(total, 1 + 0.5 * expected, atol=tolerance, rtol=1e-4)
+
+
 @needs_compiler
 def test_rows_do_not_depend_on_their_number() -> None:
     for kind in kinds().values():
         packed, x = pack(kind), torch.randn(16, COLUMNS)
         together = linear(x, packed)
         assert all(torch.equal(linear(x[row : row + 1], packed)[0], together[row]) for row in range(16))
+
+
+@needs_compiler
+def test_many_rows_do_not_depend_on_their_number_where_that_is_asked_for() -> None:
+    mixture = merge([kinds(1, 64)["q4_k"], kinds(2, 32)["q6_k"]])
+    for kind in (*kinds().values(), mixture):
+        with batch_invariant():
+            packed = pack(kind)
+        x = torch.randn(70, COLUMNS)
+        together = linear(x, packed)
+        for rows in (slice(0, 1), slice(3, 20), slice(20, 60), slice(69, 70)):
+            assert torch.equal(linear(x[rows], packed), together[rows])
 
 
 def test_groups_in_any_order_are_computed_with_as_they_are(path: str) -> None:

@@ -2,10 +2,12 @@
 
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
+from quantized_llama import load, tiny_llama, tokens_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from troupellm.kernels import linear as linear_kernel
@@ -124,6 +126,20 @@ def test_logits_do_not_depend_on_the_batch(
     recorder.run(driver, {row: len(driver.tokens[row]) for row in PROMPTS}, found)
     compare(found, {place: logits for place, logits in expected.items() if place in found})
     assert len(found) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_steps_of_any_size_take_the_same_threads(
+    invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries may cut their sums by the number of threads; otherwise both numbers are tried."""
+    tiny_llama().save_pretrained(tmp_path)
+    worker, _ = load(tmp_path, batch_invariant=invariant, num_threads=2)
+    used, run = set(), worker._runner.run
+    monkeypatch.setattr(worker._runner, "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
+    tokens_of(worker)
+    worker.close()
+    assert used == ({2} if invariant else {1, 2})
 
 
 def compare(found: dict[tuple[int, int], torch.Tensor], expected: dict[tuple[int, int], torch.Tensor]) -> None:

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_pairs import FAMILIES, MAX_LEN, Pair
 from safetensors.torch import save_file
 
+from troupellm.kernels.fused_moe import route
 from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.decoder import EMBEDDING
+from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.layers import experts
 from troupellm.models.memory import block_bytes
 from troupellm.models.registry import describe_decoder
 from troupellm.models.weight_names import decoder_weights
@@ -74,6 +77,33 @@ def test_a_token_takes_one_latent_vector_per_layer() -> None:
 def test_what_is_not_built_is_refused_by_name(values: dict[str, Any], changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ModelLoadError, match=f"config.json: {key} must"):
         described(values, **changes)
+
+
+def test_what_corrects_the_choice_of_experts_is_not_rounded(tmp_path: Path) -> None:
+    """It is large beside its differences, so that bfloat16 would leave the same number for all experts."""
+    name, bias = "model.layers.3.mlp.gate.e_score_correction_bias", 38.0 + torch.arange(16) / 1024
+    assert bool((bias.bfloat16() == 38).all())
+    save_file({name: bias}, tmp_path / "model.safetensors")
+    assert torch.equal(Checkpoint(tmp_path, torch.bfloat16).take(name, (16,)), bias)
+
+
+def test_the_router_computes_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the models' own code has it: rounded to bfloat16, scores of many experts would be equal."""
+    pair, seen = Pair(tmp_path, FAMILIES["deepseek_v3"]()), []
+    source = decoder_weights(pair.config, Checkpoint(tmp_path, torch.bfloat16), EMBEDDING)
+    part = Decoder(pair.config, source, max_model_len=MAX_LEN).layers[1].feed_forward
+    assert isinstance(part, experts.Experts)
+
+    def record(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(logits)
+        return route(logits, *rest)
+
+    monkeypatch.setattr(experts, "route", record)
+    hidden = torch.randn(9, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
+    weight = pair.reference.model.layers[1].mlp.gate.weight.detach().bfloat16().float()
+    with torch.inference_mode():
+        assert part(hidden, 9).dtype == torch.bfloat16
+        torch.testing.assert_close(seen[0], hidden.float() @ weight.T, rtol=1e-5, atol=1e-5)
 
 
 def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
         ({"tie_word_embeddings": 1}, "config.json: tie_word_embeddings must be true or false, got 1"),
         ({"rope_scaling": [1]}, "config.json: rope_scaling must be an object, got [1]"),
         ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling.factor is missing"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}},
+            "config.json: rope_scaling.llama_4_scaling_beta is not supported, got 0.1",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "extrapolation_factor": 0.5}},
+            "config.json: rope_scaling.extrapolation_factor must be 1.0, got 0.5",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": {"type": "yarn"}},
+            'config.json: rope_scaling must say the same as rope_parameters, or be removed, got {"type": "yarn"}',
+        ),
+        (
+            {"is_causal": False},
+            "config.json: is_causal must be true: attention that looks ahead is not supported, got false",
+        ),
         ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor must be 1.0, got 0.5"),
         ({"torch_dtype": "int8"}, 'config.json: torch_dtype must be one of float32, bfloat16, float16, got "int8"'),
         ({"architectures": []}, "config.json: architectures must name one architecture, got []"),
@@ -80,13 +96,39 @@ def test_old_and_new_spelling_of_rope_agree(tmp_path: Path) -> None:
     yarn = {"factor": 4.0, "original_max_position_embeddings": 32}
     old = describe(tmp_path, rope_theta=500.0, rope_scaling={"type": "yarn", **yarn})
     new = describe(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 500.0, **yarn})
-    assert old == new
+    both = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **yarn}}
+    assert describe(tmp_path, **both, rope_scaling={"type": "yarn", **yarn}) == old == new
     assert (new.rope.kind, new.rope.theta, new.rope.factor, new.rope.original_max_position) == ("yarn", 500.0, 4.0, 32)
+
+
+def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None:
+    phi = {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 32}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    kinds = [describe(tmp_path, **phi, rope_scaling={"type": kind, **factors}) for kind in ("longrope", "su", "yarn")]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert kinds[2].rope.long_factor == (2.0,) * 8
+
+
+def test_sections_for_images_do_not_turn_text(tmp_path: Path) -> None:
+    sections = {"mrope_section": [2, 3, 3], "mrope_interleaved": True, "rope_type": "default"}
+    assert describe(tmp_path, rope_scaling=sections) == describe(tmp_path)
+
+
+def test_a_model_that_attends_by_chunks_is_served_as_far_as_the_first(tmp_path: Path) -> None:
+    """Qwen2.5-7B-Instruct-1M, and others of a million tokens: one chunk is what it is without chunks."""
+    chunks = {"chunk_size": 96, "local_size": 16, "original_max_position_embeddings": 96}
+    assert describe(tmp_path, dual_chunk_attention_config=chunks).max_position_embeddings == 80
+    assert describe(tmp_path, dual_chunk_attention_config=None).max_position_embeddings == 128
+    longer = {"chunk_size": 512, "local_size": 64}
+    assert describe(tmp_path, dual_chunk_attention_config=longer).max_position_embeddings == 128
+    with pytest.raises(ModelLoadError, match="dual_chunk_attention_config.local_size must be below chunk_size"):
+        describe(tmp_path, dual_chunk_attention_config={"chunk_size": 16, "local_size": 16})
 
 
 def test_windows_of_the_families(tmp_path: Path) -> None:
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert describe(tmp_path, **mistral, sliding_window=9).windows == (9, 9, 9)
+    assert describe(tmp_path, **mistral).windows == (4096, 4096, 4096), "as the models' own code"
     assert describe(tmp_path, **mistral, sliding_window=None).windows == (None, None, None)
     qwen = {"architectures": ["Qwen3ForCausalLM"], "sliding_window": 9, "max_window_layers": 1}
     assert describe(tmp_path, **qwen).windows == (None, None, None)

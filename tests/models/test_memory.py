@@ -42,6 +42,18 @@ def test_the_default_is_no_more_than_all_sequences_can_use(folder: Path) -> None
     assert budget.kv_cache_bytes == budget.num_blocks * block_bytes(describe_model(folder), 16, torch.float32)
 
 
+def test_yarn_stretches_the_context_from_the_trained_one(tmp_path: Path) -> None:
+    """Models' cards say to put in a factor, and leave `max_position_embeddings` as it was."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2000, "rope_theta": 10000.0}
+    transformers.LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"], rope_parameters=yarn).save_pretrained(
+        tmp_path
+    )
+    assert plan(tmp_path, max_num_seqs=1).max_model_len == 8000
+    assert plan(tmp_path, max_num_seqs=1, max_model_len=8000).max_model_len == 8000
+    with pytest.raises(ConfigError, match="max_model_len 8001 is beyond the model's own limit of 8000"):
+        plan(tmp_path, max_num_seqs=1, max_model_len=8001)
+
+
 def test_the_default_leaves_a_laptop_its_memory(folder: Path) -> None:
     many = plan(folder, max_num_seqs=100_000)
     assert CPU_KV_LIMIT * 0.99 < many.kv_cache_bytes <= CPU_KV_LIMIT

@@ -42,6 +42,32 @@ def test_frequencies(name: str, length: int) -> None:
     assert factor == pytest.approx(amplitude)
 
 
+@pytest.mark.parametrize("kind", ["yarn", "llama3", "dynamic"])
+def test_the_trained_length_beside_the_section_goes_first_where_it_is_asked_for(kind: str) -> None:
+    """Published files have it in the section, beside it, or both."""
+    scaling = {**SCALINGS[kind], "original_max_position_embeddings": 64}
+    reference = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=256, original_max_position_embeddings=128,
+        rope_parameters=dict(scaling),
+    )  # fmt: skip
+    values = {**reference.to_dict(), "original_max_position_embeddings": 128, "rope_parameters": scaling}
+    expected, amplitude = ROPE_INIT_FUNCTIONS[kind](reference, torch.device("cpu"), seq_len=512)
+    got, factor = rope_frequencies(rope_config(ConfigReader(values), 16), 16, 512)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-8)
+    assert factor == pytest.approx(amplitude)
+
+
+def test_yarn_with_a_factor_of_its_own_on_cosine_and_sine() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B takes back what YaRN would multiply by."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    values = {"max_position_embeddings": 131072, "rope_theta": 1e6}
+    amplitudes = [
+        rope_frequencies(rope_config(ConfigReader({**values, "rope_scaling": {**scaling, **more}}), 128), 128, 4096)[1]
+        for more in ({}, {"attn_factor": 0.8782488562869419})
+    ]
+    assert amplitudes == [pytest.approx(1.1386, abs=1e-4), pytest.approx(1.0)]
+
+
 def test_tables_are_cosine_and_sine_of_position_times_frequency() -> None:
     config = rope_config(ConfigReader({"rope_theta": 100.0, "max_position_embeddings": 8}), 4)
     cos, sin = rope_tables(config, 4, 8, torch.float32)

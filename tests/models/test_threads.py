@@ -111,6 +111,15 @@ def test_large_steps_and_single_threads_are_left_alone() -> None:
         assert machine.threads == 4
 
 
+def test_a_steady_number_is_left_alone() -> None:
+    changed: list[int] = []
+    chooser = StepThreads(4, steady=True, set_threads=changed.append)
+    for tokens in [1, 5, LARGE_STEP_TOKENS - 1] * 10:
+        with chooser.step(tokens):
+            pass
+    assert not changed
+
+
 def test_sizes_are_judged_apart() -> None:
     machine = Machine(all_threads=8.0, one=1.0)
     machine.run(20, tokens=1)

@@ -1,6 +1,7 @@
 """GGUF files written by the format's own package: its own weights, and the tokens of transformers run on them."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def test_tokens_are_those_of_the_weights_in_the_file(tmp_path: Path, name: str) 
     written = MODELS[name](tmp_path / "tiny.gguf")
     worker, _ = load(written.path)
     check_tokens(written.model, tokens_of(worker))
+    worker.close()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+def test_a_mixture_of_layouts_is_computed_with_in_its_blocks(tmp_path: Path) -> None:
+    """Queries and keys of Q4_K_M are in another layout than its values, beside which they are computed."""
+    worker, seen = load(MODELS["q4_k_m"](tmp_path / "tiny.gguf").path)
+    assert "products: 5 gguf" in [progress.detail for progress in seen]
     worker.close()
 
 

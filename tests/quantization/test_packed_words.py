@@ -15,6 +15,7 @@ from troupellm.kernels.quantized import QuantizedWeight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
+from troupellm.protocol.errors import ModelLoadError
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "v1_symmetric": {},
@@ -32,7 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [*VARIANTS, "awq"])
 def test_weights_and_tokens_are_those_that_were_packed(tmp_path: Path, name: str) -> None:
     model = tiny_llama()
-    config = AWQ | {"modules_to_not_convert": ["v_proj"]} if name == "awq" else GPTQ | VARIANTS[name]
+    # As its writers mean it, "gate" is a router, and gate_proj, whose name begins so, is quantized.
+    config = AWQ | {"modules_to_not_convert": ["v_proj", "gate"]} if name == "awq" else GPTQ | VARIANTS[name]
     writer = awq_writer if name == "awq" else GptqWriter(config)
     folder = write_model(tmp_path, model, writer, config, shards=3 if name == "act_order" else 1)
     form = read_format(ConfigReader.load(folder))
@@ -47,6 +49,19 @@ def test_weights_and_tokens_are_those_that_were_packed(tmp_path: Path, name: str
     worker, _ = load(folder)
     check_tokens(model, tokens_of(worker))
     worker.close()
+
+
+def test_what_autoround_writes_about_its_making_is_no_obstacle() -> None:
+    """Intel's checkpoints in GPTQ's format."""
+    made = {
+        "provider": "auto-round", "autoround_version": "0.4.0", "data_type": "int", "scale_dtype": "torch.float16",
+        "iters": 200, "lr": 0.005, "minmax_lr": 0.005, "nsamples": 128, "seqlen": 2048, "batch_size": 8, "amp": True,
+        "gradient_accumulate_steps": 1, "enable_minmax_tuning": True, "enable_norm_bias_tuning": False,
+        "enable_quanted_input": True, "low_gpu_mem_usage": True, "to_quant_block_names": None, "true_sequential": False,
+    }  # fmt: skip
+    assert read_format(ConfigReader({"quantization_config": GPTQ | made})) is not None
+    with pytest.raises(ModelLoadError, match=r"quantization_config\.data_type must be one of int"):
+        read_format(ConfigReader({"quantization_config": GPTQ | made | {"data_type": "mx_fp"}}))
 
 
 def test_experts_in_four_bits(tmp_path: Path) -> None:

@@ -73,6 +73,16 @@ def test_rms_norm(case: norm_cases.Case, offset: float) -> None:
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
 
 
+def test_a_weight_in_float32_is_rounded_with_the_product_alone() -> None:
+    case = next(case for case in norm_cases.CASES if case.name == "bfloat16")
+    x, weight = norm_cases.make_inputs(case, DEVICE, 1)
+    wide = weight.float() + 1
+    got, _ = rms_norm_triton(between_nan(x), between_nan(wide), 1e-5)
+    expected = rms_norm_reference(x, wide, 1e-5)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    assert float((got != expected).float().mean()) < 0.02  # sums in another order
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (torch.float32, torch.float16))]
 )
@@ -141,6 +151,18 @@ def test_rope_and_write(case: rope_cases.Case) -> None:
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
     for cache, wanted in zip(caches, expected_caches, strict=True):
         check_cache(case, cache, wanted, rows)
+
+
+@pytest.mark.slow
+def test_head_norms_in_float32_are_rounded_with_the_product_alone() -> None:
+    case = next(case for case in rope_cases.CASES if case.name == "bfloat16")
+    qkv, caches, rows, norms, _ = rope_cases.make_inputs(case, DEVICE, 7)
+    assert norms is not None
+    options = {"norms": norms._replace(query=norms.query.float() + 1, key=norms.key.float() + 1)}
+    expected = rope_kv_write_reference(qkv, case.heads, (caches[0].clone(), caches[1].clone()), rows, **options)
+    got = rope_kv_write_triton(between_nan(qkv), case.heads, caches, rows, **options)
+    assert got.dtype == expected.dtype == torch.bfloat16
+    assert float((got != expected).float().mean()) < 0.02
 
 
 def check_cache(case: rope_cases.Case, cache: torch.Tensor, wanted: torch.Tensor, rows: torch.Tensor) -> None:
