@@ -11,8 +11,8 @@ class OutputRequest:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
     __slots__ = (
-        "begun", "dirty", "due", "interval", "members", "number", "outbox", "prompt_entries", "prompt_tokens", "rows",
-        "truncated", "unseen",
+        "begun", "dirty", "due", "interval", "members", "num_cut", "number", "outbox", "prompt_entries",
+        "prompt_tokens", "rows", "truncated", "unseen",
     )  # fmt: skip
 
     def __init__(self, message: OpenRequest) -> None:
@@ -32,6 +32,9 @@ class OutputRequest:
         """Tokens of a sequence after which its reader is woken; None: after some time."""
         self.unseen: dict[int, int] = {}
         """Only with an interval: tokens since the last wake, by index of the sequence."""
+        self.num_cut = 0
+        """Tokens behind stop strings: the scheduler counts them, since it hears of a stop string later, and nobody
+        gets them."""
 
 
 class OutputRow:
