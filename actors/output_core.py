@@ -329,9 +329,10 @@ class OutputCore:
         request = self._requests.get(closed.request)
         if request is None:
             return
+        complete = self._rows.keys().isdisjoint(request.rows)  # what came behind the ends is nobody's, errors too
         self._settle_all(request)
         self._forget(request)
-        if closed.error is None:
+        if closed.error is None or complete:
             usage = closed.usage
             if request.truncated or request.num_cut:
                 shown = usage.completion_tokens - request.num_cut

@@ -1,4 +1,4 @@
-"""What an answer is said to have used, where a stop string ends it before the scheduler hears of that."""
+"""Answers that a stop string ends before the scheduler hears of it: what comes behind the end is nobody's."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import pytest
 from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.output_core import OutputCore
-from troupellm.protocol.output import RequestClosed, RowFinished
+from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished
 
 
 @pytest.fixture
@@ -58,3 +59,24 @@ def test_an_end_that_comes_behind_a_stop_string_counts_nothing_of_its_step(core:
     core.handle(step({}, closed=(over(drawn),)), 0.0)
     assert slot.ends() == [("stop", "\n")]
     assert told(slot) == len(slot.tokens()) < drawn
+
+
+def test_a_row_that_fails_behind_a_stop_string_fails_nothing(core: OutputCore) -> None:
+    slot = Slot()
+    core.handle(opened(slot, stop_strings=("\n",)), 0.0)
+    core.handle(step({10: [*ids("a"), *ids("\n")]}), 0.0)
+    failed = RowFailed(10, "logits are not numbers", "engine_request_failed")
+    core.handle(step({}, failed=(failed,), closed=(closed(error=RequestFailed("logits are not numbers")),)), 0.0)
+    assert slot.ends() == [("stop", "\n")]
+    assert slot.error is None
+    assert slot.closed is not None
+
+
+def test_a_row_that_fails_beside_one_that_met_a_stop_string_fails_both(core: OutputCore) -> None:
+    slot = Slot()
+    core.handle(opened(slot, rows=(10, 11), stop_strings=("\n",)), 0.0)
+    core.handle(step({10: [*ids("a"), *ids("\n")], 11: ids("b")}), 0.0)
+    failed = RowFailed(11, "logits are not numbers", "engine_request_failed")
+    core.handle(step({}, failed=(failed,), closed=(closed(error=RequestFailed("logits are not numbers")),)), 0.0)
+    assert isinstance(slot.error, RequestFailed)
+    assert slot.closed is None
