@@ -43,6 +43,10 @@ class GuideRefused(Exception):
     """The guide itself is at fault: it would be refused again. The text is fit for clients."""
 
 
+class GuideTooSlow(GuideRefused):
+    """It took too long, which on a busy machine any guide may."""
+
+
 class _NoBackend(GuideRefused):
     """A backend that is not there."""
 
@@ -119,7 +123,7 @@ class ProcessCompiler:
                 answer = await child.next()
                 healthy = True
             if limit.cancelled_caught:
-                raise GuideRefused(f"it takes longer than {self._settings.timeout:g} s to compile")
+                raise GuideTooSlow(f"it takes longer than {self._settings.timeout:g} s to compile")
         except _NoBackend:
             healthy = True
             raise
