@@ -68,12 +68,13 @@ class _NoSeat:
 
 
 class _Request:
-    __slots__ = ("admitted", "answered", "outbox", "prompt")
+    __slots__ = ("admitted", "answered", "invalid", "outbox", "prompt")
 
     def __init__(self, outbox: LocalOutbox) -> None:
         self.outbox = outbox
         self.prompt: tuple[int, ...] = ()
         self.admitted = False
+        self.invalid = False
         self.answered: Waiter = new_waiter()
         """Woken once it is clear whether it gets a place."""
 
@@ -312,7 +313,8 @@ class RemoteEngine(Door):
                     segment=prompt.segment,
                 )
             )
-        except BaseException:
+        except BaseException as error:
+            request.invalid = isinstance(error, InvalidRequest)
             if not outbox.terminal:
                 outbox.abort()  # which tells the engine's process
                 outbox.fail(RequestAborted("the request was refused, or its caller left"))
@@ -368,7 +370,8 @@ class RemoteEngine(Door):
         """What an outbox would tell the scheduler."""
         match message:
             case AbortRequest(request=number):
-                self._post(Abort(number))
+                known = self._requests.get(number)
+                self._post(Abort(number, invalid=known is not None and known.invalid))
             case ReaderPaused(request=number):
                 self._post(PauseReader(number))
             case ReaderResumed(request=number):

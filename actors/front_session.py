@@ -16,7 +16,7 @@ from troupellm.actors.front_outgoing import Outgoing, Sent
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
 from troupellm.actors.submission import Submission
-from troupellm.actors.submit import hand_over, take_place
+from troupellm.actors.submit import count_rejection, hand_over, take_place
 from troupellm.actors.system import System
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import StreamConfig
@@ -42,12 +42,14 @@ _FIRST_REPEAT_SECONDS = 0.02
 class _Request:
     """From `Apply` to `Ended`."""
 
-    __slots__ = ("apply", "scope", "sent", "submit", "submitted")
+    __slots__ = ("apply", "invalid", "scope", "sent", "submit", "submitted")
 
     def __init__(self, apply: Apply) -> None:
         self.apply = apply
         self.scope = anyio.CancelScope()
         """Around its way in."""
+        self.invalid = False
+        """The front has refused it."""
         self.submit: Submit | None = None
         self.submitted: Waiter = new_waiter()
         self.sent: Sent | None = None
@@ -100,7 +102,7 @@ class FrontSession:
                     known.submit = message
                     known.submitted.wake()
             case Abort():
-                self._abort(message.request)
+                self._abort(message.request, invalid=message.invalid)
             case PauseReader():
                 self._hold(message.request, held=True)
             case ResumeReader():
@@ -132,10 +134,14 @@ class FrontSession:
         with request.scope:
             try:
                 await self._bring_in(request)
+                if request.scope.cancel_called:  # it came when there was nothing left to wait for, so it ended nothing
+                    self._abort(number)
                 return
             except TroupeError as raised:
                 error = raised
         if request.sent is None and self._requests.pop(number, None) is not None:
+            if request.invalid:
+                count_rejection(self._system, "invalid")
             self._post(Ended(request=number, error=WireError.of(error)))
 
     async def _bring_in(self, request: _Request) -> None:
@@ -150,8 +156,6 @@ class FrontSession:
             on_wake = partial(self._on_wake, request)
             outbox = await hand_over(self._system, self._config, place, apply.arrival, submission, on_wake)
             self._on_wake(request, outbox)
-            if request.scope.cancel_called:  # too late for the way in: nothing waited any more
-                outbox.abort()
         finally:
             if not handed_over:
                 place.leave()
@@ -167,11 +171,12 @@ class FrontSession:
         if self._writer is not None:
             self._writer.wake()
 
-    def _abort(self, number: int) -> None:
+    def _abort(self, number: int, *, invalid: bool = False) -> None:
         request = self._requests.get(number)
         if request is None:
             return
         if request.sent is None:
+            request.invalid = request.invalid or invalid
             request.scope.cancel()
             return
         request.sent.held = False

@@ -8,6 +8,7 @@ On crash:  restarted with an empty cache; each request that waited is answered.
 """
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final, Never, assert_never
 
 import anyio
@@ -15,7 +16,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.guide_cache import GuideCache, GuideKey, key_of
-from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused
+from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused, GuideTooSlow
 from troupellm.actors.guide_turns import MOST_WAITING, Ticket, TooManyWaiting, Turns
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
@@ -35,6 +36,8 @@ from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, Schedul
 from troupellm.protocol.snapshot import GuideSnapshot
 
 DEFAULT_BACKEND: Final = "llguidance"
+SLOW_SECONDS: Final = 60.0
+"""How long a guide that took too long is refused at once: the machine may have been busy."""
 _MOST_MESSAGE: Final = 480
 
 _Waiting = dict[int, GuideRequest]
@@ -123,7 +126,7 @@ class Guide:
             text = f"{field}: the backend {key.backend} may not be chosen on this server; use one of {offered}"
             _refuse(message, InvalidRequest(text, param=field, code="unsupported_parameter"))
             return
-        refusal = self._cache.refusal(key)
+        refusal = self._cache.refusal(key, self._clock.now())
         if refusal is not None:
             self._hits += 1
             self._refuse_all({message.opened.request: message}, refusal)
@@ -171,7 +174,8 @@ class Guide:
                 self._cache.keep(key, program)
             await self._prepare(program)
         except GuideRefused as refusal:
-            self._cache.keep_refusal(key, str(refusal))
+            until = self._clock.now() + SLOW_SECONDS if isinstance(refusal, GuideTooSlow) else inf
+            self._cache.keep_refusal(key, str(refusal), until)
             self._refuse_all(waiting, str(refusal))
             waiting.clear()
         except TroupeError as error:

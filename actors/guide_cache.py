@@ -1,6 +1,7 @@
 """Compiled guides, and refusals, by what was asked for: bounded in bytes, the least recently used leave first."""
 
 from collections import OrderedDict
+from math import inf
 from typing import Generic, TypeVar
 
 import msgspec
@@ -31,7 +32,8 @@ class GuideCache:
     def __init__(self, capacity: int) -> None:
         """capacity: bytes."""
         self._programs: _Lru[GuideProgram] = _Lru(capacity)
-        self._refusals: _Lru[str] = _Lru(int(capacity * _MOST_REFUSALS))
+        self._refusals: _Lru[tuple[str, float]] = _Lru(int(capacity * _MOST_REFUSALS))
+        """Until when they hold, too."""
 
     @property
     def num_bytes(self) -> int:
@@ -47,14 +49,22 @@ class GuideCache:
     def program(self, key: GuideKey) -> GuideProgram | None:
         return self._programs.find(key)
 
-    def refusal(self, key: GuideKey) -> str | None:
-        return self._refusals.find(key)
+    def refusal(self, key: GuideKey, now: float) -> str | None:
+        known = self._refusals.find(key)
+        if known is None:
+            return None
+        message, until = known
+        if now < until:
+            return message
+        self._refusals.drop(key)
+        return None
 
     def keep(self, key: GuideKey, program: GuideProgram) -> None:
         self._programs.keep(key, program, len(key.spec.source) + len(program.text))
 
-    def keep_refusal(self, key: GuideKey, message: str) -> None:
-        self._refusals.keep(key, message, len(key.spec.source) + len(message))
+    def keep_refusal(self, key: GuideKey, message: str, until: float = inf) -> None:
+        """until: on the clock of `refusal`."""
+        self._refusals.keep(key, (message, until), len(key.spec.source) + len(message))
 
 
 class _Lru(Generic[ValueT]):
@@ -70,6 +80,11 @@ class _Lru(Generic[ValueT]):
             return None
         self.entries.move_to_end(key)
         return entry[0]
+
+    def drop(self, key: GuideKey) -> None:
+        """What is here."""
+        _, freed = self.entries.pop(key)
+        self.num_bytes -= freed
 
     def keep(self, key: GuideKey, value: ValueT, num_bytes: int) -> None:
         """What is larger than all room is not kept."""

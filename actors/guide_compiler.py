@@ -5,6 +5,7 @@ another one, or to the next.
 """
 
 import logging
+import signal
 from collections import deque
 from contextlib import suppress
 from typing import Protocol
@@ -40,6 +41,10 @@ KILL_SECONDS = 5.0
 
 class GuideRefused(Exception):
     """The guide itself is at fault: it would be refused again. The text is fit for clients."""
+
+
+class GuideTooSlow(GuideRefused):
+    """It took too long, which on a busy machine any guide may."""
 
 
 class _NoBackend(GuideRefused):
@@ -98,22 +103,36 @@ class ProcessCompiler:
         return [child.process.pid for child in self._all if child.process is not None]
 
     async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        with suppress(_Killed):
+            return await self._compile(spec, backend)
+        try:  # whoever killed the process knew nothing of the guide
+            return await self._compile(spec, backend)
+        except _Killed:
+            raise _not_now() from None
+
+    async def _compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        """Raises _Killed beside what `compile` does."""
         child = await self._take()
-        healthy = False
+        begun = healthy = False
         try:
             if backend not in child.backends:
                 await child.load(backend)
             with anyio.move_on_after(self._settings.timeout) as limit:
+                begun = True
                 child.send(Compile(spec=spec, backend=backend, depth=self._settings.depth))
                 answer = await child.next()
                 healthy = True
             if limit.cancelled_caught:
-                raise GuideRefused(f"it takes longer than {self._settings.timeout:g} s to compile")
+                raise GuideTooSlow(f"it takes longer than {self._settings.timeout:g} s to compile")
         except _NoBackend:
             healthy = True
             raise
         except _ChildGone as gone:
             logger.warning("a process that compiled a guide is gone: %s", gone)
+            if not begun:
+                raise _not_now() from None
+            if await child.was_killed():
+                raise _Killed from None
             raise GuideRefused("it takes too much memory to compile") from None
         finally:
             if healthy and not self._closed:
@@ -173,12 +192,22 @@ class _ChildGone(Exception):
     """The process has died or talks nonsense."""
 
 
+class _Killed(Exception):
+    """Somebody else has killed the process."""
+
+
+def _not_now() -> EngineStopped:
+    return EngineStopped("guides cannot be compiled now", code="engine_restarting")
+
+
 class _Child:
     """One process. Implements `ProcessEvents`."""
 
     def __init__(self) -> None:
         self.process: ChildProcess | None = None
         self.gone = False
+        self._died = False
+        """It has left by itself, or somebody else has ended it."""
         self.backends = {"llguidance"}
         """Those that it has ready."""
         self._codec: Codec[ToCompiler | Hello] = Codec(limit=MAX_FRAME_BYTES)
@@ -203,7 +232,7 @@ class _Child:
                 answer = await self.next()
         except (OSError, TimeoutError, _ChildGone) as error:  # a TimeoutError is an OSError
             logger.warning("a process that compiles guides cannot be started: %s", error)
-            raise EngineStopped("guides cannot be compiled now", code="engine_restarting") from None
+            raise _not_now() from None
         if not isinstance(answer, Prepared) or answer.error is not None:
             logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("structured outputs are not possible with this model's tokenizer")
@@ -232,6 +261,12 @@ class _Child:
             await waiter.wait()
         return self._messages.popleft()
 
+    async def was_killed(self) -> bool:
+        """Whether somebody else has killed it, which no limit of its own does."""
+        if not self._died or self.process is None:
+            return False
+        return await self.process.ended(KILL_SECONDS) == -signal.SIGKILL
+
     async def end(self) -> bool:
         """Kill it and wait until it is gone; False if it does not go."""
         self.gone = True
@@ -250,6 +285,7 @@ class _Child:
         self._wake()
 
     def closed(self) -> None:
+        self._died = not self.gone
         self.gone = True
         self._wake()
 

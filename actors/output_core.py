@@ -52,6 +52,8 @@ class OutputCore:
         self._rows: dict[int, OutputRow] = {}
         self._keeping: dict[int, OutputRow] = {}
         """Those that take the hot path."""
+        self._stopped: dict[int, OutputRequest] = {}
+        """By row, those of open requests that have met a stop string."""
         self._company = NOBODY
         """Of the last step, unless somebody has come to the hot path or left it since."""
         self._readers = 0
@@ -175,8 +177,10 @@ class OutputCore:
                 continue
             start, offset = offset, offset + count
             row = rows.get(number)
-            if row is None:
-                continue  # it has met a stop string, or failed
+            if row is None:  # it has met a stop string, or failed
+                if number in self._stopped:
+                    self._stopped[number].num_cut += count
+                continue
             if row.stepwise is not None and count == 1 and number not in finished:
                 self._look_for_stop(row, number, row.stepwise, tokens[start], now)
                 continue
@@ -198,10 +202,9 @@ class OutputCore:
         if logprobs is not None and row.logprobs:
             entries = tuple(token_logprobs(logprobs, self._tables))[:used]
         request = row.request
+        request.num_cut += len(token_ids) - used
         if not (used or shown or reason):
             return
-        request.given += used
-        request.cut = request.cut or isinstance(stop, str)
         request.outbox.push(
             Delta(
                 index=row.index,
@@ -216,7 +219,7 @@ class OutputCore:
             del self._rows[number]
             self._leave_hot_path(number)
             if end is None:
-                self._to_scheduler(StopStringMet(number))
+                self._tell_stopped(number, request)
             self._wake(request, now)
         elif row.started:
             self._mark(request, row.index, used)
@@ -254,17 +257,19 @@ class OutputCore:
     def _look_for_stop(self, row: OutputRow, number: int, text: SequenceText, token_id: int, now: float) -> None:
         """One more token of a sequence with stop strings."""
         shown, stop = text.feed_one(token_id)
-        row.request.given += 1
         push = row.request.outbox.push
         if stop is None:
             push(Delta(index=row.index, text=shown, token_ids=(token_id,)))
             self._mark(row.request, row.index)
             return
-        row.request.cut = True
         push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
-        self._to_scheduler(StopStringMet(number))
+        self._tell_stopped(number, row.request)
         self._wake(row.request, now)
+
+    def _tell_stopped(self, number: int, request: OutputRequest) -> None:
+        self._stopped[number] = request
+        self._to_scheduler(StopStringMet(number))
 
     def _show(
         self, row: OutputRow, token_ids: tuple[int, ...], end: RowFinished | None
@@ -320,18 +325,18 @@ class OutputCore:
             self._to_scheduler(AbortRequest(request.number))
 
     def _on_closed(self, closed: RequestClosed) -> None:
-        request = self._requests.get(closed.request)
-        if request is not None and request.cut:
-            shown = min(closed.usage.completion_tokens, request.given)
-            usage = msgspec.structs.replace(closed.usage, completion_tokens=shown)
-            closed = msgspec.structs.replace(closed, usage=usage)
         self._tell_closed(closed)
+        request = self._requests.get(closed.request)
         if request is None:
             return
+        complete = self._rows.keys().isdisjoint(request.rows)  # what came behind the ends is nobody's, errors too
         self._settle_all(request)
         self._forget(request)
-        if closed.error is None:
-            usage = msgspec.structs.replace(closed.usage, truncated=True) if request.truncated else closed.usage
+        if closed.error is None or complete:
+            usage = closed.usage
+            if request.truncated or request.num_cut:
+                shown = usage.completion_tokens - request.num_cut
+                usage = msgspec.structs.replace(usage, truncated=request.truncated, completion_tokens=shown)
             request.outbox.close(usage, closed.scheduled, closed.first_token)
         else:
             request.outbox.fail(closed.error)
@@ -345,6 +350,7 @@ class OutputCore:
         request.dirty = False
         for number in request.rows:
             self._rows.pop(number, None)
+            self._stopped.pop(number, None)
             self._leave_hot_path(number)
 
     def _leave_hot_path(self, number: int) -> None:

@@ -11,7 +11,7 @@ class OutputRequest:
     """An open request. `due` is when its reader may be woken again, in seconds on the engine's clock."""
 
     __slots__ = (
-        "begun", "cut", "dirty", "due", "given", "interval", "members", "number", "outbox", "prompt_entries",
+        "begun", "dirty", "due", "interval", "members", "num_cut", "number", "outbox", "prompt_entries",
         "prompt_tokens", "rows", "truncated", "unseen",
     )  # fmt: skip
 
@@ -28,14 +28,13 @@ class OutputRequest:
         self.dirty = False
         self.begun = False
         """Its reader is woken for more than the end."""
-        self.given = 0
-        """Tokens of its pieces; of one with stop strings all."""
-        self.cut = False
-        """A stop string was met, behind which more tokens may have come that are nobody's."""
         self.interval = message.stream_interval
         """Tokens of a sequence after which its reader is woken; None: after some time."""
         self.unseen: dict[int, int] = {}
         """Only with an interval: tokens since the last wake, by index of the sequence."""
+        self.num_cut = 0
+        """Tokens behind stop strings: the scheduler counts them, since it hears of a stop string later, and nobody
+        gets them."""
 
 
 class OutputRow:

@@ -93,11 +93,11 @@ async def take_place(system: System, demand: Demand, *, wait: bool, deadline: fl
         with anyio.move_on_after(system.queue_deadline(deadline)):
             return await system.admission.wait(demand)
     except TroupeError as error:
-        _count_rejection(system, _reason(error))
+        count_rejection(system, _reason(error))
         if system.failure is not None:
             raise system.error("the engine was closed") from system.failure
         raise
-    _count_rejection(system, "deadline")
+    count_rejection(system, "deadline")
     raise QueueTimeout("the deadline passed before there was a place")
 
 
@@ -112,6 +112,7 @@ def _leave(outbox: LocalOutbox, error: TroupeError) -> TroupeError:
     return error
 
 
-def _count_rejection(system: System, reason: str) -> None:
+def count_rejection(system: System, reason: str) -> None:
+    """A request was refused before the engine had it."""
     if not system.metrics.closed:
         system.metrics.offer(RequestRejected(reason))

@@ -165,7 +165,10 @@ class WorkerActor:
             group.start_soon(self._seat.stand_by)
             if self._timeout is not None or self._seat.replaceable:
                 group.start_soon(part, self._watch)
-        end = next((end for end in ends if end is not None), None)
+        raised = [end for end in ends if end is not None]
+        end = raised[0] if raised else None
+        # Parts that were awake already when the first one ended go on to their next wait: an order may be in hand.
+        self._orders.extend(other.order for other in raised[1:] if isinstance(other, _Ordered))
         if isinstance(end, _Lost):
             return end.cause
         if isinstance(end, _Ordered):

@@ -6,6 +6,7 @@ fast; on a quiet machine all threads are. Our own products do not depend on the 
 A library's may, in their last bits: where those count, the number stays.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,35 @@ RECENT_STEPS = 5
 process was stopped for a while, say nothing about threads; three of five do."""
 FIRST_STEPS = 2
 """Steps that each choice gets at first, of which the faster one counts."""
+
+
+_lock = threading.Lock()
+_given: "list[GivenThreads]" = []
+"""Oldest first."""
+
+
+class GivenThreads:
+    """A number of threads that was set for as long as an engine lives.
+
+    Engines of one process may end in any order, and what new threads of the process begin with was set last: who ends
+    before a later one leaves it to that one to put back what was found.
+    """
+
+    def __init__(self, number: int) -> None:
+        with _lock:
+            self._found = torch.get_num_threads()
+            torch.set_num_threads(number)
+            _given.append(self)
+
+    def put_back(self) -> None:
+        """Once."""
+        with _lock:
+            place = _given.index(self)
+            del _given[place]
+            if place < len(_given):
+                _given[place]._found = self._found
+            else:
+                torch.set_num_threads(self._found)
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ from troupellm.models.speculation.drafter import Drafter
 from troupellm.models.speculation.needs import DrafterNeeds
 from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.stored_size import stored_size
-from troupellm.models.threads import StepThreads
+from troupellm.models.threads import GivenThreads, StepThreads
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
@@ -108,7 +108,7 @@ class ModelWorker:
         self._guides: Guides | None = None
         self._drafter: Drafter | None = None
         self._moves: TransferEngine | None = None
-        self._threads_before: int | None = None
+        self._given_threads: GivenThreads | None = None
         self._threads = StepThreads(1)
         self._meanwhile: Callable[[], None] | None = None
 
@@ -327,9 +327,9 @@ class ModelWorker:
         if self._guides is not None:
             self._guides.close()
             self._guides = None
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
+        if self._given_threads is not None:
+            self._given_threads.put_back()
+            self._given_threads = None
 
     def prepare_guide(self, program: GuideProgram) -> None:
         """Build a guide before a row needs it. Slow; fit for any thread, beside a step. Never raises."""
@@ -337,9 +337,8 @@ class ModelWorker:
             self._guides.prepare(program)
 
     def _set_threads(self, settings: WorkerConfig) -> None:
-        if (wanted := settings.num_threads) is not None:
-            self._threads_before = torch.get_num_threads()
-            torch.set_num_threads(wanted)
+        if settings.num_threads is not None:
+            self._given_threads = GivenThreads(settings.num_threads)
         self._threads = StepThreads(torch.get_num_threads(), steady=settings.batch_invariant)
 
 

@@ -54,6 +54,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Idempotent, at any time after `Apply`. Answered by `Ended` unless that is on its way already."""
 
     request: int
+    invalid: bool = False
+    """The front has refused it."""
 
 
 class PauseReader(msgspec.Struct, frozen=True, tag=True):

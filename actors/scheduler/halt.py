@@ -51,6 +51,8 @@ class Halt:
 
     def end(self) -> list[int]:
         """Go on; the requests that were held back."""
+        if self.halted and self._offload is not None:
+            self._offload.stood_still()
         self.halted = self.finishing = False
         held, self._held = list(self._held), {}
         self._tell(settled=False)

@@ -261,8 +261,9 @@ class Member:
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))
-            case AskAdmin():
+            case AskAdmin(query=query):
                 assert self._group is not None
+                self._asked[query] = anyio.CancelScope()  # now: it may be taken back by the very next message
                 self._group.start_soon(self._administer, message)
             case CancelAdmin(query=query):
                 if query in self._asked:
@@ -272,7 +273,7 @@ class Member:
 
     async def _administer(self, asked: AskAdmin) -> None:
         answer: AdminAnswer | None = None
-        with anyio.CancelScope() as self._asked[asked.query]:
+        with self._asked[asked.query]:
             try:
                 body = await self._office.office.act(asked.action, asked.arguments)
                 answer = AdminAnswer(query=asked.query, body=body)

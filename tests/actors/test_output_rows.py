@@ -3,12 +3,11 @@
 import random
 from typing import Any
 
-import msgspec
 import pytest
-from output_bench import TABLES, USAGE, Slot, closed, ids, opened, step
+from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.output_core import OutputCore
-from troupellm.protocol.output import RequestClosed, RowFailed, RowFinished
+from troupellm.protocol.output import RowFailed, RowFinished
 
 LETTERS = [token for letter in "abcdefgh" for token in ids(letter)]
 
@@ -109,20 +108,3 @@ def test_whoever_is_named_each_sequence_gets_its_own_tokens_in_order(seed: int) 
     letters = dict(zip(LETTERS, "abcdefgh", strict=True))
     for row, slot in slots.items():
         assert slot.text() == "".join(letters[token] for token in given[row])
-
-
-def test_usage_counts_no_tokens_behind_a_stop_string() -> None:
-    """Drafts behind it were kept, and another step was under way when it was met."""
-    slot, told = Slot(), list[RequestClosed]()
-    core = OutputCore(TABLES, lambda message: None, 0.0, told.append)
-    core.handle(opened(slot, rows=(10, 11), stop_strings=("c",)), 0.0)
-    core.handle(step({10: LETTERS[:1], 11: LETTERS[:1]}), 0.0)
-    core.handle(step({10: LETTERS[1:6], 11: LETTERS[1:2]}), 0.0)
-    core.handle(step({10: LETTERS[6:7], 11: LETTERS[3:4]}, finished=(RowFinished(11, "length"),)), 0.0)
-    ended = msgspec.structs.replace(closed(), usage=msgspec.structs.replace(USAGE, completion_tokens=7 + 3))
-    core.handle(step({}, closed=(ended,)), 0.0)
-    assert slot.text(0) == "ab"
-    assert slot.text(1) == "abd"
-    assert slot.closed is not None
-    assert slot.closed[0].completion_tokens == 3 + 3
-    assert [each.usage.completion_tokens for each in told] == [3 + 3]

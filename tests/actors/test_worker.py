@@ -11,10 +11,12 @@ import pytest
 from troupellm.actors.intensity import Intensity
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import StepThread, SystemClock
+from troupellm.actors.waiter import new_waiter
 from troupellm.actors.worker import WorkerActor
-from troupellm.actors.worker_seat import ThreadSeat
+from troupellm.actors.worker_seat import ThreadSeat, WorkerGone
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.rest import CommandWorker, StopProfile, WorkerCommand, WorkerReport
 from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
 from troupellm.protocol.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult, WorkerReady
 
@@ -216,6 +218,61 @@ async def test_a_stopped_worker_is_replaced_long_before_its_deadline(
             await group.start(bench.actor.run)
             assert await bench.replaced() == WorkerLost("the worker process was stopped by a signal", fault=False)
             bench.plans.close()
+            group.cancel_scope.cancel()
+    await bench.thread.close()
+
+
+class MortalSeat:
+    """A worker process that dies when it is told."""
+
+    pid = spare_pid = None
+    replaceable = True
+    stopped = False
+
+    def __init__(self, ready: WorkerReady) -> None:
+        self._ready = ready
+        self._dead = False
+        self._waiter: Any = None
+
+    def die(self) -> None:
+        self._dead = True
+        self._waiter.wake()
+
+    def send(self, plan: StepPlan) -> None:
+        """It does not answer."""
+
+    async def receive(self) -> StepResult:
+        while not self._dead:
+            self._waiter = new_waiter()
+            await self._waiter.wait()
+        raise WorkerGone("it died", fault=False)
+
+    async def stand_by(self) -> None:
+        """There is no spare."""
+
+    async def command(self, command: WorkerCommand) -> WorkerReport:
+        assert not self._dead
+        return WorkerReport(file="trace", steps=3)
+
+    async def restart(self) -> WorkerReady:
+        self._dead = False
+        return self._ready
+
+
+async def test_a_command_that_comes_as_the_worker_dies_is_carried_out_by_the_next(fake_worker: Any) -> None:
+    bench = Bench(fake_worker)
+    seat = MortalSeat(bench.ready)
+    bench.actor = WorkerActor(bench.plans, bench.results, seat, SystemClock(), None, Intensity())
+    answers: list[Any] = []
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            await group.start(bench.actor.run)
+            await anyio.wait_all_tasks_blocked()
+            seat.die()
+            bench.plans.control(CommandWorker(StopProfile(), lambda *answer: answers.append(answer)))
+            assert await bench.replaced() == WorkerLost("it died", fault=False)
+            await anyio.wait_all_tasks_blocked()
+            assert answers == [(WorkerReport(file="trace", steps=3), None)]
             group.cancel_scope.cancel()
     await bench.thread.close()
 

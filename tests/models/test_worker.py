@@ -256,6 +256,16 @@ def test_threads_are_restored(folder: Path) -> None:
     assert torch.get_num_threads() == before
 
 
+def test_threads_are_restored_in_whatever_order_engines_end(folder: Path) -> None:
+    before = torch.get_num_threads()
+    first, second, third = (load(folder, num_threads=before + number)[0] for number in (1, 2, 3))
+    second.close()
+    first.close()
+    assert torch.get_num_threads() == before + 3
+    third.close()
+    assert torch.get_num_threads() == before
+
+
 def test_a_device_that_is_not_there(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(folder, device="cuda")

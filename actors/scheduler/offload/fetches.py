@@ -134,6 +134,13 @@ class Fetches:
             elif ask.waiting:
                 self._start(sequence, ask)
 
+    def renew(self) -> None:
+        """Everybody has at least as much time as if it had just begun to wait."""
+        for sequence in self._asking.values():
+            assert isinstance(sequence.loading, Ask)
+            sequence.loading.latest = max(sequence.loading.latest, self._counts.now + self._timeout)
+            self._progressed(sequence.loading)
+
     def drop(self, sequence: Sequence) -> None:
         """The sequence waits no longer."""
         ask, sequence.loading = sequence.loading, None

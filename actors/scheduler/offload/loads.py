@@ -70,6 +70,12 @@ class Loads:
             elif loading.waiting:
                 self._start(sequence, loading)
 
+    def renew(self, now: float) -> None:
+        """Everybody has as much time as if it had just begun to wait."""
+        for sequence in self._waiting.values():
+            assert isinstance(sequence.loading, Loading)
+            sequence.loading.deadline = now + self._timeout
+
     def drop(self, sequence: Sequence) -> set[int]:
         """Nobody waits any more; the transfers that must end before the blocks are free, of which each leaves the set
         when it does."""

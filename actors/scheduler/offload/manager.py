@@ -76,6 +76,7 @@ class Offload:
         self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
         self._resets = Resets(self._traffic, self._choose_tiers)
         self._reset_again = 0.0
+        self._stood_still = False
         self._evicted_before = 0
         self._furnish(ready)
 
@@ -106,6 +107,10 @@ class Offload:
     def pump(self, now: float) -> None:
         """Before a plan: begin what waits for credits, and give up what takes too long."""
         self._counts.now = now
+        if self._stood_still:
+            self._stood_still = False
+            self._loads.renew(now)
+            self._fetches.renew()
         if self._residents.loading:
             self._loads.pump(now)
             self._fetches.pump(now)
@@ -220,6 +225,10 @@ class Offload:
         if self._resets.owed and (result.tiers or now >= self._reset_again):
             self._reset_again = now + RESET_SECONDS
             self._resets.retry(lambda tier: not self._counts.disabled(tier))
+
+    def stood_still(self) -> None:
+        """Nothing was planned for a while, so the worker could tell of nothing: that time counts against no tier."""
+        self._stood_still = True
 
     def fail_unloaded(self, end: Callable[[Request, KVLoadFailed], None]) -> None:
         """End the requests whose blocks did not come, where the connector's policy says so. After `update`."""

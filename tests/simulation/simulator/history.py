@@ -113,8 +113,9 @@ class Record:
         assert self.usage is not None
         if self.usage.prompt_tokens != len(self.prompt) or self.usage.cached_tokens > len(self.prompt):
             wrong.append(f"usage {self.usage} for a prompt of {len(self.prompt)}")
-        if not self.ask.params.selects and self.usage.completion_tokens != sum(map(len, self.tokens.values())):
-            wrong.append(f"usage {self.usage} for the tokens {self.tokens}")
+        used = sum(map(len, self.tokens.values()))
+        if not self.ask.params.selects and self.usage.completion_tokens != used:
+            wrong.append(f"usage {self.usage} for {used} tokens")
         return wrong
 
     def _unjustified(self, scenario: Scenario, injector: Injector, blamed: set[int]) -> str | None:

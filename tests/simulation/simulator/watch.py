@@ -82,10 +82,6 @@ class Watch:
         self.submitted = 0
         """Requests that the scheduler took in."""
         self.used: Counter[str] = Counter()
-        self.cut: Counter[str] = Counter()
-        """Of what was used, tokens of requests with a stop string in them, behind which some may be nobody's."""
-        self._generated: dict[int, int] = {}
-        self._stopped: set[int] = set()
         """Tokens by tenant, as the scheduler told them."""
         self._tenants: dict[int, str] = {}
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
@@ -168,9 +164,6 @@ class Watch:
             self.wanted += len(rows) * (len(message.prompt) // 4 + message.max_tokens)
         elif isinstance(message, StepOutput):
             self._closed(message)
-        elif isinstance(message, StopStringMet):
-            self._stopped.add(self.row_owner[message.row])
-            self._count_cut(self.row_owner[message.row])
         elif isinstance(message, WorkerLost):
             self._losses += 1
             mended = self.injector.hits["worker", "lost_wakeup"]  # by a restart, to be on the safe side
@@ -189,13 +182,7 @@ class Watch:
             if closed.request in self.open and closed.scheduled is not None:
                 usage = closed.usage
                 self.used[self._tenants[closed.request]] += usage.prompt_tokens + usage.completion_tokens
-                self._generated[closed.request] = usage.completion_tokens
-                self._count_cut(closed.request)
             self.open.discard(closed.request)
-
-    def _count_cut(self, request: int) -> None:
-        if request in self._stopped:  # the stop is told before the end or after it
-            self.cut[self._tenants[request]] += self._generated.pop(request, 0)
 
     def _count_starts(self, plan: StepPlan) -> None:
         """7: how often a row had to begin again; losses of the worker, its sleeps, trials of suspects, and rounds to

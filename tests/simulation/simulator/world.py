@@ -223,9 +223,8 @@ class World(Watch):
             self.fail(wrong)
         for account in system.admission.quotas.snapshot():
             counted = account.prompt_tokens + account.completion_tokens
-            most = self.used[account.name]
-            if account.inside or not most - self.cut[account.name] <= counted <= most:
-                self.fail(f"9: {account} at the end, {most} tokens were used")
+            if account.inside or counted != self.used[account.name]:
+                self.fail(f"9: {account} at the end, {self.used[account.name]} tokens were used")
 
     async def _stop(self) -> None:
         with anyio.move_on_after(STOP_SECONDS) as scope:

@@ -69,6 +69,30 @@ def test_a_tier_that_breaks_it(policy: FailurePolicy) -> None:
     harness.assert_idle()
 
 
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("kind", ["fetch", "load"])
+def test_a_pause_counts_against_no_tier(policy: FailurePolicy, kind: str) -> None:
+    harness = harness_of(policy)
+    left_device_and_host(harness)
+    harness.submit(submission(2, PROMPT, max_tokens=4))
+    for _ in range(2 if kind == "load" else 1):
+        harness.step()
+    harness.oracle.silent = True
+    harness.step()
+    assert {each.order.kind for each in harness.oracle.tiers.under_way} == {kind}
+    harness.core.halt.begin(lambda still: None, finish=False)
+    assert harness.core.plan(harness.now) is None
+    harness.now += 100.0
+    harness.core.go_on()
+    harness.oracle.silent = False
+    harness.run(500)
+    assert harness.reader.closed[2].error is None
+    assert harness.reader.closed[2].usage.cached_sources.external == len(PROMPT) // 4 * 4
+    assert harness.reader.streams[200] == stream_of(PROMPT, 0, 4, frozenset())
+    assert harness.core.snapshot().offload.timeouts == 0
+    harness.assert_idle()
+
+
 def test_a_long_prefix_may_take_longer_than_a_block_may(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = peered("fail", num_blocks=16, block_size=4, max_model_len=48)
     config = OffloadConfig(kv_offloading_size=1.0, preemption_mode="offload", kv_offload_timeout=12.0)

@@ -1,0 +1,79 @@
+"""How long a guide stays refused: for good where it is at fault, for a while where the machine may have been."""
+
+from typing import Any
+
+import anyio
+import pytest
+from oracle import submission
+from output_bench import Slot, opened
+
+from troupellm.actors.guide import SLOW_SECONDS, Guide
+from troupellm.actors.guide_compiler import GuideRefused, GuideTooSlow
+from troupellm.actors.mailbox import Mailbox
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.guide_config import GuideConfig
+from troupellm.protocol.guided import GuideRequest
+
+pytestmark = pytest.mark.anyio
+
+SPEC = GuideSpec(kind="regex", source="a+")
+
+
+class FakeClock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+
+class FakeCompiler:
+    """Refuses the first guide that it gets."""
+
+    parallel = 1
+
+    def __init__(self, refusal: GuideRefused) -> None:
+        self.refusals = [refusal]
+        self.calls = 0
+
+    async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
+        self.calls += 1
+        if self.refusals:
+            raise self.refusals.pop()
+        return GuideProgram(backend=backend, text="a program", after=spec.after)
+
+    async def warm_up(self) -> None:
+        """It is ready."""
+
+
+async def prepared(program: GuideProgram) -> None:
+    """By the worker."""
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(GuideTooSlow, 2), (GuideRefused, 1)])
+async def test_a_guide_that_took_too_long_gets_another_try_after_a_while(kind: type[GuideRefused], calls: int) -> None:
+    clock, compiler = FakeClock(), FakeCompiler(kind("it does not do"))
+    boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
+    guide = Guide(*boxes, compiler, prepared, GuideConfig(), clock, warm=False)
+
+    async def ask() -> Slot:
+        slot = Slot()
+        await boxes[0].put(GuideRequest(spec=SPEC, opened=opened(slot), submitted=submission(1, [5])))
+        await anyio.wait_all_tasks_blocked()
+        return slot
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(guide.run)
+        for _ in range(2):
+            assert isinstance((await ask()).error, InvalidRequest)
+        assert compiler.calls == 1
+        clock.time += SLOW_SECONDS
+        again = await ask()
+        assert isinstance(again.error, InvalidRequest) == (kind is GuideRefused)
+        assert (compiler.calls, boxes[2].depth) == (calls, calls - 1)
+        boxes[0].close()
+    assert guide.snapshot().cached == 1
+    assert guide.snapshot().evicted == 0
