@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
 from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
@@ -24,8 +25,6 @@ from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
-_MOST_OPENINGS: Final = 64
-"""Ways to begin an answer that are remembered."""
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 
@@ -139,7 +138,10 @@ class Speaker:
         self.dialect = dialect
         self.tokenizer = tokenizer
         self.template = template
-        self._openings: dict[Any, str] = {}
+        thinking = dialect.thinking
+        self._openings = Openings(
+            template, thinking.switches if thinking else (), wanted=bool(thinking or dialect.channels)
+        )
         special = {
             text: token_id
             for token_id in tokenizer.special_token_ids
@@ -212,37 +214,14 @@ class Speaker:
                 closed = max(ending.rfind(mark) for mark in thinking.closes)
                 return ("thinking" if opened > closed else "answer"), ""
             return "free", "final"
-        ending = self._opening(prompt).rstrip() if prompt.add_generation_prompt else ""
+        seen = prompt.add_generation_prompt and prompt.template is None
+        ending = self._openings.of(prompt.template_kwargs or {}).rstrip() if seen else ""
         if channels is not None:
             return "free", opened_channel(ending, channels)
         assert thinking is not None, "one of both"
         if ending.endswith(thinking.opens):
             return "thinking", ""
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
-
-    def _opening(self, prompt: ChatPrompt) -> str:
-        """The end of what the template writes before an answer, seen on a chat of one message."""
-        if prompt.template is not None:
-            return ""
-        known_names = {"reasoning_effort", *(self.dialect.thinking.switches if self.dialect.thinking else ())}
-        kwargs = {name: value for name, value in (prompt.template_kwargs or {}).items() if name in known_names}
-        key = tuple(sorted(kwargs.items(), key=lambda item: item[0]))
-        try:
-            known = self._openings.get(key)
-        except TypeError:  # a value that cannot be a key
-            return ""
-        if known is None:
-            try:
-                with self.template.brief():
-                    chat = [{"role": "user", "content": "."}]
-                    text = self.template.render(chat, add_generation_prompt=True, **kwargs)
-            except (InvalidRequest, HeavyTemplate):  # what the request itself will be told
-                text = ""
-            known = text[-256:]
-            if len(self._openings) >= _MOST_OPENINGS:
-                self._openings.clear()
-            self._openings[key] = known
-        return known
 
     def _after(self, prompt: ChatPrompt, start: Start) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""

@@ -24,6 +24,8 @@ USER = ({"role": "user", "content": "<think> is a mark"},)
 OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 SWITCHED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n" + OFF + "{% endif %}")
 OPENED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+HEAVY = "{% set a = range(10000) | list | sort %}"
+"""More than may be done while requests come."""
 
 
 @pytest.fixture
@@ -61,6 +63,15 @@ def test_guides_wait_for_the_end_of_thoughts(speaker, template, kwargs, after, i
     assert params.guide.after == after
     assert (params.guide.kind == "structural_tag") is (inside is None)
     assert (params.thinking.start, params.thinking.end, params.thinking.open) == ("<think>", "</think>", inside)
+
+
+@pytest.mark.parametrize("effort", [None, "low"])
+@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": True}, {"enable_thinking": True, "thinking": True}])
+def test_where_answers_begin_is_known_of_a_heavy_template_too(speaker, kwargs, effort):
+    made = speaker("none", "qwen3", HEAVY + OPENED)
+    assert made.template.heavy
+    voice = voice_of(made, template_kwargs=made.with_effort(kwargs, effort))
+    assert (voice.after, voice.thinking.open) == ("</think>", True)
 
 
 def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
