@@ -71,8 +71,8 @@ class Voice:
         marks = self._marks
         if marks is None:
             return None
-        inside = {"thinking": True, "answer": False, "free": None}[self._start]
-        return ThinkingMarks(start=marks.opens, end=marks.closes, open=True if marks.always else inside)
+        inside = {"thinking": True, "answer": False, "free": True if marks.always else None}[self._start]
+        return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
         """The parameters with what reading the answers needs.

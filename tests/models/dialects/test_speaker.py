@@ -80,6 +80,14 @@ def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
     assert voice.after == "</think>"
 
 
+def test_where_the_prompt_is_behind_the_thoughts_no_budget_ends_them_within_the_answer(speaker):
+    made = speaker("none", "deepseek_r1", SWITCHED)
+    begun = [*USER, {"role": "assistant", "content": "so far"}]
+    going_on = voice_of(made, messages=begun, add_generation_prompt=False, continue_final_message=True)
+    for voice in (voice_of(made, template_kwargs={"enable_thinking": False}), going_on):
+        assert voice.applied(SamplingParams()).thinking.open is False
+
+
 def test_a_model_that_thinks_only_when_told_to(speaker):
     made = speaker("granite", "granite")
     assert voice_of(made).after == ""
