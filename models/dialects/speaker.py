@@ -173,7 +173,7 @@ class Speaker:
         """
         dialect = self.dialect if use.tools else self._thinking_only
         start, channel = self._start(prompt)
-        after, pairs = self._after(prompt, start), self._pairs(prompt, start)
+        after, pairs = self._after(start, channel), self._pairs(prompt, start)
         effort = (prompt.template_kwargs or {}).get("reasoning_effort")
         guide = calls_guide(self.dialect, use, after=after, marks=pairs, thoughts=effort != "none")
         if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
@@ -223,11 +223,12 @@ class Speaker:
             return "thinking", ""
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
 
-    def _after(self, prompt: ChatPrompt, start: Start) -> str:
+    def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
-        if self.dialect.channels is not None:
-            channels = self.dialect.channels
-            return f"{channels.channel}final{channels.message}"
+        channels = self.dialect.channels
+        if channels is not None:
+            begun = channel not in ("", *channels.thoughts)
+            return "" if begun else f"{channels.channel}final{channels.message}"
         thinking = self.dialect.thinking
         if thinking is None or start == "answer":
             return ""

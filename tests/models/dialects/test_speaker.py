@@ -115,6 +115,15 @@ def test_an_answer_that_is_continued_begins_where_it_was_left(speaker):
         assert voice.thinking.open is inside
 
 
+def test_a_guide_waits_for_no_channel_where_the_prompt_is_in_the_answers(speaker):
+    """It would wait for ever, and let no end come meanwhile."""
+    made, params = speaker("openai", "openai_gptoss"), SamplingParams(guide=GuideSpec(kind="json_object"))
+    begun = [*USER, {"role": "assistant", "content": '{"a":'}]
+    assert voice_of(made).applied(params).guide.after == "<|channel|>final<|message|>"
+    going_on = voice_of(made, messages=begun, add_generation_prompt=False, continue_final_message=True)
+    assert going_on.applied(params).guide == params.guide
+
+
 def test_effort_is_handed_to_the_template_and_turns_thinking_off(speaker):
     made = speaker("hermes", "qwen3", SWITCHED)
     assert made.with_effort(None, None) is None
