@@ -5,6 +5,7 @@ import pytest
 
 from troupellm.protocol.anthropic import CountTokensRequest, MessagesRequest
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.history import tool_use_of
 from troupellm.server.messages.translate import translate
 
 TOOL = {"name": "get", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -147,6 +148,13 @@ def test_blocks_of_the_vendors_own_tools_are_told_of():
 )
 def test_tool_choice(choice, wanted):
     assert without_nulls(msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice)) == wanted
+
+
+def test_whether_tools_are_called_that_nobody_chose_is_left_to_the_server():
+    assert chat(tools=[TOOL]).tool_choice is None
+    quiet, asked = chat(tools=[TOOL]), chat(tools=[TOOL], tool_choice={"type": "auto"})
+    assert [len(tool_use_of(request, automatic=False).tools) for request in (quiet, asked)] == [0, 1]
+    assert len(tool_use_of(quiet).tools) == 1
 
 
 def test_sampling_and_limits():
