@@ -65,6 +65,8 @@ class ChoiceWriter:
         self.response_id = response_id
         self.scoring = bool(request.echo) and request.max_tokens == 0
         """Only the prompt's log-probabilities are wanted; the one generated token is not shown."""
+        self.prompt_tokens = 0
+        """Of all prompts of a stream, once they are let in: for the usage so far."""
         self._fingerprint = fingerprint
         self._n = params.n
         self._skip_special_tokens = params.skip_special_tokens
@@ -125,7 +127,7 @@ class ChoiceWriter:
         if self.scoring:
             delta = Delta(index=delta.index, finish_reason=delta.finish_reason)
             reason = "length" if reason else None
-        usage = self._running_usage(stream)
+        usage = self._running_usage()
         show_ids = (self._show_ids and bool(delta.token_ids)) or prompt is not None
         if reason is None and not delta.logprobs and not show_ids and usage is None:
             return data + self._encoder.text(index, delta.text) if delta.text else data
@@ -148,7 +150,7 @@ class ChoiceWriter:
         logprobs = None
         if self.request.logprobs is not None:
             logprobs = echo.logprobs(stream.prompt_logprobs, stream.prompt_token_ids)
-        elif prompt is None:
+        elif prompt is None and not self._continuous:
             return self._encoder.text(index, echo.text)
         choice = TextChoice(
             index=index,
@@ -157,17 +159,18 @@ class ChoiceWriter:
             finish_reason=None,
             prompt_token_ids=UNSET if prompt is None else prompt,
         )
-        return self._encoder.choice(choice, usage=self._running_usage(stream))
+        return self._encoder.choice(choice, usage=self._running_usage())
 
     def _new_offsets(self, echo: PromptEcho | None) -> TextOffsets:
         start = 0 if echo is None else len(echo.text)
         return TextOffsets(self._tokenizer, start, skip_special_tokens=self._skip_special_tokens)
 
-    def _running_usage(self, stream: Stream) -> UsageBody | None:
+    def _running_usage(self) -> UsageBody | None:
+        """Of all choices of all prompts so far, as the last one is of all of them."""
         if not self._continuous:
             return None
-        prompt_tokens = len(stream.prompt_token_ids)
-        return usage_body([Usage(prompt_tokens=prompt_tokens, completion_tokens=self._generated)])
+        so_far = Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._generated)
+        return usage_body([so_far], hide_completion=self.scoring)
 
 
 def _joined(first: TextLogprobs | None, second: TextLogprobs | None) -> TextLogprobs | None:

@@ -1,6 +1,7 @@
 """Messages of a request as chat templates read them: contents as text, tool calls and their results, thoughts."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ INLINE_PARTS = 1_024
 _PART_LETTERS = 8
 """What a part of a schema counts for, beside its texts."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a surrogate pair: JSON can spell it, and no prompt can hold it."""
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -167,13 +171,16 @@ def _plain_calls(here: str, calls: Sequence[PastCall]) -> list[dict[str, Any]]:
 
 
 def _arguments(given: str | Mapping[str, Any] | None) -> CallArguments | str:
-    """An object where the text is one; what a model wrote wrongly stays as it wrote it."""
+    """An object where the text is one; what a model wrote wrongly stays as it wrote it, but for halves of surrogate
+    pairs, over which no template's text could be read any more."""
     if given is None or given == "":
         return CallArguments()
     if isinstance(given, Mapping):
         return CallArguments(given)
     try:
         value = json.loads(given)
+        if _SPELT_HALF.search(given):
+            value = json.loads(_HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return given
     return CallArguments(value) if isinstance(value, dict) else given

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
 from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
@@ -24,8 +25,6 @@ from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
-_MOST_OPENINGS: Final = 64
-"""Ways to begin an answer that are remembered."""
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 
@@ -72,8 +71,8 @@ class Voice:
         marks = self._marks
         if marks is None:
             return None
-        inside = {"thinking": True, "answer": False, "free": None}[self._start]
-        return ThinkingMarks(start=marks.opens, end=marks.closes, open=True if marks.always else inside)
+        inside = {"thinking": True, "answer": False, "free": True if marks.always else None}[self._start]
+        return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
         """The parameters with what reading the answers needs.
@@ -139,7 +138,10 @@ class Speaker:
         self.dialect = dialect
         self.tokenizer = tokenizer
         self.template = template
-        self._openings: dict[Any, str] = {}
+        thinking = dialect.thinking
+        self._openings = Openings(
+            template, thinking.switches if thinking else (), wanted=bool(thinking or dialect.channels)
+        )
         special = {
             text: token_id
             for token_id in tokenizer.special_token_ids
@@ -171,7 +173,7 @@ class Speaker:
         """
         dialect = self.dialect if use.tools else self._thinking_only
         start, channel = self._start(prompt)
-        after, pairs = self._after(prompt, start), self._pairs(prompt, start)
+        after, pairs = self._after(start, channel), self._pairs(prompt, start)
         effort = (prompt.template_kwargs or {}).get("reasoning_effort")
         guide = calls_guide(self.dialect, use, after=after, marks=pairs, thoughts=effort != "none")
         if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
@@ -212,7 +214,8 @@ class Speaker:
                 closed = max(ending.rfind(mark) for mark in thinking.closes)
                 return ("thinking" if opened > closed else "answer"), ""
             return "free", "final"
-        ending = self._opening(prompt).rstrip() if prompt.add_generation_prompt else ""
+        seen = prompt.add_generation_prompt and prompt.template is None
+        ending = self._openings.of(prompt.template_kwargs or {}).rstrip() if seen else ""
         if channels is not None:
             return "free", opened_channel(ending, channels)
         assert thinking is not None, "one of both"
@@ -220,35 +223,12 @@ class Speaker:
             return "thinking", ""
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
 
-    def _opening(self, prompt: ChatPrompt) -> str:
-        """The end of what the template writes before an answer, seen on a chat of one message."""
-        if prompt.template is not None:
-            return ""
-        known_names = {"reasoning_effort", *(self.dialect.thinking.switches if self.dialect.thinking else ())}
-        kwargs = {name: value for name, value in (prompt.template_kwargs or {}).items() if name in known_names}
-        key = tuple(sorted(kwargs.items(), key=lambda item: item[0]))
-        try:
-            known = self._openings.get(key)
-        except TypeError:  # a value that cannot be a key
-            return ""
-        if known is None:
-            try:
-                with self.template.brief():
-                    chat = [{"role": "user", "content": "."}]
-                    text = self.template.render(chat, add_generation_prompt=True, **kwargs)
-            except (InvalidRequest, HeavyTemplate):  # what the request itself will be told
-                text = ""
-            known = text[-256:]
-            if len(self._openings) >= _MOST_OPENINGS:
-                self._openings.clear()
-            self._openings[key] = known
-        return known
-
-    def _after(self, prompt: ChatPrompt, start: Start) -> str:
+    def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
-        if self.dialect.channels is not None:
-            channels = self.dialect.channels
-            return f"{channels.channel}final{channels.message}"
+        channels = self.dialect.channels
+        if channels is not None:
+            begun = channel not in ("", *channels.thoughts)
+            return "" if begun else f"{channels.channel}final{channels.message}"
         thinking = self.dialect.thinking
         if thinking is None or start == "answer":
             return ""

@@ -1,10 +1,11 @@
 """Anthropic's messages and content blocks as chat messages.
 
 A user's tool results become messages of the tool role, before the text that stands beside them; an assistant's
-thinking, text and tool uses become one message.
+thinking, text and tool uses become one message. Texts of one role in a row are one turn here, and one message.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -13,7 +14,10 @@ from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_BLOCKS, Block
+from troupellm.server.history import MAX_MESSAGES
 
+_BETWEEN = {"user": "\n\n", "assistant": ""}
+"""Texts of a turn, by its role."""
 _SKIPPED_ENDING = "_tool_result"
 """Of the results of such tools; the client's own are `tool_result`."""
 
@@ -28,8 +32,10 @@ def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessa
     """Chat messages.
 
     Raises:
-        InvalidRequest: names `messages[i].content[j]` and what is wrong there.
+        InvalidRequest: too many; or names `messages[i].content[j]` and what is wrong there.
     """
+    if len(given) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages must have at most {MAX_MESSAGES} entries", param="messages")
     messages: list[dict[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": text_of(system, "system")})
@@ -43,7 +49,19 @@ def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessa
                 messages.append(_assistant(message.content, f"{here}.content", calls))
             case "system":
                 messages.append({"role": "system", "content": text_of(message.content, f"{here}.content")})
-    return messages
+    return _in_turns(messages)
+
+
+def _in_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same without two texts of one role in a row, which the templates of many models refuse."""
+    turns: list[dict[str, Any]] = []
+    for (role, is_text), group in groupby(messages, lambda one: (one["role"], one.keys() == {"role", "content"})):
+        several = list(group)
+        if is_text and role in _BETWEEN and len(several) > 1:
+            texts = [one["content"] for one in several if one["content"]]
+            several = [{"role": role, "content": _BETWEEN[role].join(texts)}]
+        turns += several
+    return turns
 
 
 def _add_user(messages: list[dict[str, Any]], content: str | list[Block], here: str, calls: set[str]) -> None:

@@ -128,7 +128,9 @@ def _choice(choice: MessageToolChoice | None, tools: Sequence[Mapping[str, Any]]
         return fields | {"tool_choice": {"type": "function", "function": {"name": name}}}
     if kind == "any" and not tools:
         raise InvalidRequest("tool_choice is any, but there is no tool in tools", param="tool_choice")
-    return fields | ({"tool_choice": "required" if kind == "any" else kind} if tools else {})
+    if choice is None or not tools:  # what the request does not say, the server's settings do
+        return fields
+    return fields | {"tool_choice": "required" if kind == "any" else kind}
 
 
 def _format(request: PromptFields) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class ResponseBuilder:
         self._texts: list[str] = []
         """Pieces of the open item's text or arguments."""
         self._logprobs: list[LogprobEntry] = []
+        self._early: list[LogprobEntry] = []
+        """Of the answer's first tokens, whose text comes with later ones: they may be parts of one character."""
         self._open: OutputItem | None = None
         self._reason = "stop"
 
@@ -154,7 +156,9 @@ class ResponseBuilder:
         entries = logprob_entries(logprobs or ())
         if not isinstance(self._open, OutputMessage):
             if not text:
+                self._early += entries if self._open is None else ()
                 return
+            entries = self._early + entries
             self._enter(OutputMessage(id=self._new_id(OutputMessage)), told)
         if not text and not entries:
             return
@@ -181,7 +185,7 @@ class ResponseBuilder:
     def _enter(self, item: OutputItem, told: list[ResponseEvent]) -> None:
         """Begin an item, after the one before it."""
         self._close(told, "completed")
-        self._open = item
+        self._open, self._early = item, []
         index = len(self._items)
         told.append(OutputItemAdded(output_index=index, item=item))
         if not isinstance(item, FunctionCall):

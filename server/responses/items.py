@@ -102,7 +102,8 @@ class _Transcript:
         if role not in ("user", "assistant", *_SYSTEM):
             allowed = "user, assistant, system, developer"
             raise InvalidRequest(f"{here}.role must be one of {allowed}", param=f"{here}.role")
-        text = text_of(item.get("content"), f"{here}.content")
+        # What was said to the model in parts is told apart, as in chats; an answer's own parts follow on each other.
+        text = text_of(item.get("content"), f"{here}.content", separator="" if role == "assistant" else "\n")
         if role == "assistant":
             answer = self._answer()
             if "tool_calls" in answer:
@@ -144,7 +145,7 @@ class _Transcript:
         call_id = _text(item.get(name), f"{here}.call_id")
         if call_id not in self._calls:
             raise InvalidRequest(f"{here}.call_id answers no call before it", param=f"{here}.call_id")
-        content = text_of(item.get("output"), f"{here}.output")
+        content = text_of(item.get("output"), f"{here}.output", separator="\n")
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _answer(self) -> dict[str, Any]:

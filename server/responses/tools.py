@@ -57,7 +57,7 @@ class ChosenTools(msgspec.Struct, frozen=True):
     """As the client has sent them."""
     choice: str | dict[str, Any]
     fields: dict[str, Any]
-    """`tools` and `tool_choice` of the chat request."""
+    """`tools` and `tool_choice` of the chat request, as far as there are any."""
     names: list[tuple[str, str]]
     namespaced: Namespaced
     """What the model's names of functions in namespaces stand for."""
@@ -78,7 +78,9 @@ class ChosenTools(msgspec.Struct, frozen=True):
             chosen = _mode(choice.get("mode", "auto"), "tool_choice.mode", allowed)
         fields: dict[str, Any] = {}
         if allowed:
-            fields = {"tools": _told(allowed, offer.about), "tool_choice": chosen}
+            fields = {"tools": _told(allowed, offer.about)}
+            if choice is not None:  # what the request does not say, the server's settings do
+                fields["tool_choice"] = chosen
         names: list[tuple[str, str]] = []
         for position, function in enumerate(allowed):
             names += [(f"tools[{position}].function", function.here), (f"tools[{position}]", function.here)]

@@ -117,6 +117,18 @@ async def test_scoring_gives_the_prompt_alone(tiny_engine):
     assert not any(choice.get("token_ids") for choice in streamed)
 
 
+async def test_usage_so_far_is_that_of_the_whole_call(tiny_engine):
+    wanted = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        many = await client.post("/v1/completions", json=PROMPT | wanted | {"prompt": ["Once", "Twice"]})
+        scored = await client.post("/v1/completions", json=PROMPT | wanted | {"echo": True, "max_tokens": 0})
+    for answer, prompt, generated in ((many, 9, 12), (scored, 4, 0)):
+        *running, last = [event["usage"] for event in events_of(answer.text)]
+        assert (last["prompt_tokens"], last["completion_tokens"]) == (prompt, generated)
+        assert {usage["prompt_tokens"] for usage in running} == {prompt}
+        assert max(usage["completion_tokens"] for usage in running) == generated
+
+
 async def test_prompt_logprobs_are_tables_by_token_id(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         choice = (await post(client, prompt_logprobs=1))["choices"][0]

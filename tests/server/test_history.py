@@ -1,4 +1,4 @@
-"""What is read on the event loop, and what is too long for it."""
+"""What is read on the event loop, and what is too long for it; what becomes of odd messages."""
 
 import msgspec
 import pytest
@@ -61,3 +61,14 @@ def test_an_answer_without_content_is_an_empty_text():
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "so"}]
     request = msgspec.convert({"messages": messages}, ChatRequest)
     assert plain_messages(request.messages)[1]["content"] == ""
+
+
+def test_halves_of_characters_in_past_calls_are_shown_as_what_they_are():
+    """A model has spelt them, and no prompt can hold them: without this its conversation could not go on."""
+    spelt = r'{"city": "a\ud83d", "\uDC00": [{"x": "\ud83d\ude00"}], "path": "\\ud800", "n": 1e2}'
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": spelt}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    request = msgspec.convert({"messages": messages}, ChatRequest)
+    shown = plain_messages(request.messages)[1]["tool_calls"][0]["function"]["arguments"]
+    assert shown == {"city": "a\ufffd", "\ufffd": [{"x": "\U0001f600"}], "path": r"\ud800", "n": 100.0}
+    assert str(shown).encode()

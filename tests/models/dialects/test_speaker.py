@@ -24,6 +24,8 @@ USER = ({"role": "user", "content": "<think> is a mark"},)
 OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 SWITCHED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n" + OFF + "{% endif %}")
 OPENED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+HEAVY = "{% set a = range(10000) | list | sort %}"
+"""More than may be done while requests come."""
 
 
 @pytest.fixture
@@ -63,10 +65,27 @@ def test_guides_wait_for_the_end_of_thoughts(speaker, template, kwargs, after, i
     assert (params.thinking.start, params.thinking.end, params.thinking.open) == ("<think>", "</think>", inside)
 
 
+@pytest.mark.parametrize("effort", [None, "low"])
+@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": True}, {"enable_thinking": True, "thinking": True}])
+def test_where_answers_begin_is_known_of_a_heavy_template_too(speaker, kwargs, effort):
+    made = speaker("none", "qwen3", HEAVY + OPENED)
+    assert made.template.heavy
+    voice = voice_of(made, template_kwargs=made.with_effort(kwargs, effort))
+    assert (voice.after, voice.thinking.open) == ("</think>", True)
+
+
 def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
     voice = voice_of(speaker("none", "deepseek_r1"))
     assert voice.applied(SamplingParams()).thinking.open is True
     assert voice.after == "</think>"
+
+
+def test_where_the_prompt_is_behind_the_thoughts_no_budget_ends_them_within_the_answer(speaker):
+    made = speaker("none", "deepseek_r1", SWITCHED)
+    begun = [*USER, {"role": "assistant", "content": "so far"}]
+    going_on = voice_of(made, messages=begun, add_generation_prompt=False, continue_final_message=True)
+    for voice in (voice_of(made, template_kwargs={"enable_thinking": False}), going_on):
+        assert voice.applied(SamplingParams()).thinking.open is False
 
 
 def test_a_model_that_thinks_only_when_told_to(speaker):
@@ -94,6 +113,15 @@ def test_an_answer_that_is_continued_begins_where_it_was_left(speaker):
         messages = [*USER, {"role": "assistant", "content": content}]
         voice = voice_of(made, messages=messages, add_generation_prompt=False, continue_final_message=True)
         assert voice.thinking.open is inside
+
+
+def test_a_guide_waits_for_no_channel_where_the_prompt_is_in_the_answers(speaker):
+    """It would wait for ever, and let no end come meanwhile."""
+    made, params = speaker("openai", "openai_gptoss"), SamplingParams(guide=GuideSpec(kind="json_object"))
+    begun = [*USER, {"role": "assistant", "content": '{"a":'}]
+    assert voice_of(made).applied(params).guide.after == "<|channel|>final<|message|>"
+    going_on = voice_of(made, messages=begun, add_generation_prompt=False, continue_final_message=True)
+    assert going_on.applied(params).guide == params.guide
 
 
 def test_effort_is_handed_to_the_template_and_turns_thinking_off(speaker):

@@ -5,6 +5,7 @@ import pytest
 
 from troupellm.protocol.anthropic import CountTokensRequest, MessagesRequest
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.history import tool_use_of
 from troupellm.server.messages.translate import translate
 
 TOOL = {"name": "get", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -83,6 +84,27 @@ def test_tool_uses_alone_have_no_content_and_results_may_be_empty():
     ]
 
 
+def test_texts_of_one_role_in_a_row_are_one_turn():
+    """As this API has it: clients send them, and the templates of many models want turns to alternate."""
+    use = {"type": "tool_use", "id": "t", "name": "get", "input": {}}
+    given = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": [{"type": "text", "text": "e"}]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}, {"type": "text", "text": "f"}]},
+        {"role": "user", "content": "g"},
+        {"role": "assistant", "content": "h"},
+        {"role": "assistant", "content": "i"},
+    ]
+    found = messages(given)
+    assert [message["role"] for message in found] == ["user", "assistant", "assistant", "tool", "user", "assistant"]
+    assert [message.get("content") for message in found] == ["a\n\nb\n\nc", "de", None, "", "f\n\ng", "hi"]
+    assert chat(messages=given).continue_final_message
+
+
 def test_documents_that_are_text_are_read():
     part = {"type": "content", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
     whole = {"type": "text", "media_type": "text/plain", "data": "three"}
@@ -126,6 +148,13 @@ def test_blocks_of_the_vendors_own_tools_are_told_of():
 )
 def test_tool_choice(choice, wanted):
     assert without_nulls(msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice)) == wanted
+
+
+def test_whether_tools_are_called_that_nobody_chose_is_left_to_the_server():
+    assert chat(tools=[TOOL]).tool_choice is None
+    quiet, asked = chat(tools=[TOOL]), chat(tools=[TOOL], tool_choice={"type": "auto"})
+    assert [len(tool_use_of(request, automatic=False).tools) for request in (quiet, asked)] == [0, 1]
+    assert len(tool_use_of(quiet).tools) == 1
 
 
 def test_sampling_and_limits():

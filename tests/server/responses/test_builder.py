@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
-from troupellm.protocol.outputs import Usage
+from troupellm.protocol.outputs import TokenLogprob, Usage
+from troupellm.protocol.response_events import OutputTextDelta
 from troupellm.protocol.response_objects import ResponseObject
 from troupellm.server.responses.builder import ResponseBuilder, encoded, response_of_item
 
@@ -160,3 +161,31 @@ def test_a_failure_keeps_what_came_and_says_why():
     assert (bodies[0]["code"], bodies[0]["message"]) == ("draining", "the engine is shutting down")
     assert bodies[1]["response"]["error"]["code"] == "server_error"
     assert bodies[1]["response"]["output"][0]["content"][0]["text"] == "He"
+
+
+def described(text, *tokens):
+    """A piece of the answer with the log-probabilities of the tokens that came with it."""
+    entries = tuple([TokenLogprob(number, -float(number), 1, "?", b"?") for number in tokens])
+    return TurnEvent(0, Content(text), tokens, entries)
+
+
+def test_every_token_of_a_text_has_its_log_probability():
+    """Also those at its beginning that are only parts of a character, so that nothing can be shown with them yet."""
+    builder = ResponseBuilder(FRAME)
+    told = builder.begin()
+    for piece in (described("", 1), described("", 2), described("é", 3), described("", 4), described("日x", 5, 6)):
+        told += builder.feed([piece])
+    told += builder.finish(USAGE, 9)
+    deltas = [event for event in told if isinstance(event, OutputTextDelta)]
+    streamed = [entry.logprob for event in deltas for entry in event.logprobs]
+    assert streamed == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
+    (part,) = builder.response.output[0].content
+    assert (part.text, [entry.logprob for entry in part.logprobs]) == ("é日x", streamed)
+
+
+def test_tokens_before_thoughts_or_a_call_are_none_of_the_text():
+    builder = ResponseBuilder(FRAME)
+    pieces = [described("", 1), TurnEvent(0, Reasoning("hm")), described("", 2), described("So.", 3)]
+    builder.feed([*pieces, TurnEvent(0, Finished("stop"))])
+    builder.finish(USAGE, 9)
+    assert [entry.logprob for entry in builder.response.output[1].content[0].logprobs] == [-3.0]

@@ -24,6 +24,19 @@ def test_a_text_and_messages_without_a_type():
     assert messages_of(items, None) == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
 
 
+def test_parts_of_what_the_model_is_told_are_told_apart():
+    call = {"type": "function_call", "call_id": "c", "name": "get", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": texts("one", "two")}
+    items = [
+        {"role": "developer", "content": texts("a", "b")},
+        {"role": "user", "content": texts("c", "d")},
+        {"role": "assistant", "content": texts("e", "f")},
+        call,
+        output,
+    ]
+    assert [message["content"] for message in messages_of(items, None)] == ["a\nb", "c\nd", "ef", "one\ntwo"]
+
+
 def test_system_messages_at_the_start_are_one_and_later_ones_stay():
     items = [
         {"role": "developer", "content": "two"},

@@ -65,6 +65,12 @@ def test_errors_name_the_place_where_the_client_has_put_the_function():
     ]
 
 
+def test_whether_tools_are_called_that_nobody_chose_is_left_to_the_server():
+    chosen = ChosenTools.of([GET], None)
+    assert (chosen.choice, "tool_choice" in chosen.fields) == ("auto", False)
+    assert ChosenTools.of([GET], "auto").fields["tool_choice"] == "auto"
+
+
 @pytest.mark.parametrize(
     ("choice", "name"),
     [

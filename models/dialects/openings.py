@@ -1,0 +1,76 @@
+"""What a template writes before an answer, which tells whether a model begins to write inside of its thoughts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.tools import Effort
+
+_MOST: Final = 64
+"""Ways to begin an answer that are remembered, beside the usual ones."""
+_LONGEST: Final = 256
+"""Characters."""
+_EFFORT: Final = "reasoning_effort"
+
+Kwargs = Mapping[str, Any]
+
+
+class Openings:
+    """Seen on a chat of one message. The usual ones are seen before requests come: a heavy template takes more time for
+    each than there is then, and what is not known of it must not be remembered as nothing."""
+
+    def __init__(self, template: ChatTemplate, switches: Sequence[str], *, wanted: bool = True) -> None:
+        """
+        Args:
+            switches: variables of the template that turn thinking on and off.
+            wanted: somebody will ask.
+        """
+        self._template = template
+        self._names = frozenset({_EFFORT, *switches})
+        self._usual = {_key(kwargs): self._rendered(kwargs) for kwargs in _usual(switches)} if wanted else {}
+        self._others: dict[tuple[tuple[str, Any], ...], str] = {}
+
+    def of(self, kwargs: Kwargs) -> str:
+        """The end of what stands before an answer; empty where it cannot be seen.
+
+        Args:
+            kwargs: variables of the template; those that do not concern thinking change nothing.
+        """
+        kwargs = {name: value for name, value in kwargs.items() if name in self._names}
+        key = _key(kwargs)
+        try:
+            known = self._usual.get(key, self._others.get(key))
+        except TypeError:  # a value that cannot be a key
+            return ""
+        if known is None:
+            try:
+                with self._template.brief():
+                    known = self._rendered(kwargs)
+            except HeavyTemplate:
+                return ""
+            if len(self._others) >= _MOST:
+                self._others.clear()
+            self._others[key] = known
+        return known
+
+    def _rendered(self, kwargs: Kwargs) -> str:
+        try:
+            text = self._template.render([{"role": "user", "content": "."}], add_generation_prompt=True, **kwargs)
+        except InvalidRequest:  # what the request itself will be told
+            return ""
+        return text[-_LONGEST:]
+
+
+def _usual(switches: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What requests say of thinking: nothing, whether to, or how hard; see `Speaker.with_effort`."""
+    yield {}
+    for on in (True, False):
+        yield dict.fromkeys(switches, on)
+        yield from ({switch: on} for switch in switches)
+    for effort in get_args(Effort):
+        yield dict.fromkeys(switches, effort != "none") | {_EFFORT: effort}
+
+
+def _key(kwargs: Kwargs) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(kwargs.items(), key=lambda item: item[0]))
