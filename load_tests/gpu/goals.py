@@ -41,7 +41,7 @@ GOALS = {
         (Target("batch 1", 0.50), Target("batch 32", 0.70)),
     ),
     "G5": Goal(
-        "kernel tax of the worker's step, batch 1, us", 60.0,
+        "kernel tax of the decode graph, batch 1, us", 60.0,
         (Target("8b", 1.7, True), Target("0.6b", 1.3, True)),
     ),
     "G8": Goal(
@@ -56,7 +56,7 @@ GOALS = {
         "8B prefill through the engine over the GEMM ceiling", 60.0, (Target("2k", 0.78), Target("8k", 0.78))
     ),
     "G13": Goal(
-        "worker tokens/s over engine tokens/s", 60.0,
+        "bare graph tokens/s over engine tokens/s", 60.0,
         (Target("8b batch 1", 1.03, True), Target("0.6b batch 1", 1.10, True)),
     ),
     "G14": Goal(
@@ -79,10 +79,10 @@ OWED = {
     "G6": "the public 256-request workload: run `bench offline` with it on a device",
     "G7": "256 requests of 1k/1k and 4k/4k offline",
     "G12": "idle share of a steady run, from a profile of the engine's process",
-    "G17": "seconds and memory of capturing graphs: the worker does not report them yet",
+    "G17": "seconds and memory of capturing graphs: a worker counts the seconds, and reports neither",
     "G18": "time to first token of a cached 8k prompt",
-    "G19": "restoring the cache from host memory: there is no outer tier yet",
-    "G20": "verifying drafts: there is no speculation yet",
+    "G19": "restoring the cache from host memory",
+    "G20": "verifying drafts, and their worth at a given acceptance",
     "G21": "structured output beside none on a device",
     "G24": "64 requests that share an 8k prefix",
     "G26": "time to first token of an idle server",

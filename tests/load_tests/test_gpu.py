@@ -4,19 +4,26 @@ import json
 import os
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from troupellm.load_tests.gpu import attention, engine, goals, session
 from troupellm.load_tests.gpu.models import config_of, write_model
-from troupellm.load_tests.gpu.wheels import command
+from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import SIZES, ModelSize
+from troupellm.load_tests.step.profile import Parts
+from troupellm.models.cuda.dispatcher import BETWEEN_CAPTURES
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
+from troupellm.protocol.config import EngineConfig
 
 CPU = torch.device("cpu")
 CEILINGS = Measured(device="made up", read=1e12, copy=1e12, gemm_float32=1e14, gemm_bfloat16=1e14)
@@ -100,6 +107,8 @@ def test_what_refuses_by_name_is_skipped_by_name(models: engine.Models, tmp_path
     assert "not measured here" in one._pursued("G20", None).skipped
     late = session.Session(CPU, tmp_path, None, 0.0)._pursued("G3", lambda: ({}, {}))
     assert "are left" in late.skipped
+    soon = time.monotonic() + goals.GOALS["G3"].seconds + session.LAST_SECONDS / 2  # the last ceilings need theirs, too
+    assert "are left" in session.Session(CPU, tmp_path, None, soon)._pursued("G3", lambda: ({}, {})).skipped
 
 
 def test_the_script_starts_anywhere_and_says_that_there_is_no_device(tmp_path: Path) -> None:
@@ -132,6 +141,36 @@ def test_wheels_are_of_the_other_machine() -> None:
     assert told[-1] == "msgspec"
     assert json.dumps(told).count("manylinux_2_28_x86_64") == 1
     assert told[told.index("--python-version") + 1] == "3.12"
+
+
+def test_wheels_are_all_that_the_other_machine_lacks() -> None:
+    written = tomllib.loads((Path(session.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {Requirement(line).name for line in written["project"]["dependencies"]}
+    assert needed <= {*THERE, *PACKAGES}
+    assert not set(THERE) & set(PACKAGES)
+
+
+def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And before the steps that count: a capture takes as long as dozens of them."""
+    asked: list[dict[str, Any]] = []
+
+    def through(model: Path, settings: dict[str, Any], *_: object, **more: Any) -> float:
+        asked.append(settings | more)
+        return 1.0
+
+    monkeypatch.setattr(engine, "through_engine", through)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    engine.Models(torch.device("cuda"), CEILINGS, tmp_path).engine_step(engine.LARGE, 32)
+    engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
+    assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
+    assert all(one["warm_up"] >= 2 * BETWEEN_CAPTURES for one in asked)
+    EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
+
+
+def test_a_bare_graph_is_what_the_tax_is_of() -> None:
+    step = engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), 2e-3)
+    assert step.bare == 2e-3
+    assert engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), None).bare == 3e-3
 
 
 def test_a_session_without_a_number_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
