@@ -64,7 +64,10 @@ GOALS = {
     ),
     "G15": Goal(
         "draw over the head's product", 20.0,
-        (Target("plain, batch 1", 0.10, True), Target("plain, batch 256", 0.10, True)),
+        (
+            Target("plain, batch 1", 0.10, True), Target("plain, batch 256", 0.10, True),
+            Target("top-p, batch 1", 0.35, True), Target("top-p, batch 256", 0.35, True),
+        ),
     ),
     "G16": Goal(
         "engine tokens/s over transformers'", 150.0,

@@ -16,10 +16,10 @@ import msgspec
 import torch
 
 from troupellm.load_tests.gpu import attention, goals
+from troupellm.load_tests.gpu.checking import check_all
 from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
 from troupellm.load_tests.gpu.goals import FIRST, GOALS, OWED, Result
 from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
-from troupellm.load_tests.kernels.checks import check
 from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import TroupeError
@@ -80,14 +80,11 @@ class Session:
     def check(self) -> bool:
         """Every operation's cases on the device, and attention at real shapes."""
         wrong = []
-        for operation in OPERATIONS:
-            try:
-                found = check(operation, self._device)
-            except Exception as error:  # one operation that crashes must not hide the others
-                wrong.append(f"{operation}: {type(error).__name__}: {error}"[:300])
-                traceback.print_exc()
-                continue
-            wrong += [f"{one.operation} {one.case}: {one.error:.2g} times" for one in found if not one.right]
+        for operation, found in check_all(OPERATIONS, self._device, self._folder).items():
+            if isinstance(found, str):
+                wrong.append(f"{operation}: {found}"[:300])
+            else:
+                wrong += [f"{one.operation} {one.case}: {one.error:.2g} times" for one in found if not one.right]
         with torch.inference_mode():
             errors = attention.largest_error(self._device)
         wrong += [

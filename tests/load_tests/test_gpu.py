@@ -14,9 +14,11 @@ import torch
 from packaging.requirements import Requirement
 
 from troupellm.load_tests.gpu import attention, engine, goals, session
+from troupellm.load_tests.gpu.checking import check_all
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
 from troupellm.load_tests.kernels.ceilings import Measured
+from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.load_tests.step.profile import Parts
@@ -165,6 +167,26 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
     assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
     assert all(one["warm_up"] >= 2 * BETWEEN_CAPTURES for one in asked)
     EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
+
+
+@pytest.mark.slow
+def test_operations_are_checked_side_by_side(tmp_path: Path) -> None:
+    found = check_all(("silu_mul", "no_operation"), CPU, tmp_path)
+    assert isinstance(found["silu_mul"], list)
+    assert len(found["silu_mul"]) > 2
+    assert all(one.right for one in found["silu_mul"])
+    assert found["no_operation"] == "KeyError: 'no_operation'"
+    assert check_all(("silu_mul",), CPU, tmp_path, 0.0) == {"silu_mul": "it was not done in time"}
+
+
+def test_what_is_wrong_is_told_by_operation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right, wrong = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
+    monkeypatch.setattr(session, "check_all", lambda *_: {"rope": [right, wrong], "linear": "it ended with 1"})
+    monkeypatch.setattr(attention, "largest_error", lambda device: {"decode": 1.0, "prompt": 0.0})
+    one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), 0.0)
+    assert not one.check()
+    told = json.loads((tmp_path / "result.json").read_text())["correctness"]["wrong"]
+    assert told == ["rope two: 3 times", "linear: it ended with 1", "attention, decode: 1"]
 
 
 def test_a_bare_graph_is_what_the_tax_is_of() -> None:

@@ -18,9 +18,10 @@ from troupellm.kernels import decoder_layers
 from troupellm.load_tests import cli
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
-from troupellm.load_tests.kernels.checks import Outcome, check
+from troupellm.load_tests.kernels.checks import check
 from troupellm.load_tests.kernels.command import measured, size_of
 from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
+from troupellm.load_tests.kernels.outcome import Outcome
 from troupellm.load_tests.kernels.shapes import Shapes, Work
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
