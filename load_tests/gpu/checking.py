@@ -1,18 +1,21 @@
 """Every operation's cases on the device, each operation in a process of its own: kernels are compiled on all cores at
-once, which is most of what the cases take, and what breaks one operation's context leaves the others theirs.
+once, which is most of what the cases take, and what breaks one operation's context leaves the others theirs. Beside
+them the models of the first goals run some steps, so that their kernels are compiled by then, too.
 
-`python -m troupellm.load_tests.gpu.checking OPERATION DEVICE` is one of these processes.
+`python -m troupellm.load_tests.gpu.checking TASK DEVICE` is one of these processes; a task is an operation, or a model
+behind `model:`.
 """
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 
+from troupellm.load_tests.gpu.models import write_model
 from troupellm.load_tests.kernels.checks import Check, check
 from troupellm.load_tests.peers.environments import TROUPE, environment_of, link_package
 
@@ -20,27 +23,41 @@ SECONDS = 180.0
 """For all of them together; who is not done by then is ended."""
 LARGEST = 1e9
 """What is written instead of infinity."""
+MODEL = "model:"
+BATCHES = (1, 32)
+"""That models run at; other sizes have the kernels of one of these."""
+
+Processes = Mapping[str, subprocess.Popen[str]]
 
 
-def check_all(
-    operations: Iterable[str], device: torch.device, folder: Path, seconds: float = SECONDS
-) -> dict[str, list[Check] | str]:
-    """By operation its cases, or in words why there are none.
+def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes:
+    """Start a process for each task.
 
     Args:
-        folder: where the processes find the package, and begin.
+        folder: where the processes find the package and the models, and begin.
     """
     environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1)
-    deadline = time.monotonic() + seconds
-    running = {
-        operation: subprocess.Popen(
-            [sys.executable, "-m", __name__, operation, device.type],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder,
+    return {
+        task: subprocess.Popen(
+            [sys.executable, "-m", __name__, task, device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment, cwd=folder,
         )
-        for operation in operations
+        for task in tasks
     }  # fmt: skip
+
+
+def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Processes:
+    """The same for models, whose folders are written first."""
+    for name in (names := tuple(names)):
+        write_model(name, folder)
+    return begin([MODEL + name for name in names], device, folder)
+
+
+def results(running: Processes, seconds: float = SECONDS) -> dict[str, list[Check] | str]:
+    """By task its cases, or in words why there are none. No process is left."""
+    deadline = time.monotonic() + seconds
     try:
-        return {operation: _found(process, deadline) for operation, process in running.items()}
+        return {task: _found(process, deadline) for task, process in running.items()}
     finally:
         for process in running.values():
             if process.poll() is None:
@@ -58,9 +75,22 @@ def _found(process: subprocess.Popen[str], deadline: float) -> list[Check] | str
     return msgspec.json.decode(printed.splitlines()[-1], type=list[Check])
 
 
+def _run_model(name: str, device: torch.device) -> None:
+    from troupellm.load_tests.gpu.engine import Models
+    from troupellm.load_tests.kernels.ceilings import Measured
+
+    models = Models(device, Measured(device="not measured", read=0.0, copy=0.0), Path.cwd())
+    for batch in BATCHES:
+        models.worker_step(name, batch)
+
+
 def main() -> None:
-    operation, device = sys.argv[1:]
-    found = check(operation, torch.device(device))
+    task, device = sys.argv[1:]
+    found: list[Check] = []
+    if task.startswith(MODEL):
+        _run_model(task.removeprefix(MODEL), torch.device(device))
+    else:
+        found = check(task, torch.device(device))
     told = [msgspec.structs.replace(one, error=min(one.error, LARGEST)) for one in found]
     print(msgspec.json.encode(told).decode())
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from troupellm.load_tests.gpu import attention, goals
-from troupellm.load_tests.gpu.checking import check_all
+from troupellm.load_tests.gpu.checking import begin, begin_models, results
 from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
 from troupellm.load_tests.gpu.goals import FIRST, GOALS, OWED, Result
 from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
@@ -25,6 +25,8 @@ from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import TroupeError
 
 CEILING_SECONDS = 0.3
+MODEL_SECONDS = 30.0
+"""For models whose kernels are not compiled yet when everything is checked."""
 LAST_SECONDS = 10.0
 """For the ceilings behind all goals."""
 
@@ -80,11 +82,15 @@ class Session:
     def check(self) -> bool:
         """Every operation's cases on the device, and attention at real shapes."""
         wrong = []
-        for operation, found in check_all(OPERATIONS, self._device, self._folder).items():
+        models = begin_models((SMALL, LARGE), self._device, self._folder)
+        for operation, found in results(begin(OPERATIONS, self._device, self._folder)).items():
             if isinstance(found, str):
                 wrong.append(f"{operation}: {found}"[:300])
             else:
                 wrong += [f"{one.operation} {one.case}: {one.error:.2g} times" for one in found if not one.right]
+        for model, found in results(models, MODEL_SECONDS).items():
+            if isinstance(found, str):
+                print(f"{model}: {found}", flush=True)  # whoever measures it says why
         with torch.inference_mode():
             errors = attention.largest_error(self._device)
         wrong += [

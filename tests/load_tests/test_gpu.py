@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +15,12 @@ import torch
 from packaging.requirements import Requirement
 
 from troupellm.load_tests.gpu import attention, engine, goals, session
-from troupellm.load_tests.gpu.checking import check_all
+from troupellm.load_tests.gpu.checking import begin, results
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import Check
+from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.load_tests.step.profile import Parts
@@ -171,22 +173,32 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_operations_are_checked_side_by_side(tmp_path: Path) -> None:
-    found = check_all(("silu_mul", "no_operation"), CPU, tmp_path)
+    found = results(begin(("silu_mul", "no_operation"), CPU, tmp_path))
     assert isinstance(found["silu_mul"], list)
     assert len(found["silu_mul"]) > 2
     assert all(one.right for one in found["silu_mul"])
     assert found["no_operation"] == "KeyError: 'no_operation'"
-    assert check_all(("silu_mul",), CPU, tmp_path, 0.0) == {"silu_mul": "it was not done in time"}
+    late = begin(("silu_mul",), CPU, tmp_path)
+    assert results(late, 0.0) == {"silu_mul": "it was not done in time"}
+    assert late["silu_mul"].returncode == -signal.SIGKILL
 
 
-def test_what_is_wrong_is_told_by_operation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_by_operation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     right, wrong = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
-    monkeypatch.setattr(session, "check_all", lambda *_: {"rope": [right, wrong], "linear": "it ended with 1"})
+    given = iter([{"rope": [right, wrong], "linear": "it ended with 1"}, {"model:qwen3-8b": "out of memory"}])
+    begun: list[object] = []
+    monkeypatch.setattr(session, "begin", lambda tasks, *_: begun.append(tuple(tasks)))
+    monkeypatch.setattr(session, "begin_models", lambda names, *_: begun.append(names))
+    monkeypatch.setattr(session, "results", lambda *_: next(given))
     monkeypatch.setattr(attention, "largest_error", lambda device: {"decode": 1.0, "prompt": 0.0})
     one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), 0.0)
     assert not one.check()
     told = json.loads((tmp_path / "result.json").read_text())["correctness"]["wrong"]
     assert told == ["rope two: 3 times", "linear: it ended with 1", "attention, decode: 1"]
+    assert begun == [(engine.SMALL, engine.LARGE), OPERATIONS]
+    assert "model:qwen3-8b: out of memory" in capsys.readouterr().out
 
 
 def test_a_bare_graph_is_what_the_tax_is_of() -> None:
