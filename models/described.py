@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling.logprobs import listed_logprobs, token_logprobs
+from troupellm.kernels.sampling.logprobs import chosen_logprobs, floored, listed_logprobs, token_logprobs
 from troupellm.kernels.sampling.truncate import Nucleus, thresholds
 from troupellm.models.row_options import RowOptions
 from troupellm.protocol.logprobs import LogprobsMode
@@ -77,6 +77,8 @@ class LogprobGroup:
         self._count = count
         self._listed = torch.tensor(listed, dtype=torch.int64, device=device) if listed else None
         self._device = device
+        self._alone = device.type != "cpu" and mode == "raw_logprobs" and not count and not listed
+        """As `models.cuda.choosing` describes such rows, to the bit: who else is in a step is not to be seen."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
         """Scores [members, vocab] as the model gave them; None where what is drawn from is wanted.
@@ -86,7 +88,7 @@ class LogprobGroup:
         """
         if self._processed:
             return None
-        if not self._normalised:
+        if not self._normalised or self._alone:
             return logits.index_select(0, self.index)
         everybody = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
         return (logits if everybody else logits.index_select(0, self.index)).log_softmax(-1)
@@ -112,6 +114,9 @@ class LogprobGroup:
         chosen = tokens[self.index]
         if self._listed is not None:
             return Described(self.members, *listed_logprobs(scores, chosen, self._listed))
+        if self._alone:
+            values, ranks = chosen_logprobs(scores, chosen)
+            return Described(self.members, chosen[:, None].to(torch.int32), floored(values)[:, None], ranks)
         return Described(self.members, *token_logprobs(scores, chosen, self._count))
 
     @cached_property

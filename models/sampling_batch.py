@@ -16,7 +16,7 @@ from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.models.described import logprob_groups
 from troupellm.models.row_options import RowOptions, valid_ids
 
-_SMALLEST_PENALTY = 1.2e-38
+SMALLEST_PENALTY = 1.2e-38
 """The least normal float32: a repetition penalty below it would round to 0 and make NaN of a masked logit."""
 
 
@@ -182,7 +182,7 @@ class SamplingBatch:
             return None
         states = [self.rows[i].state for i in members]
         prompts = [self.rows[i].prompt_tokens for i in members]
-        repetition = self._floats([max(state.repetition_penalty, _SMALLEST_PENALTY) for state in states])
+        repetition = self._floats([max(state.repetition_penalty, SMALLEST_PENALTY) for state in states])
         lengths = self._tensor([prompt.numel() for prompt in prompts])
         return Penalties(
             rows=tuple(members),

@@ -16,7 +16,8 @@ from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
 from troupellm.models.cuda.place import GpuPlace, find_device
-from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder

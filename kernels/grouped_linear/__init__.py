@@ -1,4 +1,9 @@
-"""Products of rows with a weight of their group each: what adapters (LoRA) of many requests need in one launch."""
+"""Products of rows with a weight of their group each: what adapters (LoRA) of many requests need in one launch.
+
+No layer calls it yet, since this worker refuses adapters (`models.row_table`); who brings them has the kernel, its
+definition and its tests. It is not for mixtures of experts: `kernels.fused_moe` has its products with gates and routing
+weights in them.
+"""
 
 import torch
 from torch import Tensor

@@ -7,20 +7,23 @@ without a compiler by oneDNN alone. All else by torch. Quantized weights have pa
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from troupellm.kernels.gelu_mul import gelu_mul
+from troupellm.kernels.gelu_mul import gelu_mul, gelu_mul_codes
 from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles
 from troupellm.kernels.linear.native import native_weight
 from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.quantized import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
+from troupellm.kernels.quantized.gpu import EightBitProduct
 from troupellm.kernels.rms_norm import rms_norm
-from troupellm.kernels.silu_mul import silu_mul
+from troupellm.kernels.silu_mul import silu_mul, silu_mul_codes
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
 _invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 
 
@@ -92,15 +95,35 @@ def best_rows(packed: PackedLinear, rows: int) -> int:
     return padded_rows(rows) if packed.onednn and not packed.takes(rows) and not packed.invariant else rows
 
 
-def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+class RowCodes(NamedTuple):
+    """Inputs [rows, in_features] in eight bits, for a product that would put them into these: one launch less on a GPU
+    where whoever makes them does."""
+
+    values: Tensor
+    scale: Tensor
+    """float32 [rows], see `kernels.row_codes`."""
+    dtype: torch.dtype
+    """Of what they stand for."""
+
+
+def code_type(packed: PackedLinear) -> torch.dtype | None:
+    """Of the `RowCodes` that `linear` takes; None where it takes none."""
+    return packed.fast.values.dtype if isinstance(packed.fast, EightBitProduct) else None
+
+
+def linear(x: Tensor | RowCodes, packed: PackedLinear) -> Tensor:
     """x @ weight.T + bias.
 
     Args:
-        x: [rows, in_features], the type of the weight, rows >= 1; the numbers of a row lie side by side.
+        x: [rows, in_features], the type of the weight, rows >= 1; the numbers of a row lie side by side. Or codes of
+            the type that `code_type` says.
 
     Returns:
         [rows, out_features], contiguous.
     """
+    if isinstance(x, RowCodes):
+        assert isinstance(packed.fast, EightBitProduct)
+        return packed.fast.of_codes(*x)
     if packed.native is not None and packed.takes(x.shape[0]):
         return packed.native.linear(x, None, 0.0, None, 1.0)
     if packed.invariant:
@@ -116,20 +139,29 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear) -> Te
 
 
 def gated_linear(
-    x: Tensor, packed: PackedLinear, activation: str, norm: Tensor | None = None, eps: float = 0.0
+    x: Tensor | RowCodes, packed: PackedLinear, activation: str, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """activation(first half) * second half of `linear`, behind a norm where one is given.
 
     Args:
+        x: as of `linear`; codes without a norm.
         activation: "silu" or "gelu_tanh".
 
     Returns:
         [rows, out_features / 2], contiguous.
     """
+    if isinstance(x, RowCodes):
+        return GATES[activation](linear(x, packed))
     if packed.native is not None and packed.native.gates and packed.takes(x.shape[0]):
         return packed.native.gated(x, norm, eps, activation)
     gate_up = linear(x, packed) if norm is None else norm_linear(x, norm, eps, packed)
     return GATES[activation](gate_up)
+
+
+def gated_codes(x: Tensor | RowCodes, packed: PackedLinear, activation: str, codes: torch.dtype) -> RowCodes:
+    """`gated_linear`, for a product that takes codes of that type."""
+    gate_up = linear(x, packed)
+    return RowCodes(*GATE_CODES[activation](gate_up, codes), gate_up.dtype)
 
 
 def linear_add(x: Tensor, packed: PackedLinear, residual: Tensor, factor: float = 1.0) -> None:

@@ -237,8 +237,8 @@ def launch(
 
 def rope_triton(x: Tensor, angles: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:
     """As `rope`: a launch without keys and values."""
-    nothing = x[:, :0]
-    return launch(x, nothing, nothing, None, None, 0.0, angles, (x, x), x[:0], interleaved=interleaved)
+    nothing, nowhere = x[:, :0], torch.empty(0, dtype=torch.int64, device=x.device)
+    return launch(x, nothing, nothing, None, None, 0.0, angles, (x, x), nowhere, interleaved=interleaved)
 
 
 def kv_write_triton(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, rows: Tensor) -> None:

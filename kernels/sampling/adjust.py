@@ -114,6 +114,40 @@ def penalize(
     logits.index_copy_(0, rows, torch.where(counts > 0, lowered, x))
 
 
+def tally(
+    texts: Tensor, slots: Tensor, skips: Tensor, prompts: Tensor, ends: Tensor, *, vocab: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """What `penalize` is to know of some rows, from what these say.
+
+    Args:
+        texts: int32 [slots, length]; token ids, and anything behind a row's end.
+        slots: int64 [n], where each row's text lies.
+        skips: int64 [n], how many of its first tokens are not looked at.
+        prompts: int64 [n], how many of its first tokens are its prompt.
+        ends: int64 [n], how many tokens it has.
+        longest: no row has more; at most `length`.
+
+    Returns:
+        counts int32 [n, vocab], how often each token was generated; seen int32 [n, ceil(vocab / 32)], packed as in
+        `keep_bits`: the prompt's tokens.
+    """
+    if texts.device.type == "cuda" and usable(texts.device):
+        from troupellm.kernels.sampling.triton_adjust import tally_triton
+
+        return tally_triton(texts, slots, skips, prompts, ends, vocab=vocab, longest=longest)
+    words = -(-vocab // 32)
+    said = texts[:, :longest].index_select(0, slots).long().clamp_(0, vocab - 1)
+    places = torch.arange(longest, device=texts.device)
+    there = (places >= skips[:, None]) & (places < ends[:, None])
+    prompt = places < prompts[:, None]
+    counts, found = (
+        torch.zeros(said.shape[0], width, dtype=torch.int32, device=texts.device).scatter_add_(1, said, kept.int())
+        for width, kept in ((vocab, there & ~prompt), (words * 32, there & prompt))
+    )
+    bits = (found > 0).view(-1, words, 32).int() << torch.arange(32, dtype=torch.int32, device=texts.device)
+    return counts, bits.sum(2, dtype=torch.int32)
+
+
 def unpacked(bits: Tensor, width: int) -> Tensor:
     """Packed bits int32 [n, words] as bool [n, width]."""
     places = torch.arange(32, dtype=torch.int32, device=bits.device)

@@ -30,7 +30,7 @@ def token_logprobs(logprobs: Tensor, chosen: Tensor, count: int) -> tuple[Tensor
     if count:
         top, top_ids = top_values(logprobs, count)
         values, ids = torch.cat((values, top), 1), torch.cat((ids, top_ids), 1)
-    return ids.to(torch.int32), values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR), ranks
+    return ids.to(torch.int32), floored(values), ranks
 
 
 def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,8 +49,12 @@ def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Ten
     values = scores.gather(1, ids)
     rising = scores.sort(-1).values
     ranks = scores.shape[1] + 1 - torch.searchsorted(rising, values, right=True)
-    floored = values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
-    return ids.to(torch.int32), floored, ranks[:, 0].to(torch.int32), ranks[:, 1:].to(torch.int32).contiguous()
+    return ids.to(torch.int32), floored(values), ranks[:, 0].to(torch.int32), ranks[:, 1:].to(torch.int32).contiguous()
+
+
+def floored(values: Tensor) -> Tensor:
+    """Log-probabilities as they are reported: none below the floor, which stands for what is no number, too."""
+    return values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
 
 
 def chosen_logprobs(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

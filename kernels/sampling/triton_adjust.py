@@ -11,6 +11,7 @@ from troupellm.kernels.sampling.triton_noise import accurate_log
 from troupellm.kernels.triton_support import Launch
 
 ADJUST = Launch(warps=4, stages=1, constants={"BLOCK": 1024})
+TALLY = Launch(warps=4, stages=1, constants={"BLOCK": 512})
 DESCRIBE = Launch(warps=8, stages=2, constants={"BLOCK": 2048})
 
 
@@ -34,18 +35,33 @@ def keep_bits_kernel(logits, rows, bits, width, row_stride, words, BLOCK: tl.con
 def penalize_kernel(
     logits, rows, counts, seen, repetition, frequency, presence, width, row_stride, words, BLOCK: tl.constexpr
 ):
-    """Penalties of BLOCK tokens of one row."""
+    """Penalties of BLOCK tokens of one row, to the bit as torch has them: rows change between its path and this one."""
     index, ids = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = ids < width
     place = logits + tl.load(rows + index).to(tl.int64) * row_stride + ids
     x = tl.load(place, there, 0.0)
     count = tl.load(counts + index * width + ids, there, 0)
     factor = tl.load(repetition + index)
-    repeated = tl.where(x > 0, x / factor, x * factor)
+    repeated = tl.where(x > 0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)
     repeated = tl.where(repeated > 3.4028234663852886e38, 3.4028234663852886e38, repeated)
     x = tl.where((count > 0) | bit_of(seen + index * words, ids, there), repeated, x)
     lowered = x - tl.load(frequency + index) * count.to(tl.float32) - tl.load(presence + index)
     tl.store(place, tl.where(count > 0, lowered, x), there)
+
+
+@triton.jit
+def tally_kernel(
+    texts, slots, skips, prompts, ends, counts, seen, length, vocab, words, BLOCK: tl.constexpr
+):  # fmt: skip
+    """BLOCK tokens of one row, added to what there is of others."""
+    index, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = (place >= tl.load(skips + index)) & (place < tl.load(ends + index))
+    prompt = place < tl.load(prompts + index)
+    token = tl.load(texts + tl.load(slots + index) * length + place, there, 0)
+    token = tl.minimum(tl.maximum(token, 0), vocab - 1)
+    one = tl.full([BLOCK], 1, tl.int32)
+    tl.atomic_add(counts + index * vocab + token, one, mask=there & (prompt == 0), sem="relaxed")
+    tl.atomic_or(seen + index * words + token // 32, one << (token % 32), mask=there & prompt, sem="relaxed")
 
 
 @triton.jit
@@ -89,8 +105,22 @@ def penalize_triton(
         grid = (rows.shape[0], triton.cdiv(logits.shape[1], ADJUST.constants["BLOCK"]))
         penalize_kernel[grid](
             logits, rows, counts, seen, repetition, frequency, presence, logits.shape[1], logits.stride(0),
-            seen.shape[1], **ADJUST.options,
+            seen.shape[1], enable_fp_fusion=False, **ADJUST.options,
         )  # fmt: skip
+
+
+def tally_triton(
+    texts: Tensor, slots: Tensor, skips: Tensor, prompts: Tensor, ends: Tensor, *, vocab: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """As `adjust.tally`; the texts' rows lie as far apart as they are long."""
+    rows, words = slots.shape[0], triton.cdiv(vocab, 32)
+    counts = torch.zeros(rows, vocab, dtype=torch.int32, device=texts.device)
+    seen = torch.zeros(rows, words, dtype=torch.int32, device=texts.device)
+    if rows and longest:
+        tally_kernel[(rows, triton.cdiv(longest, TALLY.constants["BLOCK"]))](
+            texts, slots, skips, prompts, ends, counts, seen, texts.stride(0), vocab, words, **TALLY.options
+        )
+    return counts, seen
 
 
 def chosen_logprobs_triton(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

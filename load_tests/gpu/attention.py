@@ -81,7 +81,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def drawing(device: torch.device, ceilings: Measured) -> Found:
-    """G15, of plain draws; top-k and top-p have no kernel of their own in this table yet."""
+    """G15."""
     shapes, found, details = (
         Shapes(SIZES["qwen3-8b"], device, torch.bfloat16, KILO),
         dict[str, float](),
@@ -90,8 +90,9 @@ def drawing(device: torch.device, ceilings: Measured) -> Found:
     for batch in (1, 256):
         draw = measure(next(shapes.works("sampling", batch)).run, device, SECONDS).median
         head = measure(list(shapes.works("linear", batch))[-1].run, device, SECONDS).median
-        found[f"plain, batch {batch}"] = draw / head
-        details[f"batch {batch}"] = {"draw us": draw * 1e6, "head us": head * 1e6}
+        cut = max(measure(work.run, device, SECONDS).median for work in shapes.works("truncated_sampling", batch))
+        found[f"plain, batch {batch}"], found[f"top-p, batch {batch}"] = draw / head, cut / head
+        details[f"batch {batch}"] = {"draw us": draw * 1e6, "top-p us": cut * 1e6, "head us": head * 1e6}
     return found, details
 
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from troupellm.load_tests.gpu.models import config_of, write_model
@@ -20,7 +21,7 @@ from troupellm.load_tests.roofline import (
     prefill_seconds,
     roof_frac,
 )
-from troupellm.load_tests.step.above import prompts_of, through_engine, through_http
+from troupellm.load_tests.step.above import WARM_UP_TOKENS, prompts_of, through_engine, through_http
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import Parts, parts_of
 from troupellm.protocol.config import EngineConfig
@@ -31,13 +32,27 @@ SMALL, LARGE, SPARSE = "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"
 SHORT = {SMALL: "0.6b", LARGE: "8b"}
 
 
+class WorkerStep(msgspec.Struct, frozen=True):
+    """Of a worker that does nothing but decode."""
+
+    seconds: float
+    parts: Parts
+    graph: float | None
+    """Seconds of the step's graph alone; None where it has none."""
+
+    @property
+    def bare(self) -> float:
+        """The least of it that can be timed."""
+        return self.seconds if self.graph is None else self.graph
+
+
 class Models:
     """Measures models on a device; engines and workers live for one measurement each, times are kept."""
 
     def __init__(self, device: torch.device, ceilings: Measured, folder: Path) -> None:
         self._device, self._ceilings, self._folder = device, ceilings, folder
         self._engine_seconds: dict[tuple[str, int, str], float] = {}
-        self._worker_seconds: dict[tuple[str, int], tuple[float, Parts]] = {}
+        self._worker_steps: dict[tuple[str, int], WorkerStep] = {}
 
     def _settings(self, batch: int, length: int, **more: Any) -> dict[str, Any]:
         return {
@@ -50,25 +65,29 @@ class Models:
             "max_num_batched_tokens": 8192,
             "max_model_len": length,
             "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
+            # The one that is measured: graphs of other sizes would be captured meanwhile.
+            **({"cudagraph_capture_sizes": (batch,)} if self._device.type == "cuda" else {}),
             **more,
         }
 
-    def worker_step(self, name: str, batch: int, context: int = CONTEXT, **more: Any) -> tuple[float, Parts]:
-        """Seconds of the worker's own step, and what it is made of."""
+    def worker_step(self, name: str, batch: int, context: int = CONTEXT, **more: Any) -> WorkerStep:
+        """The worker's own step, and what it is made of."""
         key = (name, batch)
-        if not more and context == CONTEXT and key in self._worker_seconds:
-            return self._worker_seconds[key]
+        if not more and context == CONTEXT and key in self._worker_steps:
+            return self._worker_steps[key]
         model, length = write_model(name, self._folder), context + 2 * STEPS + 32
         config = {"model": str(model), **self._settings(batch, length, **more)}
         worker = BareWorker(model, EngineConfig.from_flat(config))
         try:
             worker.fill(batch, context, 2 * STEPS)
-            found = worker.step_seconds(STEPS), parts_of(worker.decode, self._device)
+            seconds = worker.step_seconds(STEPS)
+            graph = worker.graph_seconds(STEPS)
+            found = WorkerStep(seconds, parts_of(worker.decode, self._device), graph)
         finally:
             worker.close()
             self._free()
         if not more and context == CONTEXT:
-            self._worker_seconds[key] = found
+            self._worker_steps[key] = found
         return found
 
     def engine_step(self, name: str, batch: int, quantization: str = "") -> float:
@@ -79,7 +98,8 @@ class Models:
             more = {"quantization": quantization} if quantization else {}
             settings = self._settings(batch, CONTEXT + steps + 8, **more)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
-            self._engine_seconds[key] = through_engine(write_model(name, self._folder), settings, prompts, steps)
+            model = write_model(name, self._folder)
+            self._engine_seconds[key] = through_engine(model, settings, prompts, steps, warm_up=WARM_UP_TOKENS)
             self._free()
         return self._engine_seconds[key]
 
@@ -103,23 +123,24 @@ class Models:
         return found, details
 
     def tax(self) -> Found:
-        """G5, of the worker's step, which has a little more in it than the bare graph."""
+        """G5."""
         found, details = dict[str, float](), dict[str, Any]()
         for name, short in SHORT.items():
-            seconds, parts = self.worker_step(name, 1)
-            roof = self._roofline(name, 1)
-            found[short] = kernel_tax_us(roof, seconds, parts.kernels)
-            details[short] = {"kernels": parts.kernels, "ms": seconds * 1e3, "roofline ms": roof * 1e3}
+            step, roof = self.worker_step(name, 1), self._roofline(name, 1)
+            found[short] = kernel_tax_us(roof, step.bare, step.parts.kernels)
+            details[short] = {
+                "kernels": step.parts.kernels, "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3,
+                "roofline ms": roof * 1e3,
+            }  # fmt: skip
         return found, details
 
     def above_the_worker(self) -> Found:
         """G13."""
         found, details = dict[str, float](), dict[str, Any]()
         for name, short in SHORT.items():
-            worker, _ = self.worker_step(name, 1)
-            engine = self.engine_step(name, 1)
-            found[f"{short} batch 1"] = engine / worker
-            details[short] = {"worker ms": worker * 1e3, "engine ms": engine * 1e3}
+            step, engine = self.worker_step(name, 1), self.engine_step(name, 1)
+            found[f"{short} batch 1"] = engine / step.bare
+            details[short] = {"ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "engine ms": engine * 1e3}
         return found, details
 
     def http(self) -> Found:
@@ -132,10 +153,10 @@ class Models:
                 sequences=batch, length=CONTEXT + steps + 8,
             )  # fmt: skip
             flags = ["--dtype", "bfloat16", "--device", "cuda", "--load-format", "dummy"]
-            flags += ["--max-num-queued-reqs", str(batch)]
+            flags += ["--max-num-queued-reqs", str(batch), "--cudagraph-capture-sizes", str(batch)]
             plan.command.extend(flags)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
-            seconds = through_http(plan, self._folder / "server.log", prompts, steps)
+            seconds = through_http(plan, self._folder / "server.log", prompts, steps, warm_up=WARM_UP_TOKENS)
             engine = self.engine_step(name, batch)
             found[f"{SHORT[name]} batch {batch}"] = engine / seconds
             details[SHORT[name]] = {"http ms": seconds * 1e3, "engine ms": engine * 1e3}
@@ -167,14 +188,14 @@ class Models:
 
     def invariant(self) -> Found:
         """G22."""
-        normal, _ = self.worker_step(LARGE, 32)
-        same, _ = self.worker_step(LARGE, 32, batch_invariant=True)
+        normal = self.worker_step(LARGE, 32).seconds
+        same = self.worker_step(LARGE, 32, batch_invariant=True).seconds
         return {"ratio": same / normal}, {"normal ms": normal * 1e3, "invariant ms": same * 1e3}
 
     def small_cache(self) -> Found:
         """G23."""
-        plain, _ = self.worker_step(LARGE, 32, 8192)
-        small, _ = self.worker_step(LARGE, 32, 8192, kv_cache_dtype="fp8")
+        plain = self.worker_step(LARGE, 32, 8192).seconds
+        small = self.worker_step(LARGE, 32, 8192, kv_cache_dtype="fp8").seconds
         return {"ratio": small / plain}, {"bf16 ms": plain * 1e3, "fp8 ms": small * 1e3}
 
     def cache_share(self) -> Found:

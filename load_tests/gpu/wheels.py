@@ -2,16 +2,21 @@
 
     python3 load_tests/gpu/wheels.py --folder .whl [--python 3.12] [PACKAGE ...]
 
-The default is what the engine needs beside torch, triton, transformers, anyio, httpx, numpy, safetensors, tokenizers,
-jinja2, prometheus-client, uvloop, tqdm and huggingface-hub. Standard library only.
+The default is what the engine needs beside `THERE`, with what these need themselves. Standard library only.
 """
 
 import argparse
 import subprocess
 import sys
 
+THERE = (
+    "torch", "triton", "transformers", "anyio", "httpx", "numpy", "safetensors", "tokenizers", "jinja2",
+    "prometheus-client", "uvloop", "tqdm", "huggingface-hub",
+)  # fmt: skip
+"""What a machine for training has."""
 PACKAGES = (
-    "msgspec", "hypercorn", "llguidance", "python-multipart", "h2", "hpack", "hyperframe", "priority", "wsproto",
+    "msgspec", "hypercorn", "llguidance", "python-multipart", "xxhash", "h2", "hpack", "hyperframe", "priority",
+    "wsproto",
 )  # fmt: skip
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5))
 

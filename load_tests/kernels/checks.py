@@ -11,24 +11,33 @@ from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pac
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
 from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
 from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
+from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grouped_linear
+from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
+from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
 from troupellm.kernels.linear import cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.paged_attention import cases as attention_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized import Int8Channel
+from troupellm.kernels.quantized import Fp8, Int8Channel
 from troupellm.kernels.rms_norm import add_rms_norm, cases as rms_norm_cases, rms_norm
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
 from troupellm.kernels.rope import cases as rope_cases, rope
 from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.sampling import draw
-from troupellm.kernels.sampling.cases import make_logits
-from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
+from troupellm.kernels.rope_kv_write import cases as rope_kv_write_cases, rope_kv_write
+from troupellm.kernels.rope_kv_write.reference import rope_kv_write_reference
+from troupellm.kernels.row_codes import cases as row_codes_cases, row_codes
+from troupellm.kernels.row_codes.reference import row_codes_reference
 from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
 from troupellm.kernels.silu_mul.reference import silu_mul_reference
+from troupellm.load_tests.kernels import sampling_checks
+from troupellm.load_tests.kernels.outcome import Outcome
 
-INT8_ERROR = 1e-2
-"""Of the largest number: inputs that lie between two steps may be rounded to either."""
+INT8_ERROR, FP8_ERROR = 1e-2, 6e-2
+"""Of the largest number: inputs that lie between two steps may be rounded to either. A GPU puts the inputs of e4m3 into
+that type as well."""
+CODES_ERROR, FP8_CODES_ERROR = 2e-2, 0.15
+"""Of the largest number: one step, where sums in another order move a number to the one beside it."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -40,27 +49,6 @@ class Check(msgspec.Struct, frozen=True):
     @property
     def right(self) -> bool:
         return self.error <= 1.0
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What a case gave, and what it should have; without a tolerance they are equal."""
-
-    case: str
-    got: Tensor
-    expected: Tensor
-    tolerance: float = 0.0
-    """Of one and of the number that is expected, added up; or of the largest number alone, see `by_largest`."""
-    by_largest: bool = False
-
-    def error(self) -> float:
-        got, expected = self.got.float().cpu(), self.expected.float().cpu()
-        if got.shape != expected.shape or not torch.equal(got.isnan(), expected.isnan()):
-            return float("inf")
-        got, expected = got.nan_to_num(), expected.nan_to_num()
-        if not self.tolerance:
-            return 0.0 if torch.equal(got, expected) else float("inf")
-        allowed = expected.abs().max() if self.by_largest else 1 + expected.abs()
-        return float(((got - expected).abs() / (self.tolerance * allowed)).max())
 
 
 def check(operation: str, device: torch.device) -> list[Check]:
@@ -163,19 +151,6 @@ def _on_device(
     return out
 
 
-def _sampling(device: str) -> Iterator[Outcome]:
-    """Every device draws the same tokens, which are those of the noise as it is defined."""
-    from troupellm.kernels.sampling.reference import log_exponential
-
-    for rows in (1, 3):
-        logits = make_logits(rows, 64, 3.0, 1)
-        keys = position_keys(torch.full((rows,), stream_key(7, 0)), torch.arange(rows))
-        noise = [[log_exponential(7, 0, 0, row, token) for token in range(64)] for row in range(rows)]
-        expected = (logits.double() - torch.tensor(noise, dtype=torch.float64)).argmax(dim=1)
-        got = draw(logits.to(device), keys.to(device), token_codes(64, torch.device(device)))
-        yield Outcome(f"{rows}_rows", got, expected)
-
-
 def _fused_moe(device: str) -> Iterator[Outcome]:
     for case in fused_moe_cases.CASES:
         inputs = fused_moe_cases.make_inputs(case, device, 1)
@@ -186,6 +161,52 @@ def _fused_moe(device: str) -> Iterator[Outcome]:
         experts = pack_experts(*stacks, case.swiglu, inputs.gate_up_bias, inputs.down_bias)
         got = fused_moe(inputs.x, weights, ids, experts)
         yield Outcome(case.name, got, expected, case.tolerance)
+
+
+def _linear_fp8(device: str) -> Iterator[Outcome]:
+    for case in linear_cases.CASES:
+        if case.dtype == torch.float32:
+            x, weight, bias = linear_cases.make_inputs(case, device, 1)
+            quantized = Fp8.quantize(weight)
+            got = linear(x, pack(quantized, bias))
+            yield Outcome(case.name, got, quantized.product(x, bias), FP8_ERROR, by_largest=True)
+
+
+def _rope_kv_write(device: str) -> Iterator[Outcome]:
+    """What a model's layers call, where `rope` and `kv_write` are parts of."""
+    allowed = {None: 0.0, torch.int8: CODES_ERROR, torch.float8_e4m3fn: FP8_CODES_ERROR}
+    for case in rope_kv_write_cases.CASES:
+        qkv, caches, rows, norms, angles = rope_kv_write_cases.make_inputs(case, device, 1)
+        wanted = (caches[0].clone(), caches[1].clone())
+        expected, got = (
+            function(qkv, case.heads, written, rows, norms=norms, angles=angles, interleaved=case.interleaved)
+            for function, written in ((rope_kv_write_reference, wanted), (rope_kv_write, caches))
+        )
+        yield Outcome(case.name, got, expected, case.tolerance)
+        for pair in zip(caches, wanted, strict=True):
+            held, kept = (decode(cache, torch.float32).view(-1, case.head_dim)[rows] for cache in pair)
+            tolerance = allowed[case.cache] or case.tolerance
+            yield Outcome(f"{case.name}, cache", held, kept, tolerance, by_largest=case.cache is not None)
+
+
+def _row_codes(device: str) -> Iterator[Outcome]:
+    for case in row_codes_cases.CASES:
+        x = row_codes_cases.make_inputs(case, device, 1)
+        got, expected = (
+            values.float() * scale[:, None]
+            for values, scale in (row_codes(x, case.codes), row_codes_reference(x, case.codes))
+        )
+        tolerance = CODES_ERROR if case.codes == torch.int8 else FP8_CODES_ERROR
+        yield Outcome(case.name, got, expected, tolerance, by_largest=True)
+
+
+def _grouped_linear(device: str) -> Iterator[Outcome]:
+    for case in grouped_linear_cases.CASES:
+        x, weights, rows, starts, out, scales = grouped_linear_cases.make_inputs(case, device, 1)
+        expected = out.clone()
+        grouped_linear_reference(x, weights, rows, starts, expected, scales=scales)
+        grouped_linear(x, weights, rows, starts, out, scales=scales)
+        yield Outcome(case.name, out, expected, case.tolerance)
 
 
 _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
@@ -199,6 +220,13 @@ _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "kv_write": _kv_write,
     "decode_attention": _attention,
     "prefill_attention": _attention,
-    "sampling": _sampling,
+    "sampling": sampling_checks.draws,
     "fused_moe": _fused_moe,
+    "linear_fp8": _linear_fp8,
+    "rope_kv_write": _rope_kv_write,
+    "row_codes": _row_codes,
+    "grouped_linear": _grouped_linear,
+    "truncated_sampling": sampling_checks.truncated_draws,
+    "penalties": sampling_checks.penalties,
+    "chosen_logprobs": sampling_checks.descriptions,
 }

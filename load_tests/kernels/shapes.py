@@ -14,7 +14,7 @@ from troupellm.kernels.kv_write import kv_rows, kv_write
 from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
-from troupellm.kernels.quantized import Int8Channel
+from troupellm.kernels.quantized import Fp8, Int8Channel
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
 from troupellm.kernels.rope import rope
 from troupellm.kernels.sampling import draw
@@ -51,24 +51,29 @@ class Shapes:
     def works(self, operation: str, batch: int) -> Iterator[Work]:
         makers: dict[str, Callable[[int], Iterator[Work]]] = {
             "linear": self._linear,
-            "linear_int8": self._linear_int8,
+            "linear_int8": lambda rows: self._eight_bits(rows, Int8Channel, "int8"),
             "rms_norm": self._rms_norm,
             "add_rms_norm": self._add_rms_norm,
             "rope": self._rope,
-            "silu_mul": lambda rows: self._rowwise("silu*up", silu_mul, rows, 2 * self.size.intermediate, 1.5),
-            "gelu_mul": lambda rows: self._rowwise("gelu*up", gelu_mul, rows, 2 * self.size.intermediate, 1.5),
+            "silu_mul": lambda rows: self.rowwise("silu*up", silu_mul, rows, 2 * self.size.intermediate, 1.5),
+            "gelu_mul": lambda rows: self.rowwise("gelu*up", gelu_mul, rows, 2 * self.size.intermediate, 1.5),
             "kv_write": self._kv_write,
             "decode_attention": self.decode_attention,
             "prefill_attention": self._prefill_attention,
             "sampling": self._sampling,
             "fused_moe": self._fused_moe,
+            "linear_fp8": lambda rows: self._eight_bits(rows, Fp8, "fp8"),
         }
-        return makers[operation](batch)
+        if operation in makers:
+            return makers[operation](batch)
+        from troupellm.load_tests.kernels.more_shapes import works  # which are made of what is here
 
-    def _random(self, *shape: int) -> Tensor:
+        return works(self, operation, batch)
+
+    def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=torch.float32).mul_(0.1).to(self.dtype)
 
-    def _copies(self, size: float) -> int:
+    def copies(self, size: float) -> int:
         return int(min(MOST_COPIES, max(1, -(-COLD_BYTES // size))))
 
     def _matrices(self) -> dict[str, tuple[int, int]]:
@@ -86,61 +91,62 @@ class Shapes:
     def _linear(self, batch: int) -> Iterator[Work]:
         for name, (rows, columns) in self._matrices().items():
             size = rows * columns * self.width
-            packed = [pack(self._random(rows, columns)) for _ in range(self._copies(size))]
+            packed = [pack(self.random(rows, columns)) for _ in range(self.copies(size))]
             yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, self.kind)
 
-    def _linear_int8(self, batch: int) -> Iterator[Work]:
+    def _eight_bits(self, batch: int, kind: type[Int8Channel | Fp8], rate: str) -> Iterator[Work]:
+        """rate: the ceiling of products that counts."""
         for name, (rows, columns) in self._matrices().items():
             size = rows * columns + 4 * rows
-            quantized = Int8Channel.quantize(self._random(rows, columns))
-            packed = [pack(quantized) for _ in range(self._copies(size))]
-            yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, "int8")
+            weights = [kind.quantize(self.random(rows, columns)) for _ in range(self.copies(size))]
+            packed = [pack(weight) for weight in weights]
+            yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, rate)
 
     def _product(self, name: str, packed: list[PackedLinear], batch: int, size: int, kind: str) -> Work:
         rows, columns = packed[0].out_features, packed[0].in_features
-        x = self._random(batch, columns)
+        x = self.random(batch, columns)
         traffic = size + batch * (rows + columns) * self.width
         flops = 2 * batch * rows * columns
         return Work(name, lambda number: linear(x, packed[number % len(packed)]), size=traffic, flops=flops, kind=kind)
 
-    def _rowwise(
+    def rowwise(
         self, name: str, run: Callable[[Tensor], Tensor], batch: int, columns: int, moved: float
     ) -> Iterator[Work]:  # fmt: skip
         """moved: how many times its input's size it reads and writes."""
         size = batch * columns * self.width
-        inputs = [self._random(batch, columns) for _ in range(self._copies(size))]
+        inputs = [self.random(batch, columns) for _ in range(self.copies(size))]
         yield Work(
             f"{name} {batch}x{columns}", lambda number: run(inputs[number % len(inputs)]), size=size * moved, flops=0.0,
             kind=self.kind,
         )  # fmt: skip
 
     def _rms_norm(self, batch: int) -> Iterator[Work]:
-        weight = self._random(self.size.hidden)
-        return self._rowwise("norm", lambda x: rms_norm(x, weight, 1e-6), batch, self.size.hidden, 2)
+        weight = self.random(self.size.hidden)
+        return self.rowwise("norm", lambda x: rms_norm(x, weight, 1e-6), batch, self.size.hidden, 2)
 
     def _add_rms_norm(self, batch: int) -> Iterator[Work]:
-        weight, residual = self._random(self.size.hidden), self._random(batch, self.size.hidden)
-        return self._rowwise("add+norm", lambda x: add_rms_norm(x, residual, weight, 1e-6), batch, self.size.hidden, 4)
+        weight, residual = self.random(self.size.hidden), self.random(batch, self.size.hidden)
+        return self.rowwise("add+norm", lambda x: add_rms_norm(x, residual, weight, 1e-6), batch, self.size.hidden, 4)
 
     def _rope(self, batch: int) -> Iterator[Work]:
         size = self.size
         angles = torch.rand(batch, 1, size.head_dim // 2, device=self.device) * 6.28
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         heads = size.heads + size.kv_heads
-        return self._rowwise(
+        return self.rowwise(
             "rope", lambda x: rope(x.view(batch, heads, size.head_dim), cos, sin), batch, heads * size.head_dim, 2
         )
 
-    def _caches(self, blocks: int) -> tuple[Tensor, Tensor]:
+    def caches(self, blocks: int) -> tuple[Tensor, Tensor]:
         shape = (blocks, self.size.kv_heads, BLOCK_SIZE, self.size.head_dim)
-        return self._random(*shape), self._random(*shape)
+        return self.random(*shape), self.random(*shape)
 
     def _kv_write(self, batch: int) -> Iterator[Work]:
         size = self.size
-        caches = self._caches(4 * batch + 4)
+        caches = self.caches(4 * batch + 4)
         slots = torch.randperm(caches[0].shape[0] * BLOCK_SIZE)[:batch].to(self.device)
         rows = kv_rows(slots, size.kv_heads, BLOCK_SIZE)
-        key, value = (self._random(batch, size.kv_heads, size.head_dim) for _ in range(2))
+        key, value = (self.random(batch, size.kv_heads, size.head_dim) for _ in range(2))
 
         def run(_: int) -> Tensor:
             kv_write(key, value, *caches, rows)
@@ -163,12 +169,12 @@ class Shapes:
         width = -(-max(lengths) // BLOCK_SIZE)
         needed = [-(-length // BLOCK_SIZE) for length in lengths]
         kv_bytes = 2 * sum(lengths) * size.kv_heads * size.head_dim * self.width
-        caches = [self._caches(sum(needed)) for _ in range(min(4, self._copies(kv_bytes)))]
+        caches = [self.caches(sum(needed)) for _ in range(min(4, self.copies(kv_bytes)))]
         order = np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
         tables = np.full((len(lengths), width), -1, dtype=np.int32)
         for row, (count, end) in enumerate(zip(needed, np.cumsum(needed).tolist(), strict=True)):
             tables[row, :count] = order[end - count : end]
-        query = self._random(sum(counts), size.heads, size.head_dim)
+        query = self.random(sum(counts), size.heads, size.head_dim)
         run = self._attend(query, caches, tables, np.asarray(starts), np.asarray(counts))
         pairs = sum(count * (start + (count + 1) / 2) for start, count in zip(starts, counts, strict=True))
         traffic = kv_bytes + 2 * query.numel() * self.width
@@ -199,7 +205,7 @@ class Shapes:
         """Plain draws: no list is sorted, and the noise is made on the way."""
         size = 4 * batch * self.size.vocab
         logits = [
-            torch.randn(batch, self.size.vocab, device=self.device) for _ in range(min(8, self._copies(size)))
+            torch.randn(batch, self.size.vocab, device=self.device) for _ in range(min(8, self.copies(size)))
         ]  # fmt: skip
         keys = position_keys(torch.full((batch,), stream_key(1, 0)), torch.arange(batch)).to(self.device)
         codes = token_codes(self.size.vocab, self.device)
@@ -214,9 +220,9 @@ class Shapes:
         if not size.experts:
             return
         inner = size.expert_intermediate
-        gate_up = [self._random(2 * inner, size.hidden) for _ in range(size.experts)]
-        experts = pack_experts(gate_up, [self._random(size.hidden, inner) for _ in range(size.experts)])
-        x, logits = self._random(batch, size.hidden), self._random(batch, size.experts)
+        gate_up = [self.random(2 * inner, size.hidden) for _ in range(size.experts)]
+        experts = pack_experts(gate_up, [self.random(size.hidden, inner) for _ in range(size.experts)])
+        x, logits = self.random(batch, size.hidden), self.random(batch, size.experts)
         weights, ids = route(logits, Routing(top_k=size.active_experts, renormalize=True))
         used, one = len(set(ids.flatten().tolist())), 3 * inner * size.hidden
         yield Work(

@@ -50,8 +50,9 @@ def environment_of(contestant: str, python: Path, link: Path, threads: int) -> d
     tools = f"{python.parent}{os.pathsep}{inherited.get('PATH', '')}"
     if contestant != TROUPE:  # which counts its threads itself, and may have parts of it elsewhere
         ours["OMP_NUM_THREADS"] = str(threads)
-    elif elsewhere := os.environ.get("PYTHONPATH"):
-        ours["PYTHONPATH"] = f"{link}{os.pathsep}{elsewhere}"
+    elif elsewhere := os.environ.get("PYTHONPATH"):  # which may be told from here: the process begins in another folder
+        parts = [os.path.abspath(part) for part in elsewhere.split(os.pathsep) if part]
+        ours["PYTHONPATH"] = os.pathsep.join((str(link), *parts))
     return {**inherited, **ours, "PATH": tools}
 
 

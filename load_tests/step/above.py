@@ -19,6 +19,9 @@ from troupellm.load_tests.serve.records import SampleRequest
 from troupellm.protocol.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0
+WARM_UP_PROMPT, WARM_UP_TOKENS = 8, 16
+"""Of one answer before the clock starts: on a GPU the graphs of one batch size are captured between its steps. Captures
+inside the steps that count would be most of their time."""
 Arrivals = list[tuple[float, int]]
 """When pieces of an answer came, and how many tokens each had."""
 
@@ -41,29 +44,38 @@ def steady_step_seconds(answers: Sequence[Arrivals]) -> float:
     return (end - begin) * len(answers) / tokens
 
 
-def through_engine(model: Path, settings: dict[str, Any], prompts: list[list[int]], steps: int) -> float:
-    """Embedded, the model on a thread, every reader woken at every step."""
+def through_engine(
+    model: Path, settings: dict[str, Any], prompts: list[list[int]], steps: int, *, warm_up: int = 0
+) -> float:
+    """Embedded, the model on a thread, every reader woken at every step.
+
+    Args:
+        warm_up: tokens of an answer before the others.
+    """
     from troupellm.actors.engine import Engine
 
     answers: list[Arrivals] = [[] for _ in prompts]
 
-    async def read(engine: Engine, index: int) -> None:
-        params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
-        async with engine.stream(prompts[index], params) as stream:
+    async def read(engine: Engine, prompt: list[int], tokens: int, answer: Arrivals) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        async with engine.stream(prompt, params) as stream:
             async for delta in stream:
-                answers[index].append((time.perf_counter(), len(delta.token_ids)))
+                answer.append((time.perf_counter(), len(delta.token_ids)))
 
     async def main() -> None:
-        async with Engine(model, **settings) as engine, anyio.create_task_group() as group:
-            for index in range(len(prompts)):
-                group.start_soon(read, engine, index)
+        async with Engine(model, **settings) as engine:
+            if warm_up:
+                await read(engine, prompts[0][:WARM_UP_PROMPT], warm_up, [])
+            async with anyio.create_task_group() as group:
+                for prompt, answer in zip(prompts, answers, strict=True):
+                    group.start_soon(read, engine, prompt, steps, answer)
 
     anyio.run(main)
     return steady_step_seconds(answers)
 
 
-def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], steps: int) -> float:
-    """`troupellm serve` as it comes, in processes of its own.
+def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], steps: int, *, warm_up: int = 0) -> float:
+    """`troupellm serve` as it comes, in processes of its own. Arguments as of `through_engine`.
 
     Raises:
         ContestantError: the server does not start, or a request fails.
@@ -71,6 +83,8 @@ def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], steps: i
     server = ServerProcess(plan, log)
     try:
         server.wait_ready(START_SECONDS)
+        if warm_up:
+            asyncio.run(_read_all(server, [prompts[0][:WARM_UP_PROMPT]], warm_up))
         answers = asyncio.run(_read_all(server, prompts, steps))
     finally:
         server.close()

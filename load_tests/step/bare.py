@@ -9,7 +9,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 
+from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
@@ -89,6 +91,14 @@ class BareWorker:
     def step_seconds(self, steps: int) -> float:
         """The median, after two steps that warm up."""
         return median(self.decode(steps + 2)[2:])
+
+    def graph_seconds(self, steps: int) -> float | None:
+        """Of the last step's CUDA graph alone, replayed again and again; None where steps have none."""
+        runner = self._worker.runner
+        if not isinstance(runner, CudaRunner) or not runner.graphs.replayed:
+            return None
+        with torch.inference_mode():
+            return runner.graphs.repeat(steps)
 
     def close(self) -> None:
         self._worker.close()

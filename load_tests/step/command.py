@@ -18,7 +18,7 @@ from troupellm.load_tests.peers.environments import link_package
 from troupellm.load_tests.peers.servers import ServerPlan, plan_server
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
-from troupellm.load_tests.step.above import prompts_of, through_engine, through_http
+from troupellm.load_tests.step.above import WARM_UP_TOKENS, prompts_of, through_engine, through_http
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of
 from troupellm.protocol.config import EngineConfig
@@ -34,10 +34,12 @@ class Row(msgspec.Struct, frozen=True):
     roofline: float
     seconds: dict[str, float]
     parts: Parts | None
+    graph: float | None = None
+    """Seconds of the worker's CUDA graph alone."""
 
     def report(self) -> dict[str, Any]:
         """What is derived from it."""
-        first = next(iter(self.seconds.values()))
+        first = self.graph or next(iter(self.seconds.values()))
         tax = kernel_tax_us(self.roofline, first, self.parts.kernels) if self.parts and self.parts.kernels else None
         return {
             **msgspec.to_builtins(self),
@@ -84,16 +86,19 @@ class StepBench:
         self.rows: list[Row] = []
 
     def measure(self, batch: int) -> Row:
-        seconds, parts = dict[str, float](), None
+        seconds, parts, graph = dict[str, float](), None, None
         if "worker" in self._args.levels:
-            seconds["worker"], parts = self._bare(batch)
+            seconds["worker"], parts, graph = self._bare(batch)
         prompts = prompts_of(batch, self._args.context, self._vocab)
         steps = self._args.steps + WARM_UP_STEPS + batch * self._args.context // 2048
+        warm_up = WARM_UP_TOKENS if self._device.type == "cuda" else 0
         if "engine" in self._args.levels:
-            seconds["engine"] = through_engine(self._model, self._settings(batch, steps), prompts, steps)
+            settings = self._settings(batch, steps)
+            seconds["engine"] = through_engine(self._model, settings, prompts, steps, warm_up=warm_up)
         if "http" in self._args.levels:
-            seconds["http"] = through_http(self._server(batch, steps), self._work / "server.log", prompts, steps)
-        return Row(batch, self.roofline(batch), seconds, parts)
+            log = self._work / "server.log"
+            seconds["http"] = through_http(self._server(batch, steps), log, prompts, steps, warm_up=warm_up)
+        return Row(batch, self.roofline(batch), seconds, parts, graph)
 
     def roofline(self, batch: int) -> float:
         width = 4.0 if self.dtype == "float32" else 2.0
@@ -119,17 +124,20 @@ class StepBench:
         }
         if self._device.type == "cpu":
             settings["num_threads"] = self._threads
+        else:  # the one that is measured: graphs of other sizes would be captured meanwhile
+            settings["cudagraph_capture_sizes"] = (batch,)
         if self._args.quantization:
             settings["quantization"] = self._args.quantization
         return settings
 
-    def _bare(self, batch: int) -> tuple[float, Parts]:
+    def _bare(self, batch: int) -> tuple[float, Parts, float | None]:
         steps = self._args.steps + PROFILED_STEPS + 8
         settings = self._settings(batch, steps)
         worker = BareWorker(self._model, EngineConfig.from_flat({"model": str(self._model), **settings}))
         try:
             worker.fill(batch, self._args.context, steps)
-            return worker.step_seconds(self._args.steps), parts_of(worker.decode, self._device)
+            seconds, graph = worker.step_seconds(self._args.steps), worker.graph_seconds(self._args.steps)
+            return seconds, parts_of(worker.decode, self._device), graph
         finally:
             worker.close()
 
@@ -141,6 +149,8 @@ class StepBench:
         )  # fmt: skip
         extra = ["--device", self._device.type, "--load-format", self._args.load_format]
         extra += ["--dtype", self.dtype, "--max-num-queued-reqs", str(batch)]
+        if self._device.type == "cuda":
+            extra += ["--cudagraph-capture-sizes", str(batch)]
         if self._args.quantization:
             extra += ["--quantization", self._args.quantization]
         return msgspec.structs.replace(plan, command=[*plan.command, *extra])
@@ -148,7 +158,7 @@ class StepBench:
 
 def heading(levels: list[str]) -> str:
     columns = "".join(f"{level + ' ms':>12}{'of roof':>9}{'tokens/s':>10}" for level in levels)
-    return f"{'batch':<7}{'roof ms':>9}{columns}{'kernels':>9}{'tax us':>8}{'outside':>9}{'us':>8}"
+    return f"{'batch':<7}{'roof ms':>9}{columns}{'kernels':>9}{'graph ms':>10}{'tax us':>8}{'outside':>9}{'us':>8}"
 
 
 def line(row: Row, levels: list[str]) -> str:
@@ -161,5 +171,6 @@ def line(row: Row, levels: list[str]) -> str:
     if row.parts is not None:
         tax = row.report()["kernel_tax_us"]
         spelt = "-" if tax is None else f"{tax:.2f}"
-        end = f"{row.parts.kernels:>9}{spelt:>8}{row.parts.outside:>9.1%}{row.parts.outside_us:>8.0f}"
+        graph = "-" if row.graph is None else f"{row.graph * 1e3:.3f}"
+        end = f"{row.parts.kernels:>9}{graph:>10}{spelt:>8}{row.parts.outside:>9.1%}{row.parts.outside_us:>8.0f}"
     return f"{row.batch:<7}{row.roofline * 1e3:>9.3f}{columns}{end}"

@@ -97,6 +97,11 @@ class DecodeGraphs:
         self._last = key
         return self._logits[: key.tokens], self._tapped[: key.tokens]
 
+    @property
+    def replayed(self) -> bool:
+        """Whether there is a step that `repeat` can compute again."""
+        return self._last is not None
+
     def repeat(self, times: int) -> float:
         """For benchmarks: seconds of the last step's graph alone, of `times` replays without anything between them.
         Each computes the same step again, and leaves what the step left.

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import BatchMaker, DeviceSpans, GroupPlanner
-from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, END, GREEDY, SLOT, SamplingColumns, choose
+from troupellm.models.cuda.choosing import Chooser, sampled_of
+from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, GREEDY, SamplingColumns
 from troupellm.models.cuda.device import Device
 from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey
-from troupellm.models.cuda.graphs import DecodeGraphs, write_tokens
+from troupellm.models.cuda.graphs import DecodeGraphs
 from troupellm.models.cuda.rows import DeviceRows
-from troupellm.models.cuda.staging import Results, Returned, Staging
+from troupellm.models.cuda.staging import Results, Staging
+from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.cuda.trees import device_trees, host_trees
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.filling import FilledLater
@@ -29,7 +31,6 @@ from troupellm.models.poison import Poison
 from troupellm.models.pooler import Pooler
 from troupellm.models.pooling_config import Activation
 from troupellm.models.runner import ModelRunner
-from troupellm.models.sampler import Sampled
 from troupellm.models.spans import NO_SPANS, Spans
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.models.speculation.transfer import to_device
@@ -41,32 +42,14 @@ from troupellm.protocol.worker import MOST_LAUNCHED, RowLogprobs, StepPlan, Step
 TURNS = MOST_LAUNCHED + 1
 
 
-@dataclass(slots=True)
-class LaunchedPlan:
-    """A ticket: a step that the device computes, or one that is done."""
-
-    plan: StepPlan
-    sampling: NDArray[np.bool_]
-    rows: tuple[int, ...]
-    """Those that sample."""
-    positions: tuple[int, ...]
-    returned: Returned | None
-    timings: StepTimings
-    result: StepResult | None = None
-
-    @property
-    def step(self) -> int:
-        """As of the plan."""
-        return self.plan.step
-
-
 class CudaRunner(ModelRunner):
     """Executes plans on a device. Calls come from one thread; up to two plans are under way.
 
-    A step whose rows all choose from their logits by temperature, min_p, top_k and top_p alone is launched without any
-    wait for the device. One with a row that needs more (penalties, masks, guides, plug-ins, log-probabilities, input
-    embeddings, pooling) is computed to its end when it is launched, and so is every step of a runner that speculates:
-    what is drafted next depends on what was kept. Steps of a handful of tokens per row have graphs there, too.
+    A step whose rows all choose from their logits by temperature, min_p, top_k, top_p and penalties, and are told of
+    no other tokens' log-probabilities, is launched without any wait for the device. One with a row that needs more
+    (masks, guides, plug-ins, input embeddings, pooling) is computed to its end when it is launched, and so is every
+    step of a runner that speculates: what is drafted next depends on what was kept. Steps of a handful of tokens per
+    row have graphs there, too.
     """
 
     def __init__(
@@ -107,7 +90,8 @@ class CudaRunner(ModelRunner):
         score = None if decoder.score is None else self._classify
         self.pooler = Pooler(head=score, activation=activation)
         self._columns = SamplingColumns()
-        self._codes = token_codes(decoder.config.vocab_size, device.torch_device)
+        codes = token_codes(decoder.config.vocab_size, device.torch_device)
+        self._chooser = Chooser(self._columns, codes, self.rows, self._staging)
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         self._under_way: deque[LaunchedPlan] = deque()
@@ -118,7 +102,7 @@ class CudaRunner(ModelRunner):
         self._pads = set(cache.layout.windows) == {None}
         """Rows with few tokens may be filled up: all that lies before these is there still."""
         self.graphs = DecodeGraphs(
-            device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, self._codes,
+            device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, codes,
             taps=taps,
         )  # fmt: skip
 
@@ -143,6 +127,8 @@ class CudaRunner(ModelRunner):
         self._staging.next_step()
         self._apply(plan)
         ticket = self._launched(plan, begin)
+        if ticket.returned is None:
+            ticket.done = self.device.record()
         self._under_way.append(ticket)
         return ticket
 
@@ -154,12 +140,12 @@ class CudaRunner(ModelRunner):
         """
         if not self._under_way or self._under_way[0] is not ticket:
             raise RuntimeError("tickets are collected in the order of their launches")
+        if ticket.done is not None:
+            ticket.done.wait()
         if ticket.result is None:
             assert ticket.returned is not None
-            tokens = torch.from_numpy(ticket.returned.wait())
-            peaks = torch.zeros(tokens.shape).masked_fill_(tokens < 0, torch.nan)
-            sampled = Sampled(tokens, ticket.rows, ticket.positions, peaks, (), {}, {})
-            ticket.result = step_result(ticket.plan, sampled, ticket.sampling, (), ticket.timings)
+            found = sampled_of(ticket.returned.wait(), ticket.rows, ticket.positions, ticket.described)
+            ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings)
         self._under_way.popleft()
         return ticket.result
 
@@ -181,34 +167,29 @@ class CudaRunner(ModelRunner):
         slots = whole.slots[sampling]
         kind = int(self._columns.kinds[slots].max(initial=GREEDY)) if slots.size else GREEDY
         alone = kind < ELSEWHERE and not self._described(whole) and not self._pooled(whole)
-        graph = self._graph(whole, sampling, kind)
+        chooses = self._chooser.takes(slots, kind)
+        graph = self._graph(whole, sampling, CUT if chooses else kind)
         positions = tuple(self.rows.lengths[slots].tolist())
         rows = tuple(row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples)
         if not alone:
             return self._at_once(plan, whole, sampling, ending, graph, rows, begin)
-        tokens: Tensor | None = None
+        numbers: Tensor | None = None
         if graph is not None:
-            columns, logits, tokens = self._replay(graph, whole)
-            if kind == CUT:  # instead of the likeliest, which the graph has appended
-                tokens = self._append_chosen(logits, columns, kind)
+            columns, logits, numbers = self._replay(graph, whole)
+            if chooses:  # instead of the likeliest, which the graph has appended
+                numbers = self._chooser.append(logits, columns, kind, slots)
         else:
             columns, hidden = self._eager(whole, sampling)
             if slots.size:
-                tokens = self._append_chosen(self.decoder.logits(hidden), columns, kind)
+                numbers = self._chooser.append(self.decoder.logits(hidden), columns, kind, slots)
         self.rows.advance(slots)
         seconds = StepTimings(prepare=perf_counter() - begin)
-        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds)
-        if tokens is None:  # chunks of prompts alone; nothing has to come back
+        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds, described=self._chooser.described(slots))
+        if numbers is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, sampling, (), seconds)
         else:
-            ticket.returned = self._results.fetch(tokens)
+            ticket.returned = self._results.fetch(numbers.flatten())
         return ticket
-
-    def _append_chosen(self, logits: Tensor, columns: Tensor, kind: int) -> Tensor:
-        """Choose tokens int64 [rows] on the device, and append them to the rows there."""
-        tokens = choose(logits, columns, self._codes, kind)
-        write_tokens(self.rows.tokens, columns[SLOT], columns[END], tokens)
-        return tokens
 
     def _graph(self, spans: Spans, sampling: NDArray[np.bool_], kind: int) -> GraphKey | None:
         """What the step can be replayed with, if it can: every row goes one token further. Captures what is missing."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.linear import linear, linear_add, norm_linear
+from troupellm.kernels.linear import RowCodes, code_type, linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.native import CELLS, NativeAttention, Turn, native_attention, takes_compiled
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
@@ -85,6 +85,7 @@ class Attention:
             )
         self.native = self._native(config, layer)
         """The compiled path for all that lies between the two products."""
+        self.codes = code_type(self.qkv)
         self.adds = self.qkv.fuses and self.out.fuses
         """Whether `attended` and `add` are worth it."""
 
@@ -93,9 +94,10 @@ class Attention:
         return linear_kernel.best_rows(self.qkv, tokens)
 
     def __call__(
-        self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
-    ) -> Tensor:
-        """As `SelfAttention`."""
+        self, hidden: Tensor | RowCodes, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """As `SelfAttention`; `hidden` may be of the type `codes`."""
         return linear(self._mixed(linear(hidden, self.qkv), batch, angles, cache, keep), self.out)
 
     def attended(

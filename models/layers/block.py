@@ -1,9 +1,11 @@
 """One layer of a decoder."""
 
+import torch
 from torch import Tensor
 
 from troupellm.kernels.decoder_layers import LayerParts
-from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
+from troupellm.kernels.linear import RowCodes
+from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_codes
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
@@ -70,16 +72,14 @@ class DecoderLayer:
             self._adding_attention.add(attended, residual, self.multiplier)
             update = None
         else:
-            hidden = self._added(update, residual, self.before_attention)
-            attended = self.attention(hidden, batch, angles, cache, keep)
+            attended = self._attended(update, residual, batch, angles, cache, keep)
             update = self._weighed(attended, self.after_attention)
             residual = residual if keep is None else residual[keep]
         if self._adding_feed_forward is not None:
             residual = _sum(update, residual)
             self._adding_feed_forward.add(residual, self.before_feed_forward, self.eps, self.multiplier)
             return None, residual
-        hidden = self._added(update, residual, self.before_feed_forward)
-        return self._weighed(self.feed_forward(hidden, tokens), self.after_feed_forward), residual
+        return self._weighed(self._fed(update, residual, tokens), self.after_feed_forward), residual
 
     def parts(self, rotation: int | None) -> LayerParts | None:
         """What compiled code computes all layers of a step from; None where this one is otherwise made.
@@ -96,6 +96,27 @@ class DecoderLayer:
             gate_up=feed_forward.gate_up, down=feed_forward.down, activation=feed_forward.activation, eps=self.eps,
             multiplier=self.multiplier,
         )  # fmt: skip
+
+    def _attended(
+        self, update: Tensor | None, residual: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        part, norm = self.attention, self.before_attention
+        if isinstance(part, Attention) and part.codes is not None and norm is not None:
+            return part(self._codes(update, residual, norm, part.codes), batch, angles, cache, keep)
+        return part(self._added(update, residual, norm), batch, angles, cache, keep)
+
+    def _fed(self, update: Tensor | None, residual: Tensor, tokens: int) -> Tensor:
+        part, norm = self.feed_forward, self.before_feed_forward
+        if isinstance(part, FeedForward) and part.codes is not None and norm is not None:
+            return part(self._codes(update, residual, norm, part.codes), tokens)
+        return part(self._added(update, residual, norm), tokens)
+
+    def _codes(self, update: Tensor | None, residual: Tensor, norm: Tensor, codes: torch.dtype) -> RowCodes:
+        """As `_added`, for a product that puts its inputs into eight bits."""
+        if update is None:
+            return RowCodes(*rms_norm_codes(residual, norm, self.eps, codes), residual.dtype)
+        return RowCodes(*rms_norm_codes(update, norm, self.eps, codes, residual=residual), residual.dtype)
 
     def _added(self, update: Tensor | None, residual: Tensor, norm: Tensor | None) -> Tensor:
         """The residual with the update in it, which is written back, behind the norm where there is one."""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from troupellm.kernels.linear import gated_linear, linear, linear_add
+from troupellm.kernels.linear import RowCodes, code_type, gated_codes, gated_linear, linear, linear_add
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
@@ -40,9 +40,12 @@ class FeedForward:
 
         self.adds = self.gate_up.fuses and self.down.fuses
         """Whether `add` is worth it."""
+        self.codes, self._between = code_type(self.gate_up), code_type(self.down)
 
-    def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
-        """As `FeedForwardPart`."""
+    def __call__(self, hidden: Tensor | RowCodes, tokens: int) -> Tensor:
+        """As `FeedForwardPart`; `hidden` may be of the type `codes`."""
+        if self._between is not None:
+            return linear(gated_codes(hidden, self.gate_up, self.activation, self._between), self.down)
         return linear(gated_linear(hidden, self.gate_up, self.activation), self.down)
 
     def add(self, residual: Tensor, norm: Tensor | None, eps: float, factor: float) -> None:

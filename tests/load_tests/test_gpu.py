@@ -2,21 +2,32 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from troupellm.load_tests.gpu import attention, engine, goals, session
+from troupellm.load_tests.gpu.checking import begin, results
 from troupellm.load_tests.gpu.models import config_of, write_model
-from troupellm.load_tests.gpu.wheels import command
+from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
 from troupellm.load_tests.kernels.ceilings import Measured
+from troupellm.load_tests.kernels.checks import Check
+from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import SIZES, ModelSize
+from troupellm.load_tests.step.profile import Parts
+from troupellm.models.cuda.dispatcher import BETWEEN_CAPTURES
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
+from troupellm.protocol.config import EngineConfig
 
 CPU = torch.device("cpu")
 CEILINGS = Measured(device="made up", read=1e12, copy=1e12, gemm_float32=1e14, gemm_bfloat16=1e14)
@@ -100,6 +111,8 @@ def test_what_refuses_by_name_is_skipped_by_name(models: engine.Models, tmp_path
     assert "not measured here" in one._pursued("G20", None).skipped
     late = session.Session(CPU, tmp_path, None, 0.0)._pursued("G3", lambda: ({}, {}))
     assert "are left" in late.skipped
+    soon = time.monotonic() + goals.GOALS["G3"].seconds + session.LAST_SECONDS / 2  # the last ceilings need theirs, too
+    assert "are left" in session.Session(CPU, tmp_path, None, soon)._pursued("G3", lambda: ({}, {})).skipped
 
 
 def test_the_script_starts_anywhere_and_says_that_there_is_no_device(tmp_path: Path) -> None:
@@ -132,6 +145,66 @@ def test_wheels_are_of_the_other_machine() -> None:
     assert told[-1] == "msgspec"
     assert json.dumps(told).count("manylinux_2_28_x86_64") == 1
     assert told[told.index("--python-version") + 1] == "3.12"
+
+
+def test_wheels_are_all_that_the_other_machine_lacks() -> None:
+    written = tomllib.loads((Path(session.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {Requirement(line).name for line in written["project"]["dependencies"]}
+    assert needed <= {*THERE, *PACKAGES}
+    assert not set(THERE) & set(PACKAGES)
+
+
+def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And before the steps that count: a capture takes as long as dozens of them."""
+    asked: list[dict[str, Any]] = []
+
+    def through(model: Path, settings: dict[str, Any], *_: object, **more: Any) -> float:
+        asked.append(settings | more)
+        return 1.0
+
+    monkeypatch.setattr(engine, "through_engine", through)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    engine.Models(torch.device("cuda"), CEILINGS, tmp_path).engine_step(engine.LARGE, 32)
+    engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
+    assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
+    assert all(one["warm_up"] >= 2 * BETWEEN_CAPTURES for one in asked)
+    EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
+
+
+@pytest.mark.slow
+def test_operations_are_checked_side_by_side(tmp_path: Path) -> None:
+    found = results(begin(("silu_mul", "no_operation"), CPU, tmp_path))
+    assert isinstance(found["silu_mul"], list)
+    assert len(found["silu_mul"]) > 2
+    assert all(one.right for one in found["silu_mul"])
+    assert found["no_operation"] == "KeyError: 'no_operation'"
+    late = begin(("silu_mul",), CPU, tmp_path)
+    assert results(late, 0.0) == {"silu_mul": "it was not done in time"}
+    assert late["silu_mul"].returncode == -signal.SIGKILL
+
+
+def test_what_is_wrong_is_told_by_operation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, wrong = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
+    given = iter([{"rope": [right, wrong], "linear": "it ended with 1"}, {"model:qwen3-8b": "out of memory"}])
+    begun: list[object] = []
+    monkeypatch.setattr(session, "begin", lambda tasks, *_: begun.append(tuple(tasks)))
+    monkeypatch.setattr(session, "begin_models", lambda names, *_: begun.append(names))
+    monkeypatch.setattr(session, "results", lambda *_: next(given))
+    monkeypatch.setattr(attention, "largest_error", lambda device: {"decode": 1.0, "prompt": 0.0})
+    one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), 0.0)
+    assert not one.check()
+    told = json.loads((tmp_path / "result.json").read_text())["correctness"]["wrong"]
+    assert told == ["rope two: 3 times", "linear: it ended with 1", "attention, decode: 1"]
+    assert begun == [(engine.SMALL, engine.LARGE), OPERATIONS]
+    assert "model:qwen3-8b: out of memory" in capsys.readouterr().out
+
+
+def test_a_bare_graph_is_what_the_tax_is_of() -> None:
+    step = engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), 2e-3)
+    assert step.bare == 2e-3
+    assert engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), None).bare == 3e-3
 
 
 def test_a_session_without_a_number_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

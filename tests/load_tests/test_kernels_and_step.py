@@ -18,14 +18,15 @@ from troupellm.kernels import decoder_layers
 from troupellm.load_tests import cli
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
-from troupellm.load_tests.kernels.checks import Outcome, check
+from troupellm.load_tests.kernels.checks import check
 from troupellm.load_tests.kernels.command import measured, size_of
 from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
+from troupellm.load_tests.kernels.outcome import Outcome
 from troupellm.load_tests.kernels.shapes import Shapes, Work
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
-from troupellm.load_tests.step.command import Row
+from troupellm.load_tests.step.command import Row, line
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of_steps, recorded_steps
 from troupellm.protocol.config import EngineConfig
 
@@ -128,6 +129,9 @@ def test_what_a_row_reports() -> None:
     assert report["roof_frac"] == {"worker": 0.5, "engine": 0.25}
     assert report["kernel_tax_us"] == pytest.approx(10.0)
     assert report["tokens_per_s"] == {"worker": 2000.0, "engine": 1000.0}
+    with_graph = Row(4, 1e-3, {"worker": 2e-3}, Parts(100, 0.0, 0.0), graph=1.5e-3)
+    assert with_graph.report()["kernel_tax_us"] == pytest.approx(5.0)
+    assert "1.500" in line(with_graph, ["worker"])
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
 def test_only_ours_keeps_what_python_was_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     paths = [environment_of(who, tmp_path / "python", tmp_path, 2)["PYTHONPATH"] for who in ("troupellm", "vllm")]
-    assert paths == [f"{tmp_path}{os.pathsep}elsewhere", str(tmp_path)]
+    assert paths == [f"{tmp_path}{os.pathsep}{Path('elsewhere').absolute()}", str(tmp_path)]
     assert environment_of(name, tmp_path / "python", tmp_path, 2)["OMP_NUM_THREADS"] == "2"
 
 

@@ -15,7 +15,8 @@ from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from tests.support.tensor_attention import plan_tensors
 from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.cuda.dispatcher import GraphKey
-from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
@@ -156,7 +157,7 @@ def test_sampling(llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[
 def test_a_demanding_row_that_leaves_lets_the_others_go_ahead_again(llama: Pair) -> None:
     told = script(llama)
     told.add(0, make_prompt(6))
-    told.add(1, make_prompt(7), repetition_penalty=1.5)
+    told.add(1, make_prompt(7), logit_bias=((7, 5.0),))
     told.step({0: 6, 1: 7})
     told.decode(0, 1, steps=2)
     told.step({0: 1}, retired=(1,))

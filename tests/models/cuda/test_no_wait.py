@@ -12,10 +12,12 @@ from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.checkpoint import RandomWeights
 from troupellm.models.cuda.batch import BatchMaker, DeviceSpans
+from troupellm.models.cuda.choosing import pairs
 from troupellm.models.cuda.columns import CUT, DRAWN, GREEDY, WIDTH, choose
 from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.graphs import DecodeGraphs
+from troupellm.models.cuda.penalties import FACTORS, penalize_rows
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Staging
 from troupellm.models.cuda.weights import OnDevice
@@ -87,6 +89,14 @@ def test_a_mixed_step(config: DecoderConfig) -> None:
     assert (logits.shape, logits.device.type) == ((2, VOCAB), "meta")
     tokens = choose(logits, numbers(WIDTH, 2), token_codes(VOCAB, META), CUT)
     assert (tokens.shape, tokens.device.type) == ((2,), "meta")
+
+
+def test_rows_that_look_back() -> None:
+    logits, texts = torch.zeros(3, VOCAB, device=META), torch.zeros(8, LENGTH, dtype=torch.int32, device=META)
+    sound = penalize_rows(logits, torch.zeros(FACTORS + 2, 2, dtype=torch.int64, device=META), texts, LENGTH)
+    assert (sound.shape, sound.device.type) == ((3,), "meta")
+    told = pairs(logits, torch.zeros(3, dtype=torch.int64, device=META))
+    assert (told.shape, told.dtype, told.device.type) == ((3,), torch.int64, "meta")
 
 
 @pytest.mark.parametrize("kind", [GREEDY, DRAWN, CUT])

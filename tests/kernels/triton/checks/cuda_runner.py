@@ -4,18 +4,22 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
 from troupellm.kernels.triton_support import check_device
 from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.cuda import choosing, penalties
 from troupellm.models.cuda.batch import triton_planner
 from troupellm.models.cuda.device import CpuDevice, CudaDevice
 from troupellm.models.cuda.dispatcher import GraphKey
-from troupellm.models.cuda.runner import CudaRunner, LaunchedPlan
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
@@ -56,9 +60,9 @@ def told(pair: Pair, steps: int) -> Script:
     script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
     script.add(0, make_prompt(21))
     script.step({0: 13})
-    script.add(1, make_prompt(5, 1), temperature=0.8, seed=4)
+    script.add(1, make_prompt(5, 1), temperature=0.8, seed=4, presence_penalty=0.2)
     script.step({0: 8, 1: 5})
-    script.add(2, make_prompt(30, 2), temperature=1.1, seed=9, top_k=9, top_p=0.8)
+    script.add(2, make_prompt(30, 2), temperature=1.1, seed=9, top_k=9, top_p=0.8, logprobs=0)
     script.step({0: 1, 2: 30, 1: 1})
     script.decode(2, 0, 1, steps=steps)
     script.decode(1, 2, steps=1)
@@ -71,6 +75,27 @@ def test_plans(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     script = told(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
+
+
+@pytest.mark.slow
+def test_rows_that_look_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties and log-probabilities of what is said, by their kernels."""
+    monkeypatch.setattr(penalties, "penalize", penalize_triton)
+    monkeypatch.setattr(penalties, "tally", tally_triton)
+    monkeypatch.setattr(choosing, "chosen_logprobs", chosen_logprobs_triton)
+    pair = Pair(tmp_path, FAMILIES["qwen3"]())
+    script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
+    script.add(0, make_prompt(21), repetition_penalty=1.4, logprobs=0)
+    script.add(1, make_prompt(5, 1), temperature=0.8, seed=4, frequency_penalty=0.5, presence_penalty=0.3)
+    script.step({0: 21, 1: 5})
+    script.decode(0, 1, steps=4)
+    made = runner(pair, (2,))
+    for plan, expected in zip(script.plans, script.results, strict=True):
+        got = made.run(plan)
+        assert got.tokens == expected.tokens
+        assert [entry.ranks for entry in got.logprobs] == [entry.ranks for entry in expected.logprobs]
+        values = [np.frombuffer(found.logprobs[0].logprobs, np.float32) for found in (got, expected)]
+        np.testing.assert_allclose(*values, atol=1e-3)
 
 
 @pytest.mark.slow

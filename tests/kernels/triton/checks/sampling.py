@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from troupellm.kernels.sampling import draw, thresholds
-from troupellm.kernels.sampling.adjust import keep_bits, penalize
+from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
-from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, keep_bits_triton, penalize_triton
+from troupellm.kernels.sampling.triton_adjust import (
+    chosen_logprobs_triton,
+    keep_bits_triton,
+    penalize_triton,
+    tally_triton,
+)
 from troupellm.kernels.sampling.triton_draw import best_triton, draw_truncated_triton
 from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.kernels.triton_support import check_device
@@ -113,6 +118,23 @@ def test_a_mask_of_bits() -> None:
     assert not logits[0].isinf().any()
 
 
+@pytest.mark.parametrize("vocab", [70, pytest.param(64, marks=pytest.mark.slow)])
+def test_what_is_said_is_counted(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(8)
+    texts = torch.randint(-2, vocab + 2, (5, 700), generator=generator, dtype=torch.int32)
+    texts[1, :] = 3  # one token again and again
+    slots, skips, prompts, ends = (
+        torch.tensor(part) for part in ([4, 1, 0, 2], [0, 0, 30, 0], [10, 0, 30, 600], [11, 690, 31, 600])
+    )
+    expected = tally(texts, slots, skips, prompts, ends, vocab=vocab, longest=690)
+    given = (part.to(DEVICE) for part in (texts, slots, skips, prompts, ends))
+    got = tally_triton(*given, vocab=vocab, longest=690)
+    for mine, wanted in zip(got, expected, strict=True):
+        assert mine.dtype == torch.int32
+        assert torch.equal(mine.cpu(), wanted)
+    assert expected[0].sum(1).tolist() == [1, 690, 1, 0]
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_penalties() -> None:
     generator, logits, rows = torch.Generator().manual_seed(5), make_logits(4, 1500, 1.0, 6), torch.tensor([0, 3])
@@ -122,7 +144,7 @@ def test_penalties() -> None:
     options = torch.tensor([[1.3, 0.4], [0.7, -0.5], [1.5, 0.0]])
     penalize_triton(got, *(part.to(DEVICE) for part in (rows, counts, seen, *options)))
     penalize(logits, rows, counts, seen, *options)
-    torch.testing.assert_close(got.cpu(), logits, atol=1e-6, rtol=1e-6)
+    assert torch.equal(got.cpu(), logits)
 
 
 @pytest.mark.parametrize("vocab", [2500, pytest.param(10_000, marks=pytest.mark.slow)])

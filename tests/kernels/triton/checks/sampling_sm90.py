@@ -7,9 +7,11 @@ import pytest
 from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
     DESCRIBE,
+    TALLY,
     describe_kernel,
     keep_bits_kernel,
     penalize_kernel,
+    tally_kernel,
 )
 from troupellm.kernels.sampling.triton_draw import (
     MERGE,
@@ -27,8 +29,8 @@ TYPES = {
     **dict.fromkeys(("logits", "values", "scaled", "thresholds", "part_values", "out_values", "least_of"), "*fp32"),
     **dict.fromkeys(("repetition", "frequency", "presence"), "*fp32"),
     **dict.fromkeys(("keys", "codes", "part_ids", "bits", "counts", "seen", "ranks"), "*i32"),
-    **dict.fromkeys(("out", "rows", "chosen", "top_k"), "*i64"), "top_p": "*fp64",
-    **dict.fromkeys(("width", "row_stride", "pieces", "words"), "i32"),
+    **dict.fromkeys(("out", "rows", "chosen", "top_k", "slots", "skips", "prompts", "ends"), "*i64"), "top_p": "*fp64",
+    **dict.fromkeys(("width", "row_stride", "pieces", "words", "vocab"), "i32"), "texts": "*i32", "length": "i32:1",
 }  # fmt: skip
 
 
@@ -55,4 +57,5 @@ def test_whole_rows() -> None:
 def test_adjustments() -> None:
     check(keep_bits_kernel, ADJUST)
     check(penalize_kernel, ADJUST)
+    check(tally_kernel, TALLY)
     check(describe_kernel, DESCRIBE, out="*fp32")

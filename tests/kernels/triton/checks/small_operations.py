@@ -1,6 +1,6 @@
 """Norms, gates, rows in eight bits and what lies before attention, against the references, over memory of NaN."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from troupellm.kernels.rms_norm.reference import rms_norm_reference
 from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
 from troupellm.kernels.rope import cases as rotation_cases
 from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.rope_kv_write import cases as rope_cases
+from troupellm.kernels.rope_kv_write import cases as rope_cases, triton_rope
 from troupellm.kernels.rope_kv_write.reference import rope_kv_write_reference
 from troupellm.kernels.rope_kv_write.triton_rope import kv_write_triton, rope_kv_write_triton, rope_triton
 from troupellm.kernels.row_codes import cases as code_cases
@@ -139,6 +139,20 @@ def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
     same_codes(
         gate_codes_triton(between_nan(gate_up), activation, codes), row_codes_reference(reference(gate_up), codes)
     )
+
+
+def test_rotation_alone_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What names rows of a cache is whole numbers even where nothing is written: compiled code adds it to pointers."""
+    given: list[tuple] = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **options: given.append(arguments)
+
+    monkeypatch.setattr(triton_rope, "rope_kv_write_kernel", Recorder())
+    x, angles = torch.zeros(2, 3, 8, dtype=torch.bfloat16, device=DEVICE), torch.zeros(2, 1, 4, device=DEVICE)
+    rope_triton(x, (angles, angles), interleaved=False)
+    assert given[0][7].dtype == torch.int64
 
 
 @pytest.mark.parametrize("case", quick(rope_cases.CASES, "int8"))

@@ -30,7 +30,8 @@ def norm(size: int, out: str = "*bf16", *, residual: bool = True, offset: bool =
     check(rms_norm_kernel, arguments, norm_launch(size), {"OFFSET": offset, **dict.fromkeys(missing)})
 
 
-def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, normed: bool = True) -> None:
+def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, normed: bool = True,
+          queries: int = 32, kv: int = 8) -> None:  # fmt: skip
     strides = ("query_stride", "query_head", "key_stride", "key_head", "value_stride", "value_head", "angle_stride")
     arguments = {
         **dict.fromkeys(("query", "key", "value", "query_norm", "key_norm", "cos", "sin", "out"), "*bf16"),
@@ -39,7 +40,7 @@ def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, no
         "eps": "fp32",
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": half, "INTERLEAVED": interleaved,
+        "HEADS": queries, "KV_HEADS": kv, "HEAD_DIM": 128, "HALF": half, "INTERLEAVED": interleaved,
         "ROW": 132 if cache == "*i8" else 128,
     }  # fmt: skip
     missing = ([] if normed else ["query_norm", "key_norm"]) + (
@@ -72,6 +73,12 @@ def test_more_heads(cache: str) -> None:
     heads(cache, half=32)
     heads(cache, half=0, normed=False)
     heads(cache, interleaved=True)
+
+
+@pytest.mark.slow
+def test_rotation_alone_and_writing_alone() -> None:
+    heads(normed=False, kv=0)
+    heads(half=0, normed=False, queries=0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,99 @@
+"""Every operation's cases on the device, each operation in a process of its own: kernels are compiled on all cores at
+once, which is most of what the cases take, and what breaks one operation's context leaves the others theirs. Beside
+them the models of the first goals run some steps, so that their kernels are compiled by then, too.
+
+`python -m troupellm.load_tests.gpu.checking TASK DEVICE` is one of these processes; a task is an operation, or a model
+behind `model:`.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+
+from troupellm.load_tests.gpu.models import write_model
+from troupellm.load_tests.kernels.checks import Check, check
+from troupellm.load_tests.peers.environments import TROUPE, environment_of, link_package
+
+SECONDS = 180.0
+"""For all of them together; who is not done by then is ended."""
+LARGEST = 1e9
+"""What is written instead of infinity."""
+MODEL = "model:"
+BATCHES = (1, 32)
+"""That models run at; other sizes have the kernels of one of these."""
+
+Processes = Mapping[str, subprocess.Popen[str]]
+
+
+def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes:
+    """Start a process for each task.
+
+    Args:
+        folder: where the processes find the package and the models, and begin.
+    """
+    environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1)
+    return {
+        task: subprocess.Popen(
+            [sys.executable, "-m", __name__, task, device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment, cwd=folder,
+        )
+        for task in tasks
+    }  # fmt: skip
+
+
+def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Processes:
+    """The same for models, whose folders are written first."""
+    for name in (names := tuple(names)):
+        write_model(name, folder)
+    return begin([MODEL + name for name in names], device, folder)
+
+
+def results(running: Processes, seconds: float = SECONDS) -> dict[str, list[Check] | str]:
+    """By task its cases, or in words why there are none. No process is left."""
+    deadline = time.monotonic() + seconds
+    try:
+        return {task: _found(process, deadline) for task, process in running.items()}
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _found(process: subprocess.Popen[str], deadline: float) -> list[Check] | str:
+    try:
+        printed, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return "it was not done in time"
+    if process.returncode:
+        return (errors.strip() or f"it ended with {process.returncode}").splitlines()[-1]
+    return msgspec.json.decode(printed.splitlines()[-1], type=list[Check])
+
+
+def _run_model(name: str, device: torch.device) -> None:
+    from troupellm.load_tests.gpu.engine import Models
+    from troupellm.load_tests.kernels.ceilings import Measured
+
+    models = Models(device, Measured(device="not measured", read=0.0, copy=0.0), Path.cwd())
+    for batch in BATCHES:
+        models.worker_step(name, batch)
+
+
+def main() -> None:
+    task, device = sys.argv[1:]
+    found: list[Check] = []
+    if task.startswith(MODEL):
+        _run_model(task.removeprefix(MODEL), torch.device(device))
+    else:
+        found = check(task, torch.device(device))
+    told = [msgspec.structs.replace(one, error=min(one.error, LARGEST)) for one in found]
+    print(msgspec.json.encode(told).decode())
+
+
+if __name__ == "__main__":
+    main()
