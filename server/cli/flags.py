@@ -72,21 +72,27 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
                 kinds.append(kind)
             else:
                 kinds.append(kind)
-        is_int = any(isinstance(kind, inspect.IntType) for kind in kinds)
+        takes_auto = "auto" in choices and any(isinstance(kind, inspect.IntType) for kind in kinds)
         yield Flag(
             name=field.name,
             section=section,
             help=description,
             default=field.default,
             is_bool=any(isinstance(kind, inspect.BoolType) for kind in kinds),
-            is_int=is_int,
+            is_int=any(map(_is_whole, kinds)),
             is_list=any(isinstance(kind, inspect.VarTupleType) for kind in kinds),
             of_ints=any(
                 isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.IntType) for kind in kinds
             ),
-            takes_auto=is_int and "auto" in choices,
-            choices=tuple(choices) if choices and not is_int else (),
+            takes_auto=takes_auto,
+            choices=() if takes_auto else tuple(choices),
         )
+
+
+def _is_whole(kind: Any) -> bool:
+    """Whether it is a whole number, or one of a few."""
+    several = isinstance(kind, inspect.LiteralType) and all(isinstance(value, int) for value in kind.values)
+    return several or isinstance(kind, inspect.IntType)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
