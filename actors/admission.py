@@ -2,7 +2,8 @@
 
 Counted before anything is tokenized, so a refusal costs microseconds: a request with n answers counts n times, text is
 estimated by its length until the tokenizer has spoken, and what belongs together is let in together or not at all.
-Among those who wait in line the tenant with the fewest sequences inside comes first, and within it who came first.
+Among those who wait in line the tenant with the fewest sequences inside comes first, and within it who came first. A
+tenant's own limits are looked at when one asks and again when it is let in, since others of its may have come between.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from troupellm.actors.quotas import Quotas
 from troupellm.actors.room import Room
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import EngineOverloaded, EngineStopped
+from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
 from troupellm.protocol.intake import Demand
 from troupellm.protocol.quota import Quota
 
@@ -84,11 +85,12 @@ class _Party:
 
 
 class _Applicant:
-    __slots__ = ("demand", "place", "waiter")
+    __slots__ = ("demand", "place", "refusal", "waiter")
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
         self.place: Place | None = None
+        self.refusal: RateLimited | None = None
         self.waiter: Waiter = new_waiter()
 
 
@@ -139,14 +141,17 @@ class Admission:
         """Take a place, waiting in line for it.
 
         Raises:
-            RateLimited: the tenant has reached a limit of its own.
+            RateLimited: the tenant has reached a limit of its own. In line nobody is refused for what is inside at
+                once, it waits for that too; for what was used within a minute it may be.
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
         if self._has_room_of_its_party(demand):
             return self._admit(demand)
         self._check_quota(demand)
-        if self._goes_first(demand.tenant) and self._fits(demand.tenant, *_whole(demand)):
+        sequences, tokens = _whole(demand)
+        has_room = self.quotas.fits(demand.tenant, sequences) and self._fits(demand.tenant, sequences, tokens)
+        if has_room and self._goes_first(demand.tenant):
             return self._admit(demand)
         applicant = _Applicant(demand)
         self._line.setdefault(demand.tenant, deque()).append(applicant)
@@ -159,6 +164,8 @@ class Admission:
                 self._take_out(applicant)
                 self._serve()
             raise
+        if applicant.refusal is not None:
+            raise applicant.refusal
         if applicant.place is None:
             self._check_open()
             raise EngineStopped("the engine is stopping")
@@ -186,7 +193,6 @@ class Admission:
             last = self._seconds_per_leave
             self._seconds_per_leave = gap if last is None else last + _SMOOTHING * (gap - last)
         self._last_leave = now
-        self.quotas.leave(tenant, sequences)
         if party is not None:
             party.inside -= 1
             if not party.inside:  # whoever has not come by now does not come
@@ -194,6 +200,7 @@ class Admission:
                     del self._parties[party.name]
                 sequences, tokens = sequences + party.sequences, tokens + party.tokens
                 party.sequences = party.tokens = 0
+        self.quotas.leave(tenant, sequences)
         self._give_back(tenant, sequences, tokens)
         self._serve()
 
@@ -218,15 +225,15 @@ class Admission:
 
     def _admit(self, demand: Demand) -> Place:
         """Room was found: take it, for the whole party if this is its first member."""
-        party, first = None, True
+        party, first, taken = None, True, demand.sequences
         if demand.party is not None:
             party = self._parties.get(demand.party.name)
             if self._has_room_of_its_party(demand):
-                first = False
+                first, taken = False, 0
             else:
-                sequences, tokens = _whole(demand)
-                self._take(demand.tenant, sequences, tokens)
-                party = self._parties[demand.party.name] = _Party(demand.party.name, demand.tenant, sequences, tokens)
+                taken, tokens = _whole(demand)
+                self._take(demand.tenant, taken, tokens)
+                party = self._parties[demand.party.name] = _Party(demand.party.name, demand.tenant, taken, tokens)
             assert party is not None
             party.inside += 1
             party.sequences -= demand.sequences
@@ -236,7 +243,7 @@ class Admission:
         quota = self.quotas.take(
             demand.tenant,
             requests=int(first and (demand.bulk is None or demand.bulk.first)),
-            sequences=demand.sequences,
+            sequences=taken,
             tokens=demand.tokens + demand.max_tokens,
         )
         return Place(self, demand, party, quota)
@@ -255,15 +262,25 @@ class Admission:
         """Let in whoever comes next, until that one has to wait for somebody to leave."""
         while (applicant := self._next()) is not None:
             self._take_out(applicant)
-            applicant.place = self._admit(applicant.demand)
+            try:
+                if not self._has_room_of_its_party(applicant.demand):
+                    self._check_quota(applicant.demand)
+                applicant.place = self._admit(applicant.demand)
+            except RateLimited as error:  # those before it have used what there was when it asked
+                applicant.refusal = error
             applicant.waiter.wake()
 
     def _next(self) -> _Applicant | None:
-        """Tenants whose own part is used up let others pass; who waits for the common part holds them back."""
+        """Tenants at their own limit, or whose own part is used up, let others pass; who waits for the common part
+        holds them back."""
         for tenant in sorted(self._line, key=self._fullness):
             applicant = self._line[tenant][0]
             sequences, tokens = _whole(applicant.demand)
-            if self._has_room_of_its_party(applicant.demand) or self._fits(tenant, sequences, tokens):
+            if self._has_room_of_its_party(applicant.demand):
+                return applicant
+            if not self.quotas.fits(tenant, sequences):
+                continue
+            if self._fits(tenant, sequences, tokens):
                 return applicant
             if not self._sequences.fits_without_tenants(sequences):
                 return None
@@ -274,7 +291,13 @@ class Admission:
     def _goes_first(self, tenant: str) -> bool:
         """Whether nobody in line comes before one of this tenant's who has just come."""
         fullness = self._fullness(tenant)
-        return all(fullness < self._fullness(other) for other in self._line)
+        return tenant not in self._line and all(
+            fullness < self._fullness(other) or self._is_at_its_limit(other) for other in self._line
+        )
+
+    def _is_at_its_limit(self, tenant: str) -> bool:
+        """Whether the first in line of a tenant waits for those of its own who are inside."""
+        return not self.quotas.fits(tenant, _whole(self._line[tenant][0].demand)[0])
 
     def _fullness(self, tenant: str) -> float:
         return self._sequences.usage(tenant) / self._weights.get(tenant, 1.0)

@@ -57,6 +57,10 @@ class _Account:
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
+    def fits(self, sequences: int) -> bool:
+        most = self.config.max_concurrency
+        return most is None or not self.inside or self.inside + sequences <= most
+
     def check(self, requests: int, sequences: int, tokens: int) -> None:
         """
         Raises:
@@ -68,9 +72,8 @@ class _Account:
                 seconds = bucket.seconds_until(amount)
                 if seconds > wait:
                     wait, what = seconds, f"{bucket.limit} {name} per minute"
-        most = self.config.max_concurrency
-        if not wait and most is not None and self.inside and self.inside + sequences > most:
-            wait, what = 1.0, f"{most} sequences at once"
+        if not wait and not self.fits(sequences):
+            wait, what = 1.0, f"{self.config.max_concurrency} sequences at once"
         if wait:
             self.num_limited += 1
             text = f"the limit of this API key is reached: {what}"
@@ -95,6 +98,11 @@ class Quotas:
 
     def __init__(self, tenants: Sequence[TenantConfig], clock: Clock) -> None:
         self._accounts = {tenant.name: _Account(tenant, clock) for tenant in tenants}
+
+    def fits(self, tenant: str, sequences: int) -> bool:
+        """Whether a tenant may have so many more sequences inside; more than its limit it may have alone."""
+        account = self._accounts.get(tenant)
+        return account is None or account.fits(sequences)
 
     def check(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> None:
         """

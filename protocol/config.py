@@ -362,6 +362,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sse_keep_alive_interval: Annotated[Seconds, _help("seconds of silence before a comment; 0 is off")] = 15.0
     sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384
     write_timeout: Annotated[Seconds, _help("seconds one write to a stalled reader may take")] = 60.0
+    overload_status: Annotated[Literal[429, 503], _help("when full, or at a key's limit; 503 for balancers")] = 429
     max_prompts: Annotated[PositiveInt, _help("prompts in one completions call")] = 128
     max_pooling_inputs: Annotated[PositiveInt, _help("inputs in one call for embeddings, classes, scores or ranks")] = (
         2048

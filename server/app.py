@@ -278,9 +278,14 @@ class App:
         starting = isinstance(error, HttpError) and error.status == 503
         extra = self.host.progress_fields() if starting else None
         try:
-            await exchange.respond_error(
-                answer(error, shape=exchange.error_shape, renames=exchange.renames, extra=extra)
+            told = answer(
+                error,
+                shape=exchange.error_shape,
+                renames=exchange.renames,
+                extra=extra,
+                overload_status=self._config.overload_status,
             )
+            await exchange.respond_error(told)
         except ClientGone:
             return
 

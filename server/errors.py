@@ -35,6 +35,8 @@ MAX_RETRY_AFTER = 60
 Headers = tuple[tuple[bytes, bytes], ...]
 
 ErrorShape = Literal["openai", "anthropic"]
+OverloadStatus = Literal[429, 503]
+"""503 lets a balancer try the next server."""
 
 _INVALID = "invalid_request_error"
 _UNAVAILABLE = "service_unavailable_error"
@@ -182,16 +184,18 @@ def answer(
     shape: ErrorShape = "openai",
     renames: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
+    overload_status: OverloadStatus = 429,
 ) -> ErrorAnswer:
     """Status, body and headers for an error. What is not ours is logged and shown as an internal error.
 
-    `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object.
+    `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object;
+    `overload_status` is that of a full waiting room and of a key at its limit.
     """
     error = flatten(error)
     if not isinstance(error, TroupeError):
         logger.error("internal error", exc_info=error)
         error = RequestFailed("internal error", code="internal_error")
-    status, kind, retry, headers = _classify(error)
+    status, kind, retry, headers = _classify(error, overload_status)
     message, param = error.message, error.param
     if renames and param is not None and param in renames:
         message, param = message.replace(param, renames[param]), renames[param]
@@ -229,9 +233,11 @@ def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any
     return dict(msgspec.to_builtins(body))
 
 
-def _classify(error: TroupeError) -> tuple[int, str, bool, Headers]:
+def _classify(error: TroupeError, overload_status: OverloadStatus) -> tuple[int, str, bool, Headers]:
     if isinstance(error, HttpError):
         return error.status, error.kind, error.retry, error.headers
+    if isinstance(error, EngineOverloaded) and overload_status == 503:
+        return 503, _UNAVAILABLE, True, ()
     for family, status, kind in _TABLE:
         if isinstance(error, family):
             ending = isinstance(error, EngineStopped) and error.code in ("draining", "stopped")

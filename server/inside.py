@@ -71,6 +71,7 @@ class Inside:
                 body = msgspec.structs.replace(body, priority=LOW_PRIORITY)
             await route.handler(exchange, body)
         except (Exception, BaseExceptionGroup) as error:
+            # Without `overload_status`, which is for balancers: 429 is what lets a line wait as long as it takes.
             await exchange.respond_error(answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames))
         return _answered(sent, request_id)
 

@@ -19,7 +19,8 @@ from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.sizes import human_int
 from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value
-from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE, SHORT
+from troupellm.server.cli.vllm_flags import ONE_DEVICE, SHORT
+from troupellm.server.cli.vllm_further import REFUSED
 
 ENV_PREFIX = "TROUPE_"
 SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes"})
@@ -72,21 +73,27 @@ def _struct_flags(struct: type[msgspec.Struct], section: str) -> Iterator[Flag]:
                 kinds.append(kind)
             else:
                 kinds.append(kind)
-        is_int = any(isinstance(kind, inspect.IntType) for kind in kinds)
+        takes_auto = "auto" in choices and any(isinstance(kind, inspect.IntType) for kind in kinds)
         yield Flag(
             name=field.name,
             section=section,
             help=description,
             default=field.default,
             is_bool=any(isinstance(kind, inspect.BoolType) for kind in kinds),
-            is_int=is_int,
+            is_int=any(map(_is_whole, kinds)),
             is_list=any(isinstance(kind, inspect.VarTupleType) for kind in kinds),
             of_ints=any(
                 isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.IntType) for kind in kinds
             ),
-            takes_auto=is_int and "auto" in choices,
-            choices=tuple(choices) if choices and not is_int else (),
+            takes_auto=takes_auto,
+            choices=() if takes_auto else tuple(choices),
         )
+
+
+def _is_whole(kind: Any) -> bool:
+    """Whether it is a whole number, or one of a few."""
+    several = isinstance(kind, inspect.LiteralType) and all(isinstance(value, int) for value in kind.values)
+    return several or isinstance(kind, inspect.IntType)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -137,29 +144,42 @@ def translate(argv: Sequence[str]) -> list[str]:
     """Accept what vLLM's and llama.cpp's users type after `serve`; refuse flags that we know but do not have.
 
     Raises:
-        ConfigError: a flag of vLLM that means nothing here; says what to use.
+        ConfigError: a flag of vLLM that means nothing here; says what to use. Or a key of a flag that takes an object.
     """
     flags = {flag.option: flag for flag in config_flags()}
     result: list[str] = []
     pending = list(normalise(argv))
     while pending:
         name, equals, value = pending.pop(0).partition("=")
-        name = SHORT.get(name, name)
+        name = _long(name)
         plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+        whole, dot, _ = plain.partition(".")
         if is_guide_flag(name):
             if not equals and takes_value(name):
                 value = pending.pop(0) if pending else ""
             result += guide_flags(name, value)
         elif name in flags and flags[name].is_bool and equals:
             result.append(name if _parse(flags[name], value) else "--no-" + name.removeprefix("--"))
-        elif name not in flags and plain not in flags and (reason := ELSEWHERE.get(plain.removeprefix("--"))):
+        elif name in flags or plain in flags or not name.startswith("--"):
+            result.append(name + equals + value)
+        elif reason := REFUSED.get(whole.removeprefix("--")):
             given = value if equals else (pending[0] if pending else "")
             if reason is not ONE_DEVICE or given != "1":
                 raise ConfigError(f"{name} is known from vLLM but not supported here: {reason}", param=name)
             del pending[: 0 if equals else 1]
+        elif dot and whole in flags:
+            raise ConfigError(f"{name} is not understood: give {whole} its whole value, as one JSON object", param=name)
         else:
             result.append(name + equals + value)
     return result
+
+
+def _long(name: str) -> str:
+    """The long spelling of a short flag, of `-O3` and `-cc.mode` too."""
+    short, dot, key = name.partition(".")
+    if short.startswith("-O") and short[2:].isdigit():
+        short = "-O"
+    return SHORT.get(short, short) + dot + key
 
 
 def load_configs(

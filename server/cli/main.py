@@ -55,7 +55,12 @@ def _run(arguments: list[str]) -> int:
 
     try:
         spelt = translate(arguments) if arguments[:1] in (["serve"], ["run-batch"]) else normalise(arguments)
-        namespace = _parser(arguments[0] if arguments else "").parse_args(spelt)
+        parser = _parser(arguments[0] if arguments else "")
+        namespace, rest = parser.parse_known_args(spelt)
+        if rest:
+            from troupellm.server.cli.unknown import unknown
+
+            raise unknown(rest, parser, arguments)
         return int(namespace.func(namespace))
     except ConfigError as error:
         print(f"troupellm: {error.message}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 _LATER = "it is not there yet"
 ONE_DEVICE = "one engine drives one device; run one server per device behind a balancer"
+"""Of flags that say of how many: 1 is what there is, and is taken."""
 
 SHORT = {
     "-m": "--model",
@@ -10,8 +11,25 @@ SHORT = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
     "-q": "--quantization",
     "-O": "--compilation-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-dc": "--diffusion-config",
     "-asc": "--api-server-count",
     "-sc": "--speculative-config",
 }
@@ -65,3 +83,4 @@ ELSEWHERE = {
     "grpc": "HTTP is the only protocol",
     "middleware": "mount troupellm.asgi(engine) in your own ASGI app",
 }
+"""What to say of each, by its name without dashes. `vllm_further` adds the less usual ones."""

@@ -27,7 +27,7 @@ _TEXTS = {
     429: "The server is full, or the key has used what it may: try again later.",
     431: "Target and headers are too large.",
     500: "The request could not be executed; sending it again will not help.",
-    503: "The server starts, drains, or has no worker: try again later.",
+    503: "The server starts, drains, has no worker, or is full (see --overload-status): try again later.",
 }
 _STREAM = "Server-sent events; the data of each is one of the schemas that x-event-schemas lists{end}."
 _PART = re.compile(r"[A-Za-z0-9]+")

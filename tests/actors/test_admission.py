@@ -9,7 +9,7 @@ from troupellm.actors.admission import Admission, Place
 from troupellm.actors.demand import estimate_tokens, party_of
 from troupellm.protocol.config import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
-from troupellm.protocol.intake import ChatPrompt, Demand, Party, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import Bulk, ChatPrompt, Demand, Party, TextPrompt, TokensPrompt
 from troupellm.protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +204,106 @@ async def test_the_line_serves_the_tenant_with_the_fewest_inside() -> None:
         await anyio.wait_all_tasks_blocked()
         assert served == ["quiet"]
         group.cancel_scope.cancel()
+
+
+AT_MOST_ONE = (TenantConfig(name="a", max_concurrency=1),)
+
+
+async def test_a_tenant_in_line_is_let_in_no_further_than_its_own_limit() -> None:
+    """Both ask while none of theirs is inside, and then there is room for both."""
+    admission, _ = door(seqs=2, queued=0, tenants=AT_MOST_ONE)
+    others = [admission.enter(want(1, 1)) for _ in range(2)]
+    served: list[Place] = []
+
+    async def wait() -> None:
+        served.append(await admission.wait(want(1, 1, "a")))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert admission.waiting == 2
+        for other in others:
+            other.leave()
+        await anyio.wait_all_tasks_blocked()
+        assert (len(served), admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 1, 1)
+        served.pop().leave()
+        await anyio.wait_all_tasks_blocked()
+        assert (len(served), admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 0, 1)
+
+
+async def test_who_waits_for_its_own_limit_holds_nobody_back() -> None:
+    admission, _ = door(seqs=4, queued=0, tenants=AT_MOST_ONE)
+    others = [admission.enter(want(1, 1, "b")) for _ in range(4)]
+    served: list[str] = []
+
+    async def wait(name: str) -> None:
+        await admission.wait(want(1, 1, name))
+        served.append(name)
+
+    async with anyio.create_task_group() as group:
+        for name in ("a", "a", "b"):
+            group.start_soon(wait, name)
+            await anyio.wait_all_tasks_blocked()
+        for expected in (["a"], ["a", "b"]):
+            others.pop().leave()
+            await anyio.wait_all_tasks_blocked()
+            assert served == expected
+        others.pop().leave()
+        assert admission.waiting == 1
+        admission.enter(want(1, 1, "b"))  # who has more inside than the one in line
+        group.cancel_scope.cancel()
+    assert admission.waiting == 0
+
+
+async def test_what_a_minute_allows_is_looked_at_again_when_one_is_let_in() -> None:
+    admission, _ = door(seqs=2, queued=0, tenants=(TenantConfig(name="a", requests_per_minute=1),))
+    others = [admission.enter(want(1, 1)) for _ in range(2)]
+    outcomes: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await admission.wait(want(1, 1, "a"))
+        except RateLimited as error:
+            outcomes.append(error.code)
+        else:
+            outcomes.append("in")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert admission.waiting == 2
+        for other in others:
+            other.leave()
+    assert sorted(outcomes) == ["in", "rate_limit_exceeded"]
+    (account,) = admission.quotas.snapshot()
+    assert (account.requests, account.limited, account.inside, admission.waiting) == (1, 1, 1, 0)
+
+
+async def test_the_further_prompts_of_a_long_call_wait_for_their_tenants_limit() -> None:
+    admission, _ = door(seqs=4, queued=0, tenants=AT_MOST_ONE)
+    first = admission.enter(want(1, 1, "a", bulk=Bulk(first=True, tokens=2)))
+    async with anyio.create_task_group() as group:
+        group.start_soon(admission.wait, want(1, 1, "a", bulk=Bulk(first=False, tokens=2)))
+        await anyio.wait_all_tasks_blocked()
+        assert (admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 1)
+        first.leave()
+    assert (admission.waiting, admission.quotas.snapshot()[0].inside) == (0, 1)
+
+
+def test_a_party_counts_whole_to_the_limit_of_its_tenant() -> None:
+    admission, _ = door(seqs=9, tenants=(TenantConfig(name="a", max_concurrency=3),))
+    party = Party(name="call", sequences=3, tokens=3)
+    members = [admission.enter(want(1, 1, "a", party=party))]
+    with pytest.raises(RateLimited, match="3 sequences at once"):
+        admission.enter(want(1, 1, "a"))
+    members += [admission.enter(want(1, 1, "a", party=party)) for _ in range(2)]
+    assert admission.quotas.snapshot()[0].inside == 3
+    for member in members:
+        member.leave()
+    admission.enter(want(1, 1, "a", party=party)).leave()  # the others do not come
+    assert admission.quotas.snapshot()[0].inside == 0
 
 
 def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:

@@ -8,6 +8,8 @@ from troupellm.protocol.errors import (
     EngineStopped,
     InvalidRequest,
     ModelNotFound,
+    QueueTimeout,
+    RateLimited,
     RequestAborted,
     RequestFailed,
     WorkerCrashed,
@@ -44,6 +46,28 @@ def test_each_error_has_its_status_and_shape(error, status, kind, code, retry):
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert (body["error"]["type"], body["error"]["code"]) == (kind, code)
     assert dict(answer.headers)[b"x-should-retry"] == retry
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(EngineOverloaded("full"), "slow_down"), (RateLimited("spent"), "rate_limit_exceeded")]
+)
+def test_what_is_too_much_can_be_a_503_for_balancers(error, code):
+    answer = errors.answer(error, overload_status=503)
+    shown = json.loads(answer.body)["error"]
+    headers = dict(answer.headers)
+    assert (answer.status, shown["type"], shown["code"]) == (503, "service_unavailable_error", code)
+    assert (headers[b"x-should-retry"], b"retry-after" in headers) == (b"true", True)
+    anthropic = errors.answer(error, shape="anthropic", overload_status=503)
+    assert (anthropic.status, json.loads(anthropic.body)["error"]["type"]) == (503, "overloaded_error")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("no"), QueueTimeout("late"), RequestFailed("nan"), errors.too_large(1), EngineStopped("bye")],
+)
+def test_no_other_error_has_the_status_of_overload(error):
+    usual, other = errors.answer(error), errors.answer(error, overload_status=503)
+    assert (other.status, other.body) == (usual.status, usual.body)
 
 
 def test_retry_after_is_whole_seconds_and_small():

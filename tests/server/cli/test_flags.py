@@ -12,7 +12,9 @@ from troupellm.protocol.sizes import human_int
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
-from troupellm.server.cli.vllm_flags import ELSEWHERE
+from troupellm.server.cli.unknown import unknown
+from troupellm.server.cli.vllm_flags import ELSEWHERE, SHORT
+from troupellm.server.cli.vllm_further import REFUSED
 from troupellm.server.host import STREAM_DEFAULTS, stream_defaults
 
 
@@ -71,6 +73,25 @@ def test_a_list_of_numbers_is_one_wherever_it_is_given(tmp_path: Path) -> None:
         parse("--cudagraph-capture-sizes", "8", "model")
     with pytest.raises(ConfigError, match=r"^cudagraph_capture_sizes\[0\]: Expected `int` >= 1"):
         parse("--cudagraph-capture-sizes", "0")
+
+
+def test_one_of_a_few_numbers_is_one_wherever_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "troupe.toml"
+    file.write_text("[server]\noverload_status = 503\n")
+    assert parse()[1].overload_status == 429
+    for _, server in (
+        parse("--overload-status", "503"),
+        parse(environment={"TROUPE_OVERLOAD_STATUS": "503"}),
+        parse("--config", str(file)),
+    ):
+        assert server.overload_status == 503
+    with pytest.raises(SystemExit):
+        parse("--overload-status", "500")
+    assert "--overload-status: invalid choice" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="^TROUPE_OVERLOAD_STATUS: Invalid enum value 500$"):
+        parse(environment={"TROUPE_OVERLOAD_STATUS": "500"})
+    with pytest.raises(ConfigError, match="^TROUPE_OVERLOAD_STATUS: 'full' is not understood$"):
+        parse(environment={"TROUPE_OVERLOAD_STATUS": "full"})
 
 
 def test_auto_and_minus_one_are_the_same_context() -> None:
@@ -201,14 +222,97 @@ def test_a_cache_without_room_is_a_usage_error(capsys: pytest.CaptureFixture[str
 
 
 def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
-    assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(ELSEWHERE)
+    assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(REFUSED)
 
 
 def test_what_is_said_of_missing_flags_names_flags_that_we_have() -> None:
-    named = {name for sentence in ELSEWHERE.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
+    named = {name for sentence in REFUSED.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
     assert len(named) > 10
     assert named <= {flag.option for flag in config_flags()}
     assert "--cudagraph-capture-sizes" in ELSEWHERE["cuda-graph-sizes"]
+
+
+def test_a_short_flag_stands_for_one_that_is_there_or_refused_by_name() -> None:
+    known = {flag.option for flag in config_flags()} | {f"--{name}" for name in REFUSED}
+    assert set(SHORT.values()) <= known
+
+
+def test_each_sentence_comes_with_its_flag() -> None:
+    for sentence, name in {sentence: name for name, sentence in REFUSED.items()}.items():
+        with pytest.raises(ConfigError) as caught:
+            translate([f"--{name}", "2"])
+        assert caught.value.message == f"--{name} is known from vLLM but not supported here: {sentence}"
+        assert caught.value.param == f"--{name}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--hf_overrides", "{}"], "^--hf-overrides is known from vLLM .*config.json"),
+        (["--no-enable-eplb"], "^--no-enable-eplb is known from vLLM "),
+        (["-O3"], "^--compilation-config is known from vLLM .*nothing is compiled"),
+        (["-cc.mode=3"], "^--compilation-config.mode is known from vLLM "),
+        (["--compilation-config.pass_config.fuse_norm", "true"], "is known from vLLM .*nothing is compiled"),
+        (["--nnodes=2"], "one server per device"),
+        (["--data-parallel-rank", "1"], "^--data-parallel-rank is known from vLLM "),
+        (["--speculative-model", "m"], "use --speculative-config$"),
+        (
+            ["--speculative-config.method", "ngram"],
+            "^--speculative-config.method .* give --speculative-config its whole",
+        ),
+    ],
+)
+def test_whatever_way_a_flag_of_vllm_is_spelt_it_is_recognised(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        translate(argv)
+
+
+def test_a_word_that_is_no_flag_may_be_called_like_one() -> None:
+    words = ["--served-model-name", "watermark", "grpc", "--port", "1", "middleware"]
+    assert translate(words) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "closest"),
+    [
+        ("serve --max-num-sequences 4", "--max-num-sequences", "--max-num-seqs"),
+        ("serve m --no-enable-prefix-cache=x", "--no-enable-prefix-cache", "--no-enable-prefix-caching"),
+        ("run-batch -i - -o - --max-flight 4", "--max-flight", "--max-inflight"),
+        ("complete --maximum-tokens 4", "--maximum-tokens", "--max-tokens"),
+    ],
+)
+def test_an_unknown_flag_is_answered_with_the_closest_one(
+    line: str, given: str, closest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = line.split()
+    assert main(words) == 2
+    wanted = f"troupellm: {given} is no flag of troupellm {words[0]}; the closest one is {closest}\n"
+    assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("serve --zzz", "--zzz is no flag of troupellm serve; troupellm serve --help lists them"),
+        ("--zzz serve", "--zzz is no flag of troupellm; troupellm --help lists them"),
+        ("serve one two", "unrecognized arguments: two"),
+    ],
+)
+def test_what_is_like_nothing_is_refused_all_the_same(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err == f"troupellm: {message}\n"
+
+
+def test_the_closest_flag_is_one_of_the_command_that_was_named() -> None:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for name, option in (("serve", "--request-rate"), ("sweep", "--requests-rates")):
+        commands.add_parser(name).add_argument(option)
+    error = unknown(["--requests-rate", "4"], parser, ["serve", "--requests-rate", "4"])
+    assert error.message == "--requests-rate is no flag of troupellm serve; the closest one is --request-rate"
+    assert error.param == "--requests-rate"
 
 
 def test_every_flag_has_a_help_text() -> None:
