@@ -143,7 +143,7 @@ class ProcessCompiler:
                     await self._end(child)
         match answer:
             case Compiled(text=text):
-                return GuideProgram(backend=backend, text=text, after=spec.after)
+                return GuideProgram(backend=backend, text=text, after=spec.after, early_end=spec.early_end)
             case Refused(message=message):
                 raise GuideRefused(message)
             case _:

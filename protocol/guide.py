@@ -43,6 +43,8 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
     """See `BACKENDS`."""
     after: str = ""
     """The text that ends thinking: until it was generated anything goes, but the end. Empty: from the first token."""
+    early_end: str = ""
+    """The one end token that may come before `after` all the same, as the mark behind a call does; empty: none."""
     any_whitespace: bool = True
     """JSON may hold white space between its tokens; False allows none."""
     whitespace_pattern: str = ""
@@ -73,7 +75,9 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
     def _size(self) -> int:
         """Bytes of all texts. Raises InvalidRequest for half of a surrogate pair, which has none."""
         try:
-            return sum(len(text.encode()) for text in (self.source, self.after, self.whitespace_pattern))
+            return sum(
+                len(text.encode()) for text in (self.source, self.after, self.early_end, self.whitespace_pattern)
+            )
         except UnicodeEncodeError:
             raise InvalidRequest(
                 f"{self.field} has half of a surrogate pair", param=self.field, code="invalid_schema"
@@ -105,5 +109,7 @@ class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_on
     """The backend's own form of the grammar."""
     after: str = ""
     """See `GuideSpec.after`."""
+    early_end: str = ""
+    """See `GuideSpec.early_end`."""
     field: str = "structured_outputs"
     """The request field that errors name."""

@@ -66,6 +66,8 @@ def calls_guide(
 
 def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
     """A guide for the answer, with calls of the tools on offer instead where the model wants that."""
+    if dialect.channels is not None:  # a call is a message before the answer's channel, and ends with a mark of its own
+        return msgspec.structs.replace(guide, early_end=dialect.channels.ends[-1])
     if dialect.calls is None:
         return guide
     plain = _format_of(guide) or _inner_format(guide)

@@ -108,6 +108,7 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     constrain: str = "<|constrain|>"
     message: str = "<|message|>"
     ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
+    """Behind a message that others follow, behind the answer, behind a call."""
     thoughts: tuple[str, ...] = ("analysis",)
     recipient: str = "functions."
     opening: str = "<|start|>assistant"

@@ -104,7 +104,7 @@ class GuidedRow:
         try:
             self._built, self.matcher = self._library.start(self._program)
             if self._program.after:
-                self.sleep = Sleep(self._library.mark(self._program.after))
+                self.sleep = Sleep(self._library.mark(self._program))
             if token_ids:
                 self.accept(token_ids)
         except GuideError as error:

@@ -43,7 +43,7 @@ class GuideLibrary:
         self._words = 0
         self._backends: dict[str, Backend] = {}
         self._built: OrderedDict[tuple[str, str], Built] = OrderedDict()
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[tuple[str, str], Mark] = {}
         self._text_bytes = 0
         self._lock = Lock()
 
@@ -95,18 +95,19 @@ class GuideLibrary:
                 del self._built[built.key]
                 self._text_bytes -= len(built.key[1])
 
-    def mark(self, text: str) -> Mark:
-        """What is known of a mark that ends thinking."""
+    def mark(self, program: GuideProgram) -> Mark:
+        """What is known of the mark that a program waits for."""
+        key = program.after, program.early_end
         with self._lock:
-            mark = self._marks.get(text)
+            mark = self._marks.get(key)
             if mark is not None:
                 return mark
             tokenizer = self._tokens()
-        mark = Mark(text, tokenizer, self.vocab_width)
+        mark = Mark(program.after, tokenizer, self.vocab_width, early_end=program.early_end)
         with self._lock:
             if len(self._marks) >= _MOST_MARKS:
                 self._marks.clear()
-            self._marks[text] = mark
+            self._marks[key] = mark
         return mark
 
     def _backend(self, name: str) -> Backend:

@@ -205,7 +205,7 @@ class Guides:
         with contextlib.suppress(GuideError):  # the row will tell
             self._library.matcher(program)
             if program.after:
-                self._library.mark(program.after)
+                self._library.mark(program)
 
     def close(self) -> None:
         """End the thread; may be called twice."""

@@ -19,11 +19,13 @@ class Mark:
     belongs to the guide.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: str = "") -> None:
+        """early_end: the one end token that may come before the mark, too."""
         self.text = text.encode()
         self._tokens = tokenizer
         open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
-        _forbid(open_mask, sorted(tokenizer.eos_token_ids))
+        early = tokenizer.added_tokens.get(early_end)
+        _forbid(open_mask, [token_id for token_id in sorted(tokenizer.eos_token_ids) if token_id != early])
         last = self.text[-1:]
         pieces = ((token_id, tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.size))
         beyond = [(token_id, piece) for token_id, piece in pieces if last in piece[:-1]]

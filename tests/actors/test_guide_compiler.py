@@ -78,6 +78,14 @@ async def test_a_process_that_somebody_kills_costs_no_guide() -> None:
     assert await compiler.close()
 
 
+async def test_what_a_guide_waits_for_goes_with_its_program() -> None:
+    compiler = ProcessCompiler(SETTINGS, FakeProcesses())
+    spec = GuideSpec(kind="json_object", after="<a>", early_end="<b>")
+    program = await compiler.compile(spec, "llguidance")
+    assert (program.after, program.early_end) == ("<a>", "<b>")
+    assert await compiler.close()
+
+
 async def test_where_each_is_killed_the_guide_is_not_at_fault() -> None:
     processes = FakeProcesses(-signal.SIGKILL, -signal.SIGKILL)
     compiler = ProcessCompiler(SETTINGS, processes)

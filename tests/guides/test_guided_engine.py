@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import jsonschema
+import msgspec
 import pytest
 from front_pair import front_pair
 from meddler import Seats
@@ -192,12 +193,15 @@ async def test_after_thinking(builtin_engine):
         jsonschema.validate(json.loads(rest), SCHEMA)
 
 
-async def test_until_the_mark_the_answer_cannot_end(builtin_engine):
+async def test_until_the_mark_the_answer_cannot_end_but_as_a_call_does(builtin_engine):
     guide = StructuredOutputsParams(regex="x").spec(after="<never generated>")
     async with builtin_engine() as engine:
         bias = dict.fromkeys(engine.tokenizer.eos_token_ids, 100.0)
         answer = await engine.generate("Hello", guide=guide, max_tokens=20, seed=1, logit_bias=bias)
         assert answer.choices[0].finish_reason == "length"
+        called = msgspec.structs.replace(guide, early_end="<|im_end|>")
+        answer = await engine.generate("Hello", guide=called, max_tokens=20, seed=1, logit_bias=bias)
+        assert (answer.choices[0].finish_reason, answer.choices[0].text) == ("stop", "")
 
 
 async def test_beams_are_refused_by_name(tiny_engine):

@@ -161,14 +161,18 @@ class TestSleep:
             assert sleep.accept([*ids, 5, 6]) == len(ids)
             assert sleep.awake
 
-    def test_nothing_may_end_it_and_nothing_may_run_past_the_mark(self, mark, tokenizer):
+    @pytest.mark.parametrize("early_end", ["", "<|im_end|>"])
+    def test_nothing_else_may_end_it_and_nothing_may_run_past_the_mark(self, early_end, library, tokenizer):
+        mark = library.mark(GuideProgram(backend="llguidance", text="", after=self.MARK, early_end=early_end))
+        ends = tokenizer.eos_token_ids - {tokenizer.added_tokens.get(early_end)}
+        assert len(ends) == len(tokenizer.eos_token_ids) - bool(early_end)
         text = self.MARK.encode()
         for known in range(len(text)):
             bits = np.unpackbits(mark.mask(known).view(np.uint8), bitorder="little")
             for token in range(VOCAB):
                 whole = text[:known] + tokenizer.token_bytes(token)
                 beyond = text in whole and not whole.endswith(text)
-                assert bool(bits[token]) == (token not in tokenizer.eos_token_ids and not beyond)
+                assert bool(bits[token]) == (token not in ends and not beyond)
 
     def test_drafts_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
         rows = GuidedRows(library, helper)

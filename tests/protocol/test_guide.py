@@ -45,7 +45,9 @@ def test_vllms_names_become_a_guide():
 
 
 def test_a_guide_travels_with_its_row():
-    state = SamplingState(guide=GuideProgram(backend="llguidance", text="start: /é/", after="</think>"))
+    state = SamplingState(
+        guide=GuideProgram(backend="llguidance", text="start: /é/", after="</think>", early_end="<x>")
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SamplingState) == state
-    params = SamplingParams(guide=GuideSpec(kind="choice", source='["a"]', after="x"))
+    params = SamplingParams(guide=GuideSpec(kind="choice", source='["a"]', after="x", early_end="y"))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

@@ -124,6 +124,13 @@ def test_a_guide_waits_for_no_channel_where_the_prompt_is_in_the_answers(speaker
     assert going_on.applied(params).guide == params.guide
 
 
+def test_where_calls_are_messages_a_guide_that_sleeps_lets_them_end(speaker):
+    """A call comes instead of the channel that the guide waits for."""
+    made, params = speaker("openai", "openai_gptoss"), SamplingParams(guide=GuideSpec(kind="json_object"))
+    ends = [voice_of(made, use).applied(params).guide.early_end for use in (NO_TOOLS, tool_use(TOOLS))]
+    assert ends == ["", "<|call|>"]
+
+
 def test_effort_is_handed_to_the_template_and_turns_thinking_off(speaker):
     made = speaker("hermes", "qwen3", SWITCHED)
     assert made.with_effort(None, None) is None
