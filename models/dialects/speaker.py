@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,8 @@ from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
+_FORMAT: Final = "response_format"
+"""Says what a text looks like, and nothing where the answer must be a call."""
 
 
 class Voice:
@@ -81,11 +83,11 @@ class Voice:
             InvalidRequest: the answer shall call tools and look otherwise, too.
         """
         guide = params.guide
-        if guide is None:
+        if guide is not None and self._use.required and not guide.field.startswith(_FORMAT):
+            raise InvalidRequest(f"{guide.field} and tool_choice exclude each other", param=guide.field)
+        if guide is None or self._use.required:
             guide = self.guide
         else:
-            if self._use.required:
-                raise InvalidRequest(f"{guide.field} and tool_choice exclude each other", param=guide.field)
             if self._use.tools:
                 guide = calls_or(self._dialect, self._use, guide)
             guide = self._behind_thoughts(guide)

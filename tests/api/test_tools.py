@@ -269,6 +269,17 @@ async def test_an_answer_of_some_form_may_call_a_tool_instead(client):
         jsonschema.validate(json.loads(whole.message.content), schema)
 
 
+async def test_a_format_is_one_of_texts_and_says_nothing_where_a_tool_must_be_called(client):
+    request = ASK | {"tools": [WEATHER], "tool_choice": "required"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
+    answers = [
+        (await client.chat.completions.create(**request, **more)).choices[0] for more in ({}, {"response_format": form})
+    ]
+    calls = [[call.function for call in answer.message.tool_calls] for answer in answers]
+    assert calls[0] == calls[1]
+    assert [call.name for call in calls[1]] == ["get_weather"]
+
+
 async def test_the_clients_own_helper_puts_a_stream_together(client):
     strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
     async with client.chat.completions.stream(**ASK, tools=[strict]) as stream:

@@ -39,8 +39,8 @@ WRONG = [
     ({"tools": [_tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ({"tools": [_tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
     (
-        {"tools": [_tool()], "tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
+        {"tools": [_tool()], "tool_choice": "required", "structured_outputs": {"json_object": True}},
+        "structured_outputs.json_object",
     ),
     ({"tools": [_tool(parameters={"$ref": "http://x/y"})], "tool_choice": "required"}, "tools"),
     ({"reasoning_effort": "endless"}, "reasoning_effort"),

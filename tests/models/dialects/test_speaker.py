@@ -162,10 +162,19 @@ def test_marks_that_are_special_tokens_stay_in_the_text_and_others_do_not(speake
 
 def test_what_must_call_cannot_look_otherwise(speaker):
     made = speaker("hermes", "none")
-    guided = SamplingParams(guide=GuideSpec(kind="json_object", field="response_format"))
-    with pytest.raises(InvalidRequest, match="response_format and tool_choice exclude") as caught:
+    guided = SamplingParams(guide=GuideSpec(kind="regex", source="a+", field="structured_outputs.regex"))
+    with pytest.raises(InvalidRequest, match="structured_outputs.regex and tool_choice exclude") as caught:
         voice_of(made, tool_use(TOOLS, "required")).applied(guided)
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("tools", ["hermes", "openai"])
+@pytest.mark.parametrize("field", ["response_format", "response_format.json_schema"])
+def test_where_a_call_must_come_the_format_of_texts_says_nothing(speaker, tools, field):
+    voice = voice_of(speaker(tools, "none"), tool_use(TOOLS, "required"))
+    guided = SamplingParams(guide=GuideSpec(kind="json_object", field=field))
+    assert voice.applied(guided).guide == voice.applied(SamplingParams()).guide == voice.guide
+    assert voice.guide is not None
 
 
 @pytest.mark.parametrize(
