@@ -1,10 +1,11 @@
 """Anthropic's messages and content blocks as chat messages.
 
-A user's tool results become messages of the tool role, before the text that stands beside them; an assistant's
-thinking, text and tool uses become one message. Texts of one role in a row are one turn here, and one message.
+Messages of one role in a row are one turn, and the templates of many models refuse two turns of a role. A user's tool
+results become messages of the tool role, before the text that stands beside them; an assistant's thinking, text and
+tool uses become one message.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,8 +17,9 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_BLOCKS, Block
 from troupellm.server.history import MAX_MESSAGES
 
-_BETWEEN = {"user": "\n\n", "assistant": ""}
-"""Texts of a turn, by its role."""
+Placed = tuple[str, Block]
+"""Where a block stands in the request, and the block."""
+
 _SKIPPED_ENDING = "_tool_result"
 """Of the results of such tools; the client's own are `tool_result`."""
 
@@ -40,43 +42,36 @@ def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessa
     if system:
         messages.append({"role": "system", "content": text_of(system, "system")})
     calls: set[str] = set()
-    for position, message in enumerate(given):
-        here = f"messages[{position}]"
-        match message.role:
+    for role, turn in groupby(enumerate(given), lambda numbered: numbered[1].role):
+        contents = [(f"messages[{position}].content", message.content) for position, message in turn]
+        match role:
             case "user":
-                _add_user(messages, message.content, f"{here}.content", calls)
+                _add_user(messages, _blocks(contents), calls)
             case "assistant":
-                messages.append(_assistant(message.content, f"{here}.content", calls))
+                messages.append(_assistant(_blocks(contents), calls))
             case "system":
-                messages.append({"role": "system", "content": text_of(message.content, f"{here}.content")})
-    return _in_turns(messages)
+                messages += [{"role": "system", "content": text_of(content, here)} for here, content in contents]
+    return messages
 
 
-def _in_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same without two texts of one role in a row, which the templates of many models refuse."""
-    turns: list[dict[str, Any]] = []
-    for (role, is_text), group in groupby(messages, lambda one: (one["role"], one.keys() == {"role", "content"})):
-        several = list(group)
-        if is_text and role in _BETWEEN and len(several) > 1:
-            texts = [one["content"] for one in several if one["content"]]
-            several = [{"role": role, "content": _BETWEEN[role].join(texts)}]
-        turns += several
-    return turns
+def _blocks(contents: Iterable[tuple[str, str | list[Block]]]) -> Iterator[Placed]:
+    """All blocks of a turn."""
+    for here, content in contents:
+        if isinstance(content, str):
+            yield here, {"type": "text", "text": content}
+        else:
+            yield from ((f"{here}[{position}]", block) for position, block in enumerate(content))
 
 
-def _add_user(messages: list[dict[str, Any]], content: str | list[Block], here: str, calls: set[str]) -> None:
-    if isinstance(content, str):
-        messages.append({"role": "user", "content": content})
-        return
+def _add_user(messages: list[dict[str, Any]], blocks: Iterable[Placed], calls: set[str]) -> None:
     texts: list[str] = []
     results = 0
-    for position, block in enumerate(content):
-        place = f"{here}[{position}]"
+    for place, block in blocks:
         if _kind(block, place) == "tool_result":
             messages.append(_tool_result(block, place, calls))
             results += 1
         else:
-            texts += _texts(block, place)
+            texts += filter(None, _texts(block, place))
     if texts or not results:
         messages.append({"role": "user", "content": "\n\n".join(texts)})
 
@@ -93,14 +88,11 @@ def _tool_result(block: Block, here: str, calls: set[str]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": use, "content": text}
 
 
-def _assistant(content: str | list[Block], here: str, calls: set[str]) -> dict[str, Any]:
-    if isinstance(content, str):
-        return {"role": "assistant", "content": content}
+def _assistant(blocks: Iterable[Placed], calls: set[str]) -> dict[str, Any]:
     thoughts: list[str] = []
     texts: list[str] = []
     uses: list[dict[str, Any]] = []
-    for position, block in enumerate(content):
-        place = f"{here}[{position}]"
+    for place, block in blocks:
         match _kind(block, place):
             case "thinking":
                 thoughts.append(_text(block.get("thinking"), f"{place}.thinking"))

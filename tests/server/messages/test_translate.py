@@ -84,24 +84,27 @@ def test_tool_uses_alone_have_no_content_and_results_may_be_empty():
     ]
 
 
-def test_texts_of_one_role_in_a_row_are_one_turn():
+def test_messages_of_one_role_in_a_row_are_one_turn():
     """As this API has it: clients send them, and the templates of many models want turns to alternate."""
-    use = {"type": "tool_use", "id": "t", "name": "get", "input": {}}
+    uses = [{"type": "tool_use", "id": name, "name": "get", "input": {}} for name in "tu"]
+    results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "tu"]
     given = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
         {"role": "user", "content": ""},
         {"role": "assistant", "content": "d"},
         {"role": "assistant", "content": [{"type": "text", "text": "e"}]},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}, {"type": "text", "text": "f"}]},
+        *[{"role": "assistant", "content": [use]} for use in uses],
+        {"role": "user", "content": [{"type": "text", "text": "f"}, results[0]]},
+        {"role": "user", "content": [results[1]]},
         {"role": "user", "content": "g"},
         {"role": "assistant", "content": "h"},
         {"role": "assistant", "content": "i"},
     ]
     found = messages(given)
-    assert [message["role"] for message in found] == ["user", "assistant", "assistant", "tool", "user", "assistant"]
-    assert [message.get("content") for message in found] == ["a\n\nb\n\nc", "de", None, "", "f\n\ng", "hi"]
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [message["content"] for message in found] == ["a\n\nb\n\nc", "de", "t", "u", "f\n\ng", "hi"]
+    assert [call["id"] for call in found[1]["tool_calls"]] == ["t", "u"]
     assert chat(messages=given).continue_final_message
 
 
