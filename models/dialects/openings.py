@@ -28,7 +28,8 @@ class Openings:
         """
         self._template = template
         self._names = frozenset({_EFFORT, *switches})
-        self._usual = {_key(kwargs): self._rendered(kwargs) for kwargs in _usual(switches)} if wanted else {}
+        usual = {_key(kwargs): kwargs for kwargs in _usual(switches)} if wanted else {}
+        self._usual = {key: self._rendered(kwargs) for key, kwargs in usual.items()}
         self._others: dict[tuple[tuple[str, Any], ...], str] = {}
 
     def of(self, kwargs: Kwargs) -> str:

@@ -74,6 +74,23 @@ def test_where_answers_begin_is_known_of_a_heavy_template_too(speaker, kwargs, e
     assert (voice.after, voice.thinking.open) == ("</think>", True)
 
 
+@pytest.mark.parametrize(("reasoning", "count"), [("qwen3", 14), ("granite", 10), ("openai_gptoss", 8), ("none", 0)])
+def test_each_usual_way_to_begin_an_answer_is_looked_at_once(speaker, monkeypatch, reasoning, count):
+    """When the model is loaded, and of heavy templates each may take as long as a rendering may."""
+    seen: list[dict[str, object]] = []
+
+    def render(template, messages, **kwargs):
+        seen.append(kwargs)
+        return ""
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    made = speaker("none", reasoning)
+    assert len(seen) == len({str(sorted(kwargs.items())) for kwargs in seen}) == count
+    if count:
+        voice_of(made, template_kwargs=made.with_effort(None, "low"))
+    assert len(seen) == count
+
+
 def test_a_dialect_whose_answers_always_begin_with_thoughts(speaker):
     voice = voice_of(speaker("none", "deepseek_r1"))
     assert voice.applied(SamplingParams()).thinking.open is True
