@@ -70,8 +70,8 @@ _BY_SENTENCE = {
     "/pooling takes its inputs as they are; leave it out": "io-processor-plugin",
     "use --api-server-count for processes that prepare prompts": """
         renderer-num-workers tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config
-        disable-frontend-multiprocessing
     """,
+    "whether the model has a process of its own is said by --worker-process": "disable-frontend-multiprocessing",
     "use --max-num-batched-tokens": "max-num-scheduled-tokens",
     "use --max-num-seqs": "max-num-active-seqs",
     "use --max-num-prefill-tokens, or --itl-target-ms for streams beside prompts": """
@@ -82,7 +82,9 @@ _BY_SENTENCE = {
     "the parts of the engine cannot be replaced; --logits-processors are plug-ins": """
         scheduler-cls worker-cls worker-extension-cls logits-processor-pattern
     """,
-    "use --async-scheduling": "num-scheduler-steps multi-step-stream-outputs disable-async-output-proc",
+    "whether a step is planned while one runs is said by --async-scheduling": """
+        num-scheduler-steps multi-step-stream-outputs disable-async-output-proc
+    """,
     "the scheduler needs no such setting; leave it out": "num-lookahead-slots use-v2-block-manager",
     "the whole cache has the --kv-cache-dtype; leave it out": "kv-cache-dtype-skip-layers calculate-kv-scales",
     "blocks are known by a keyed SHA-256; leave it out": "prefix-caching-hash-algo",
@@ -99,7 +101,8 @@ _BY_SENTENCE = {
         optimization-level performance-mode max-seq-len-to-capture max-context-len-to-capture
     """,
     "use --cudagraph-capture-sizes": "max-cudagraph-capture-size",
-    "use --attention-backend": "attention-config disable-cascade-attn",
+    "use --attention-backend": "attention-config",
+    "attention to a shared prefix is not computed apart; leave it out": "disable-cascade-attn",
     "kernels are chosen for the device; --attention-backend is the one that has a flag": """
         kernel-config ir-op-priority moe-backend linear-backend sparse-indexer-topk-backend enable-flashinfer-autotune
         monokernel
