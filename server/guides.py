@@ -20,33 +20,21 @@ _OLD_NAMES = {
 }
 
 
-def guide_of(request: GenerationFields, *, tools: GuideSpec | None = None, after: str = "") -> GuideSpec | None:
+def guide_of(request: GenerationFields) -> GuideSpec | None:
     """The guide that a request asks for, if any.
-
-    Args:
-        tools: the one that its tool choice makes.
-        after: the text that ends thinking, where the model thinks first.
 
     Raises:
         InvalidRequest: names the field; several fields that ask for different things are refused together.
     """
-    found = [
-        guide
-        for guide in (
-            _response_format(request, after),
-            _structured_outputs(request, after),
-            _old(request, after),
-            tools,
-        )
-        if guide is not None
-    ]
+    asked = _response_format(request), _structured_outputs(request), _old(request)
+    found = [guide for guide in asked if guide is not None]
     if len(found) > 1:
         fields = " and ".join(guide.field for guide in found)
         raise InvalidRequest(f"{fields} exclude each other", param=found[1].field)
     return found[0] if found else None
 
 
-def _response_format(request: GenerationFields, after: str) -> GuideSpec | None:
+def _response_format(request: GenerationFields) -> GuideSpec | None:
     wanted, field = request.response_format, "response_format"
     if wanted is None:
         return None
@@ -54,15 +42,13 @@ def _response_format(request: GenerationFields, after: str) -> GuideSpec | None:
         case "text":
             return None
         case "json_object":
-            return GuideSpec(kind="json_object", after=after, field=field, backend=_backend(request))
+            return GuideSpec(kind="json_object", field=field, backend=_backend(request))
         case "json_schema":
             source = _openai_schema(wanted.get("json_schema"), f"{field}.json_schema")
-            return GuideSpec(
-                kind="json_schema", source=source, after=after, field=f"{field}.json_schema", backend=_backend(request)
-            )
+            return GuideSpec(kind="json_schema", source=source, field=f"{field}.json_schema", backend=_backend(request))
         case "structural_tag":
             source = json_text(dict(wanted), field)
-            return GuideSpec(kind="structural_tag", source=source, after=after, field=field, backend=_backend(request))
+            return GuideSpec(kind="structural_tag", source=source, field=field, backend=_backend(request))
         case _:
             kinds = "text, json_object, json_schema, structural_tag"
             raise InvalidRequest(f"{field}.type must be one of {kinds}", param=f"{field}.type")
@@ -84,16 +70,16 @@ def _openai_schema(wrapper: Any, field: str) -> str:
     return json_text(schema, f"{field}.schema")
 
 
-def _structured_outputs(request: GenerationFields, after: str) -> GuideSpec | None:
+def _structured_outputs(request: GenerationFields) -> GuideSpec | None:
     params, field = request.structured_outputs, "structured_outputs"
     if params is None:
         return None
     if params.backend is None and request.guided_decoding_backend is not None:
         params = msgspec.structs.replace(params, backend=_backend(request))
-    return params.spec(field, after=after)
+    return params.spec(field)
 
 
-def _old(request: GenerationFields, after: str) -> GuideSpec | None:
+def _old(request: GenerationFields) -> GuideSpec | None:
     given = {name: getattr(request, name) for name in _OLD_NAMES if getattr(request, name) not in (None, False)}
     if not given:
         if request.guided_whitespace_pattern is not None:
@@ -109,7 +95,7 @@ def _old(request: GenerationFields, after: str) -> GuideSpec | None:
     params = StructuredOutputsParams(
         backend=_backend(request), whitespace_pattern=request.guided_whitespace_pattern, **{_OLD_NAMES[old]: value}
     )
-    return params.spec(old, after=after, alone=True)
+    return params.spec(old, alone=True)
 
 
 def _backend(request: GenerationFields) -> str:

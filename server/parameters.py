@@ -6,7 +6,6 @@ from typing import Any, cast
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
@@ -34,25 +33,15 @@ _RESERVED_KWARGS = frozenset(
 _HANDLED = frozenset({"modalities"})
 
 
-def sampling_params(
-    request: ChatRequest | CompletionRequest,
-    engine: ServedEngine,
-    *,
-    tools: GuideSpec | None = None,
-    after: str = "",
-) -> SamplingParams:
+def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngine) -> SamplingParams:
     """The model's defaults, overridden by what the request gives, checked against the served model.
-
-    Args:
-        tools: the guide that a tool choice makes; it excludes what else the request says about its output's form.
-        after: the text that ends thinking, where the model thinks first: guides sleep until then.
 
     Raises:
         InvalidRequest: names the field as `SamplingParams` calls it; see `renames`.
     """
     values = {name: getattr(request, name) for name in _SAMPLING_FIELDS if getattr(request, name) is not None}
     values |= _max_tokens(request) | extra_values(request)
-    guide = guide_of(request, tools=tools, after=after)
+    guide = guide_of(request)
     if guide is not None:
         values["guide"] = guide
     if isinstance(request, ChatRequest) and request.best_of is not None and request.best_of != (request.n or 1):

@@ -144,15 +144,6 @@ def test_bodies_of_wrong_types_are_not_read(fields):
         wanted(**fields)
 
 
-def test_a_tool_choice_goes_with_no_other_guide():
-    tools = GuideSpec(kind="regex", source="a", field="tool_choice")
-    request = CompletionRequest(prompt="x", response_format={"type": "json_object"})
-    with pytest.raises(InvalidRequest) as refused:
-        guide_of(request, tools=tools)
-    assert refused.value.param == "tool_choice"
-    assert guide_of(CompletionRequest(prompt="x", response_format={"type": "text"}), tools=tools) == tools
-
-
 def test_in_python():
     guide = StructuredOutputsParams(choice=("yes", "no")).spec()
     assert guide.kind == "choice"
