@@ -132,9 +132,8 @@ class Admission:
         if self._has_room_of_its_party(demand):
             return self._admit(demand)
         self._check_quota(demand)
-        sequences, tokens = _whole(demand)
-        if not self._goes_first(demand.tenant) or not self._fits(demand.tenant, sequences, tokens):
-            raise self._refusal(sequences)
+        if not self._goes_first(demand):
+            raise self._refusal(_whole(demand)[0])
         return self._admit(demand)
 
     async def wait(self, demand: Demand) -> Place:
@@ -149,9 +148,7 @@ class Admission:
         if self._has_room_of_its_party(demand):
             return self._admit(demand)
         self._check_quota(demand)
-        sequences, tokens = _whole(demand)
-        has_room = self.quotas.fits(demand.tenant, sequences) and self._fits(demand.tenant, sequences, tokens)
-        if has_room and self._goes_first(demand.tenant):
+        if self._goes_first(demand):
             return self._admit(demand)
         applicant = _Applicant(demand)
         self._line.setdefault(demand.tenant, deque()).append(applicant)
@@ -215,8 +212,12 @@ class Admission:
         tokens = whole.tokens + whole.max_tokens if bulk is None else bulk.tokens
         self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens)
 
-    def _fits(self, tenant: str, sequences: int, tokens: int) -> bool:
-        return self._sequences.fits(tenant, sequences) and (self._tokens is None or self._tokens.fits(tenant, tokens))
+    def _rooms(self, demand: Demand) -> list[tuple[Room, int]]:
+        """What a request, or its whole party, takes of each room."""
+        sequences, tokens = _whole(demand)
+        if self._tokens is None:
+            return [(self._sequences, sequences)]
+        return [(self._sequences, sequences), (self._tokens, tokens)]
 
     def _has_room_of_its_party(self, demand: Demand) -> bool:
         party = None if demand.party is None else self._parties.get(demand.party.name)
@@ -260,44 +261,44 @@ class Admission:
 
     def _serve(self) -> None:
         """Let in whoever comes next, until that one has to wait for somebody to leave."""
-        while (applicant := self._next()) is not None:
+        while (demand := self._next()) is not None:
+            applicant = self._line[demand.tenant][0]
             self._take_out(applicant)
             try:
-                if not self._has_room_of_its_party(applicant.demand):
-                    self._check_quota(applicant.demand)
-                applicant.place = self._admit(applicant.demand)
+                if not self._has_room_of_its_party(demand):
+                    self._check_quota(demand)
+                applicant.place = self._admit(demand)
             except RateLimited as error:  # those before it have used what there was when it asked
                 applicant.refusal = error
             applicant.waiter.wake()
 
-    def _next(self) -> _Applicant | None:
-        """Tenants at their own limit, or whose own part is used up, let others pass; who waits for the common part
-        holds them back."""
-        for tenant in sorted(self._line, key=self._fullness):
-            applicant = self._line[tenant][0]
-            sequences, tokens = _whole(applicant.demand)
-            if self._has_room_of_its_party(applicant.demand):
-                return applicant
-            if not self.quotas.fits(tenant, sequences):
+    def _next(self, newcomer: Demand | None = None) -> Demand | None:
+        """Whose turn it is: of the first of each tenant in line, or of one who has just come.
+
+        Tenants at their own limit let others pass. Who waits for the common part lets them have what is kept for them;
+        who needs more than that part holds them back, since it waits until the room is empty.
+        """
+        firsts = {tenant: line[0].demand for tenant, line in self._line.items()}
+        if newcomer is not None:
+            firsts[newcomer.tenant] = newcomer
+        waited_for: list[Room] = []
+        for tenant in sorted(firsts, key=self._fullness):
+            demand = firsts[tenant]
+            if self._has_room_of_its_party(demand):
+                return demand
+            if not self.quotas.fits(tenant, _whole(demand)[0]):
                 continue
-            if self._fits(tenant, sequences, tokens):
-                return applicant
-            if not self._sequences.fits_without_tenants(sequences):
+            rooms = self._rooms(demand)
+            if all(room.fits(tenant, amount, kept_only=room in waited_for) for room, amount in rooms):
+                return demand
+            if not all(room.may_fit(tenant, amount) for room, amount in rooms):
                 return None
-            if self._tokens is not None and not self._tokens.fits_without_tenants(tokens):
-                return None
+            waited_for += [room for room, amount in rooms if not room.fits(tenant, amount)]
         return None
 
-    def _goes_first(self, tenant: str) -> bool:
-        """Whether nobody in line comes before one of this tenant's who has just come."""
-        fullness = self._fullness(tenant)
-        return tenant not in self._line and all(
-            fullness < self._fullness(other) or self._is_at_its_limit(other) for other in self._line
-        )
-
-    def _is_at_its_limit(self, tenant: str) -> bool:
-        """Whether the first in line of a tenant waits for those of its own who are inside."""
-        return not self.quotas.fits(tenant, _whole(self._line[tenant][0].demand)[0])
+    def _goes_first(self, demand: Demand) -> bool:
+        """Whether one who has just come gets a place before those in line."""
+        return demand.tenant not in self._line and self._next(demand) is demand
 
     def _fullness(self, tenant: str) -> float:
         return self._sequences.usage(tenant) / self._weights.get(tenant, 1.0)

@@ -16,7 +16,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from troupellm.actors.guide_cache import GuideCache, GuideKey, key_of
-from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused, GuideTooSlow
+from troupellm.actors.guide_compiler import GuideCompiler, GuideRefused, GuideTooCostly
 from troupellm.actors.guide_turns import MOST_WAITING, Ticket, TooManyWaiting, Turns
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
@@ -36,8 +36,8 @@ from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, Schedul
 from troupellm.protocol.snapshot import GuideSnapshot
 
 DEFAULT_BACKEND: Final = "llguidance"
-SLOW_SECONDS: Final = 60.0
-"""How long a guide that took too long is refused at once: the machine may have been busy."""
+COSTLY_SECONDS: Final = 60.0
+"""How long a guide that took too long or too much memory is refused at once: the machine may have been busy."""
 _MOST_MESSAGE: Final = 480
 
 _Waiting = dict[int, GuideRequest]
@@ -174,7 +174,7 @@ class Guide:
                 self._cache.keep(key, program)
             await self._prepare(program)
         except GuideRefused as refusal:
-            until = self._clock.now() + SLOW_SECONDS if isinstance(refusal, GuideTooSlow) else inf
+            until = self._clock.now() + COSTLY_SECONDS if isinstance(refusal, GuideTooCostly) else inf
             self._cache.keep_refusal(key, str(refusal), until)
             self._refuse_all(waiting, str(refusal))
             waiting.clear()

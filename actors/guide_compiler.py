@@ -43,8 +43,8 @@ class GuideRefused(Exception):
     """The guide itself is at fault: it would be refused again. The text is fit for clients."""
 
 
-class GuideTooSlow(GuideRefused):
-    """It took too long, which on a busy machine any guide may."""
+class GuideTooCostly(GuideRefused):
+    """There was not the time or the memory for it, which on a busy machine there may be for no guide."""
 
 
 class _NoBackend(GuideRefused):
@@ -103,16 +103,15 @@ class ProcessCompiler:
         return [child.process.pid for child in self._all if child.process is not None]
 
     async def compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
-        with suppress(_Killed):
-            return await self._compile(spec, backend)
-        try:  # whoever killed the process knew nothing of the guide
-            return await self._compile(spec, backend)
-        except _Killed:
-            raise _not_now() from None
+        for _ in range(2):
+            with suppress(_Killed):
+                return await self._compile(spec, backend)
+        raise _not_now()
 
     async def _compile(self, spec: GuideSpec, backend: str) -> GuideProgram:
         """Raises _Killed beside what `compile` does."""
         child = await self._take()
+        oom_kills = self._processes.oom_kills()
         begun = healthy = False
         try:
             if backend not in child.backends:
@@ -123,7 +122,7 @@ class ProcessCompiler:
                 answer = await child.next()
                 healthy = True
             if limit.cancelled_caught:
-                raise GuideTooSlow(f"it takes longer than {self._settings.timeout:g} s to compile")
+                raise GuideTooCostly(f"it takes longer than {self._settings.timeout:g} s to compile")
         except _NoBackend:
             healthy = True
             raise
@@ -132,6 +131,8 @@ class ProcessCompiler:
             if not begun:
                 raise _not_now() from None
             if await child.was_killed():
+                if oom_kills != self._processes.oom_kills():  # the next one would die of it too, or somebody else
+                    raise GuideTooCostly("it takes more memory to compile than there is now") from None
                 raise _Killed from None
             raise GuideRefused("it takes too much memory to compile") from None
         finally:
@@ -193,7 +194,7 @@ class _ChildGone(Exception):
 
 
 class _Killed(Exception):
-    """Somebody else has killed the process."""
+    """Somebody else has killed the process, who knew nothing of the guide."""
 
 
 def _not_now() -> EngineStopped:
@@ -262,7 +263,7 @@ class _Child:
         return self._messages.popleft()
 
     async def was_killed(self) -> bool:
-        """Whether somebody else has killed it, which no limit of its own does."""
+        """Whether somebody else has killed it, perhaps the kernel; no limit of its own does."""
         if not self._died or self.process is None:
             return False
         return await self.process.ended(KILL_SECONDS) == -signal.SIGKILL

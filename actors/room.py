@@ -19,20 +19,26 @@ class Room:
             self._kept = {
                 name: max(1, int(_KEPT_SHARE * capacity * weight / total)) for name, weight in weights.items()
             }
-        self._free_kept = sum(self._kept.values())
+        self._all_kept = sum(self._kept.values())
+        self._free_kept = self._all_kept
         """What is kept and not used."""
 
-    def fits(self, tenant: str, amount: int) -> bool:
+    def fits(self, tenant: str, amount: int, *, kept_only: bool = False) -> bool:
         """Whether there is room; more than the whole room fits when it is empty.
 
         What is kept for a tenant is there for it also where others turned out to need more than was estimated.
+
+        Args:
+            kept_only: nothing but that, since somebody waits for the rest.
         """
         own = self._own(tenant)
+        if kept_only:
+            return amount <= own
         return not self.used or amount <= own or self.used + amount <= self.capacity - self._free_kept + own
 
-    def fits_without_tenants(self, amount: int) -> bool:
-        """Whether there would be room if nothing were kept for anybody."""
-        return not self.used or self.used + amount <= self.capacity
+    def may_fit(self, tenant: str, amount: int) -> bool:
+        """Whether there will be room once the common part is free, whatever others use of what is kept for them."""
+        return amount <= self.capacity - self._all_kept + self._kept.get(tenant, 0)
 
     def usage(self, tenant: str) -> int:
         return self._used.get(tenant, 0)

@@ -1,6 +1,5 @@
 """An engine used from a front: answers, refusals, disconnects, slow readers, slow fronts, dying fronts."""
 
-from array import array
 from typing import Any
 
 import anyio
@@ -9,7 +8,6 @@ import pytest
 from anyio.lowlevel import checkpoint
 from front_pair import FrontPair, front_pair
 
-from troupellm.actors.ports import SystemClock
 from troupellm.actors.submission import Submission
 from troupellm.protocol import errors
 from troupellm.protocol.errors import (
@@ -20,7 +18,7 @@ from troupellm.protocol.errors import (
     RequestFailed,
     TroupeError,
 )
-from troupellm.protocol.fronts import Abort, Admitted, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.protocol.fronts import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
 from troupellm.protocol.intake import Demand, Party
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
@@ -205,22 +203,6 @@ async def test_a_disconnect_at_any_moment_crosses(engine_of: Any, quiet: Any, un
         await until(lambda: not len(pair.session))
         await quiet(engine)
         assert not pair.remote._requests
-
-
-async def test_an_abort_that_comes_together_with_its_request_is_heard(engine_of: Any, until: Any) -> None:
-    """The request is handed over without a wait that could be cancelled."""
-    async with engine_of() as engine, front_pair(engine) as pair:
-        demand = Demand(sequences=1, tokens=len(PROMPT))
-        pair.session.handle(Apply(request=1, arrival=SystemClock().now(), demand=demand, wait=True, deadline=None))
-        await until(lambda: any(isinstance(message, Admitted) for message in pair.to_front.frames))
-        request = Submit(
-            request=1, request_id="one", prompt=array("i", PROMPT).tobytes(), params=SamplingParams(max_tokens=4000),
-            streaming=False, cache_salt=b"",
-        )  # fmt: skip
-        pair.session.handle(request)
-        pair.session.handle(Abort(1))
-        await until(lambda: not len(pair.session))
-        assert engine.snapshot().scheduler.tokens_generated < 100
 
 
 async def test_a_slow_reader_pauses_itself_only(engine_of: Any, until: Any, expected: Any) -> None:

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from troupellm.actors.guide_compiler import MODULE, CompilerSettings, GuideRefused, ProcessCompiler
+from troupellm.actors.guide_compiler import (
+    MODULE,
+    CompilerSettings,
+    GuideRefused,
+    GuideTooCostly,
+    ProcessCompiler,
+)
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.frames import Assembler, Codec
 from troupellm.protocol.guide import GuideSpec
@@ -57,12 +63,14 @@ class FakeChild:
 class FakeProcesses:
     """`deaths` are exit codes, of those that get a guide or a backend next."""
 
-    def __init__(self, *deaths: int) -> None:
+    def __init__(self, *deaths: int, out_of_memory: bool = False) -> None:
+        """out_of_memory: it is the kernel that kills."""
         self.deaths = list(deaths)
+        self.out_of_memory = out_of_memory
         self.children: list[FakeChild] = []
 
     def oom_kills(self) -> int | None:
-        return None
+        return sum(child.code == -signal.SIGKILL for child in self.children) if self.out_of_memory else None
 
     async def start(self, module: str, events: Any) -> FakeChild:
         assert module == MODULE
@@ -92,6 +100,16 @@ async def test_where_each_is_killed_the_guide_is_not_at_fault() -> None:
     with pytest.raises(EngineStopped) as caught:
         await compiler.compile(SPEC, "llguidance")
     assert (caught.value.code, caught.value.retryable) == ("engine_restarting", True)
+    assert (await compiler.compile(SPEC, "llguidance")).text == "a program"
+    assert await compiler.close()
+
+
+async def test_a_guide_over_which_memory_ran_out_is_refused_for_now_and_not_tried_again_at_once() -> None:
+    processes = FakeProcesses(-signal.SIGKILL, out_of_memory=True)
+    compiler = ProcessCompiler(SETTINGS, processes)
+    with pytest.raises(GuideTooCostly, match="memory"):
+        await compiler.compile(SPEC, "llguidance")
+    assert len(processes.children) == 1
     assert (await compiler.compile(SPEC, "llguidance")).text == "a program"
     assert await compiler.close()
 

@@ -7,8 +7,8 @@ import pytest
 from oracle import submission
 from output_bench import Slot, opened
 
-from troupellm.actors.guide import SLOW_SECONDS, Guide
-from troupellm.actors.guide_compiler import GuideRefused, GuideTooSlow
+from troupellm.actors.guide import COSTLY_SECONDS, Guide
+from troupellm.actors.guide_compiler import GuideRefused, GuideTooCostly
 from troupellm.actors.mailbox import Mailbox
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram, GuideSpec
@@ -53,8 +53,8 @@ async def prepared(program: GuideProgram) -> None:
     """By the worker."""
 
 
-@pytest.mark.parametrize(("kind", "calls"), [(GuideTooSlow, 2), (GuideRefused, 1)])
-async def test_a_guide_that_took_too_long_gets_another_try_after_a_while(kind: type[GuideRefused], calls: int) -> None:
+@pytest.mark.parametrize(("kind", "calls"), [(GuideTooCostly, 2), (GuideRefused, 1)])
+async def test_a_guide_that_was_too_costly_gets_another_try_after_a_while(kind: type[GuideRefused], calls: int) -> None:
     clock, compiler = FakeClock(), FakeCompiler(kind("it does not do"))
     boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
     guide = Guide(*boxes, compiler, prepared, GuideConfig(), clock, warm=False)
@@ -70,7 +70,7 @@ async def test_a_guide_that_took_too_long_gets_another_try_after_a_while(kind: t
         for _ in range(2):
             assert isinstance((await ask()).error, InvalidRequest)
         assert compiler.calls == 1
-        clock.time += SLOW_SECONDS
+        clock.time += COSTLY_SECONDS
         again = await ask()
         assert isinstance(again.error, InvalidRequest) == (kind is GuideRefused)
         assert (compiler.calls, boxes[2].depth) == (calls, calls - 1)
