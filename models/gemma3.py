@@ -70,19 +70,18 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 def _ropes(reader: ConfigReader) -> tuple[RopeConfig, RopeConfig]:
     """The rotations of layers that see everything and of those with a window.
 
-    Older files scale the former in `rope_scaling` and name the latter's base `rope_local_base_freq`.
+    Older files scale the former in `rope_scaling` and name their bases `rope_theta` and `rope_local_base_freq`, which
+    count for newer ones that leave them out.
     """
-    size = reader.integer("head_dim")
-    both = reader.section("rope_parameters")
+    size, both = reader.integer("head_dim"), reader.section("rope_parameters")
+    theta, local = reader.number("rope_theta", GLOBAL_THETA), reader.number("rope_local_base_freq", LOCAL_THETA)
     if not both.values:
-        theta = reader.number("rope_theta", GLOBAL_THETA)
-        nearby = RopeConfig(theta=reader.number("rope_local_base_freq", LOCAL_THETA))
-        return scaled_rope(reader, reader.section("rope_scaling"), theta, size), nearby
+        return scaled_rope(reader, reader.section("rope_scaling"), theta, size), RopeConfig(theta=local)
     if not (both.has("full_attention") or both.has("sliding_attention")):
         raise reader.refuse("rope_parameters", "must have full_attention and sliding_attention")
     check_older_rope(reader, both.section("full_attention"))
     full, sliding = both.section("full_attention"), both.section("sliding_attention")
     return (
-        scaled_rope(reader, full, full.number("rope_theta", GLOBAL_THETA), size),
-        scaled_rope(reader, sliding, sliding.number("rope_theta", LOCAL_THETA), size),
+        scaled_rope(reader, full, full.number("rope_theta", theta), size),
+        scaled_rope(reader, sliding, sliding.number("rope_theta", local), size),
     )

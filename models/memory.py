@@ -203,11 +203,15 @@ def drawn_tokens(config: EngineConfig) -> int:
     return min(config.scheduler.max_num_batched_tokens, rows * (1 + speculative.most_drafts))
 
 
+def own_limit(model: DecoderConfig) -> int:
+    """The context of a model. Cards of models with YaRN say which factor to put in, and nothing of the other number."""
+    own, rope = model.max_position_embeddings, model.rope
+    return max(own, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else own
+
+
 def model_limit(model: DecoderConfig, config: EngineConfig) -> int:
     """The context asked for, or the model's own."""
-    wanted, own = config.model.max_model_len, model.max_position_embeddings
-    if model.rope.kind == "yarn":  # models' cards say which factor to put in, and leave the other number as it was
-        own = max(own, int(model.rope.original_max_position * model.rope.factor))
+    wanted, own = config.model.max_model_len, own_limit(model)
     if wanted == "auto":
         return own
     most = int(own * (model.rope.factor if model.rope.kind in ("linear", "dynamic") else 1.0))

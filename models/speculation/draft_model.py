@@ -13,7 +13,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.layers.attention import KVPair
-from troupellm.models.memory import MemoryBudget, weight_count
+from troupellm.models.memory import MemoryBudget, own_limit, weight_count
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.source import resolve_model
@@ -81,7 +81,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     folder = _folder(config, target)
     reader, model = _described(folder, target)
     _check_vocabulary(folder, target)
-    longest = min(target.max_model_len, model.max_position_embeddings, config.max_model_len or target.max_model_len)
+    longest = min(target.max_model_len, own_limit(model), config.max_model_len or target.max_model_len)
     budget = MemoryBudget(
         weight_bytes=0, activation_bytes=0, kv_cache_bytes=0, free_bytes=0, num_blocks=0, max_model_len=longest
     )
@@ -105,7 +105,7 @@ def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfi
     described = describe_decoder(reader)
     if described.head != "lm":
         raise refuse(f"model {folder.name} does not write", "name a smaller model with a head of its vocabulary")
-    model = with_cache_groups(described, described.max_position_embeddings, hybrid=False)
+    model = with_cache_groups(described, own_limit(described), hybrid=False)
     return reader, msgspec.structs.replace(model, windows=own_windows(model, cache_layout(target.config)))
 
 

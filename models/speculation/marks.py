@@ -17,6 +17,8 @@ from troupellm.models.speculation.needs import MARK_NUMBERS
 from troupellm.models.speculation.paging import Ints, Paging, lying_in, positions_of
 from troupellm.models.speculation.transfer import to_device, to_host
 
+MOST_READ = 2048
+"""Tokens that are read again of blocks without entries, by all rows together that a step brings: it waits for that."""
 _BYTES = 4
 """Of the key at either end of a block, the last ones: where keys have few bits, there is their scale."""
 
@@ -66,3 +68,18 @@ class Marks:
         """What the marks of blocks [n] would be; float32 [n, numbers], to be compared as bits."""
         keys = self._keys[blocks[:, None], self._ends].view(torch.uint8)
         return keys[..., -_BYTES:].contiguous().view(torch.float32).flatten(1)
+
+
+def reread(lead: Ints, trail: Ints, whole: Ints, block_size: int) -> tuple[Ints, Ints]:
+    """Where rows [rows] go on that share blocks without entries, whose tokens can be read again; all in blocks.
+
+    Args:
+        lead, trail: as of `Marks.runs`, of their first `whole` ones.
+
+    Returns:
+        from where each reads, and up to where it passes over what lies behind `lead`: `lead` itself if over nothing.
+    """
+    rows = max(np.count_nonzero(lead < whole), 1)
+    near = whole - MOST_READ // (block_size * rows)
+    far = lead < near
+    return np.where(far, np.where(trail > near, near, whole), lead), np.where(far, np.minimum(trail, near), lead)

@@ -26,7 +26,7 @@ from torch import Tensor
 from troupellm.models.layers.attention import KVPair
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.guess import Guesser
-from troupellm.models.speculation.marks import Marks
+from troupellm.models.speculation.marks import Marks, reread
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
 from troupellm.models.speculation.pending import Pending
@@ -166,7 +166,7 @@ class PagedProposer:
 
     def _check(self, slots: Ints, starts: Ints, blocks: NDArray[np.int32]) -> None:
         """Rows that begin behind shared blocks, some of which may lack their entries: from there on tokens are read
-        again, and whoever reads states goes on behind a gap."""
+        again, unless they are too many, and whoever reads states goes on behind a gap."""
         slots, starts = slots[self._unchecked[slots]], starts[self._unchecked[slots]]
         if not slots.size:
             return
@@ -174,13 +174,16 @@ class PagedProposer:
         begins = np.where(self._covered[slots] == UNKNOWN, starts, self._covered[slots])
         size, whole = self._paging.block_size, begins // self._paging.block_size
         lead, trail = (whole, whole) if self._marks is None else self._marks.runs(blocks, slots, whole)
-        if not self._network.reads_states:  # a beginning of a block that was copied is read again, too
-            self._covered[slots] = self._marked[slots] = lead * size
-            return
-        bare = lead < whole
+        if self._network.reads_states:
+            behind = np.maximum(lead, trail)
+            # Nothing in front of them is read, nor made anew.
+            self._covered[slots[(lead < whole) & (trail == whole)]] = 0
+        else:  # a beginning of a block that was copied is read again, too
+            begin, behind = reread(lead, trail, whole, size)
+            self._covered[slots] = self._marked[slots] = begin * size
+        bare = lead < behind
         if bare.any():
-            self._paging.gaps.open(slots[bare], lead[bare] * size, trail[bare] * size)
-            self._covered[slots[bare & (trail == whole)]] = 0  # nothing in front of them is read, nor made anew
+            self._paging.gaps.open(slots[bare], lead[bare] * size, behind[bare] * size)
 
     def _resume(self, slots: Ints, starts: Ints) -> None:
         """Rows that are seen again after some time have their next entries from here on."""

@@ -209,3 +209,12 @@ def test_gemmas_two_rotations_are_read_from_two_sections(name: str) -> None:
         changed = {**file, "text_config": {**nested, "rope_parameters": newer}}
         with pytest.raises(ModelLoadError, match="rope_scaling must say the same as rope_parameters"):
             describe_decoder(ConfigReader(changed))
+
+
+def test_bases_beside_gemmas_two_sections_count_where_these_name_none() -> None:
+    """As the models' own code has it."""
+    sections = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
+    file = {**PUBLISHED["gemma-3-1b"], "rope_parameters": sections, "rope_theta": 5e5, "rope_local_base_freq": 2e4}
+    config = describe_decoder(ConfigReader(file))
+    ropes = [config.rope_of(layer) for layer in (0, 5)]
+    assert [rope and rope.theta for rope in ropes] == [2e4, 5e5]

@@ -58,6 +58,22 @@ def test_tokenizers_must_agree(folders: tuple[Path, Path], tmp_path: Path) -> No
         DraftBench(folders[0], SpeculativeConfig(method="draft_model", model=str(other)))
 
 
+def test_a_draft_model_with_yarn_drafts_as_far_as_its_factor_stretches(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    small = write_tiny_model(tmp_path / "small")
+    stretched = {
+        **json.loads((small / "config.json").read_text()), "max_position_embeddings": 40,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    }  # fmt: skip
+    (small / "config.json").write_text(json.dumps(stretched))
+    bench = DraftBench(folders[0], SpeculativeConfig(method="draft_model", model=str(small)))
+    for slot, length in enumerate((20, 100, 140)):
+        bench.add(slot, [length] * length, range(40 * slot, 40 * slot + 40))
+    bench.step(0, 140)
+    assert bench.propose(bench.rows, [3, 3, 3]).counts.tolist() == [3, 3, 0]
+
+
 def test_layers_lie_in_the_blocks(folders: tuple[Path, Path]) -> None:
     bench = DraftBench(folders[0], SpeculativeConfig(model=str(folders[1])))
     assert bench.needs.layers is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.speculation import marks
 from troupellm.models.speculation.paged import PagedProposer
 from troupellm.protocol.speculative import SpeculativeConfig
 
@@ -98,6 +99,30 @@ def test_blocks_that_were_read_once_are_not_read_again(bench: DraftBench, monkey
     read.clear()
     assert kept(bench, 2, WORDS[:16], [0, 1, 2, 3]) == [MOST] * 4
     assert min(read) == 16
+
+
+def test_of_many_blocks_without_entries_the_last_ones_are_read(
+    bench: DraftBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step waits for it. What lies before is passed over, and so is what was read already."""
+    write(bench, (False,) * 3)
+    monkeypatch.setattr(marks, "MOST_READ", 2 * BLOCK)
+    read = reads(bench, monkeypatch)
+    assert len(kept(bench, 1, WORDS[:16], [0, 1, 2, 3])) == 4
+    assert min(read) == 8
+    read.clear()
+    assert len(kept(bench, 2, WORDS[:16], [0, 1, 2, 3])) == 4
+    assert min(read) == 16
+    assert isinstance(bench.proposer, PagedProposer)
+    assert bool(bench.proposer._states[1:3].isfinite().all())
+
+
+def test_where_blocks_are_read_again_and_what_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "MOST_READ", 4 * 16 * 3)  # three blocks of each row that lacks any
+    lead, trail, whole = np.array([9, 6, 0, 2, 0]), np.array([0, 9, 9, 6, 8]), np.array([9, 9, 9, 9, 9])
+    begin, behind = marks.reread(lead, trail, whole, 16)
+    assert begin.tolist() == [9, 6, 6, 9, 6]
+    assert behind.tolist() == [9, 6, 6, 6, 6]
 
 
 def test_a_copy_of_a_block_is_as_good_as_the_block(bench: DraftBench, monkeypatch: pytest.MonkeyPatch) -> None:
