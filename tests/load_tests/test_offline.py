@@ -142,17 +142,6 @@ def test_bench_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert "vLLM is not installed" in capsys.readouterr().out
 
 
-def test_prefill_runs_at_its_smallest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = tmp_path / "result.json"
-    sizes = ("--preset", "tiny", "--prompts", "3", "--prompt-len", "16", "--output-len", "2", "--repeats", "2")
-    assert bench("prefill", *sizes, "--threads", "1", "--result-json", str(result)) == 0
-    report = json.loads(result.read_text())
-    assert [side["name"] for side in report["sides"]] == ["budget", "one step"]
-    assert all(len(side["rate"]) == 2 and min(side["first_token"]) > 0 for side in report["sides"])
-    assert report["first_token_ratio"] > 0
-    assert "throughput" in capsys.readouterr().out
-
-
 def test_overload_runs_at_its_smallest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
     sizes = ("--seconds", "0.3", "--step-ms", "1", "--output-len", "4", "--max-num-seqs", "2")
