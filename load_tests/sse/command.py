@@ -5,9 +5,11 @@ import asyncio
 import json
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,22 +55,26 @@ class Subject:
 async def subject(args: argparse.Namespace, readers: int, *more: str) -> AsyncIterator[Subject]:
     flags = ["--readers", str(readers), "--step-ms", str(args.step_ms), "--flush-ms", str(args.flush_ms)]
     flags += [] if "--chunk-bytes" in more else ["--fronts", str(args.fronts)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "troupellm.load_tests.sse.subject", *flags, *more,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    found = Subject(process)
-    try:
-        found.port = int((await found.line())["url"].rpartition(":")[2])
-        yield found
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    with tempfile.TemporaryDirectory(prefix="troupe-sse-") as folder:  # the process is killed, and would leave it there
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "troupellm.load_tests.sse.subject", "--model-folder", folder, *flags, *more,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        found = Subject(process)
+        try:
+            found.port = int((await found.line())["url"].rpartition(":")[2])
+            yield found
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when a bar is missed."""
+    """Exit code 1 when a bar is missed, 2 without psutil, which looks at the server's processes."""
+    if find_spec("psutil") is None:
+        print("bench sse: psutil comes with the test tools (make test)", file=sys.stderr)
+        return 2
     report = asyncio.run(_measure_all(args))
     for line in _lines(report):
         print(line)
