@@ -25,7 +25,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--temperature", type=float, default=0.0)
     server.add_argument("--ignore-eos", action="store_true", help="answers have exactly the wanted length, or fail")
     server.add_argument("--allow-remote", action="store_true", help="let the load leave this machine")
-    server.add_argument("--ready-check-timeout-sec", type=float, default=60.0, help="0 does not wait for the server")
+    server.add_argument(
+        "--ready-check-timeout-sec", type=not_negative, default=60.0, help="0 does not wait for the server"
+    )
     server.add_argument("--request-timeout-sec", type=positive, default=300.0, help="for one whole answer")
     server.add_argument("--max-duration-sec", type=positive, default=600.0, help="for the whole run")
     _add_load_flags(parser)
@@ -56,7 +58,7 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"))
     load.add_argument("--ramp-up-start-rps", type=positive)
     load.add_argument("--ramp-up-end-rps", type=positive)
-    load.add_argument("--num-warmups", type=int, default=0, help="requests before the run, not measured")
+    load.add_argument("--num-warmups", type=natural, default=0, help="requests before the run, not measured")
     load.add_argument("--seed", type=int, default=0)
 
 
@@ -67,7 +69,7 @@ def _add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--random-input-len", type=count, default=256)
     data.add_argument("--random-output-len", type=count, default=128)
     data.add_argument("--random-range-ratio", type=ratio, default=0.0, help="lengths vary by this share")
-    data.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts share")
+    data.add_argument("--random-prefix-len", type=natural, default=0, help="tokens that all prompts share")
     data.add_argument("--random-vocab-size", type=count, default=1000, help="random token ids are below this")
     data.add_argument("--prefix-repetition-prefix-len", type=count, default=256)
     data.add_argument("--prefix-repetition-suffix-len", type=count, default=256)
@@ -121,6 +123,27 @@ def positive(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0")
+    return value
+
+
+def finite(text: str) -> float:
+    value = positive(text)
+    if math.isinf(value):
+        raise argparse.ArgumentTypeError("there has to be an end to it")
+    return value
+
+
+def not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
     return value
 
 
