@@ -17,7 +17,7 @@ DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_tim
 
 
 def percentile_word(percentile: float) -> str:
-    return f"p{percentile:g}"
+    return f"p{int(percentile) if percentile == int(percentile) else percentile}"
 
 
 def build_report(

@@ -50,6 +50,10 @@ def build(**settings: Any) -> dict[str, Any]:
     return metrics.build_report(RECORDS, 100.0, 4.0, **settings)
 
 
+def test_no_two_percentiles_share_a_key() -> None:
+    assert [metrics.percentile_word(value) for value in (50.0, 99.9, 99.99999)] == ["p50", "p99.9", "p99.99999"]
+
+
 def test_keys_are_those_of_vllm() -> None:
     report = build()
     latencies = {f"{name}_{metric}_ms" for name in STATISTICS for metric in ("ttft", "tpot", "itl", "e2el")}
