@@ -33,10 +33,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for one whole exchange."""
 
     @classmethod
-    def make(cls, url: SplitResult, path: str, *, api_key: str | None, **settings: Any) -> "Target":
+    def make(
+        cls, url: SplitResult, path: str, *, api_key: str | None, more_headers: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> "Target":  # fmt: skip
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
+        headers |= {name.lower(): value for name, value in (more_headers or {}).items()}
         tls = url.scheme == "https"
         port = url.port or (443 if tls else 80)
         return cls(host=url.hostname or "", port=port, path=path, tls=tls, headers=headers, **settings)

@@ -29,6 +29,7 @@ class BenchError(Exception):
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when every request succeeded, 1 when some failed or the server is not there, 2 for usage."""
+    flags.settle(args)
     if args.peers is not None:
         from troupellm.load_tests.peers.serve_command import run as run_peers
 
@@ -59,9 +60,10 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], Run]:
         url,
         url.path.rstrip("/") + (args.endpoint or ("/v1/chat/completions" if chat else "/v1/completions")),
         api_key=_api_key(args),
+        more_headers=dict(args.header),
         chat=chat,
-        model=model,
-        body={"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **args.extra_body},
+        model=args.served_model_name or model,
+        body=_common_body(args),
         timeout=args.request_timeout_sec,
     )
     times = arrivals.arrival_times(
@@ -76,6 +78,12 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], Run]:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         result = runner.run(_run(args, target, samples, times, before))
     return _report(args, model, result), result
+
+
+def _common_body(args: argparse.Namespace) -> dict[str, Any]:
+    sampling = {name: value for name in flags.SAMPLING if (value := getattr(args, name)) is not None}
+    ending = {"ignore_eos": True} if args.ignore_eos else {}
+    return {"temperature": args.temperature, **sampling, **ending, **args.extra_body}
 
 
 async def _run(
@@ -136,10 +144,11 @@ def _report(args: argparse.Namespace, model: str, result: Run) -> dict[str, Any]
 
 def _write_files(args: argparse.Namespace, report: dict[str, Any], result: Run) -> None:
     path = _result_path(args, report)
-    if args.save_result or args.save_detailed:
+    if args.save_result or args.save_detailed or args.append_result:
         content = {**report, **(metrics.details(result.records, result.start) if args.save_detailed else {})}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content), encoding="utf-8")
+        with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
+            file.write(("\n" if file.tell() else "") + json.dumps(content))
         print(f"report: {path}")
     if args.html_report is not None:
         from troupellm.load_tests.serve import page
@@ -199,6 +208,7 @@ def _first_model(url: SplitResult, args: argparse.Namespace) -> str:
 
     key = _api_key(args)
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers |= {name.lower(): value for name, value in args.header}
     deadline = time.monotonic() + args.ready_check_timeout_sec
     with httpx.Client(base_url=url.geturl(), headers=headers, timeout=10.0, trust_env=False) as client:
         while True:

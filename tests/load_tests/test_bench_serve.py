@@ -113,6 +113,42 @@ def test_no_prompt_of_the_run_was_asked_before_it(fake_server: Fake, tmp_path: P
     assert sorted(tuple(body["prompt"]) for body in fake_server.bodies) == sorted(prompts[4:])
 
 
+def test_what_scripts_for_vllm_say(fake_server: Fake, tmp_path: Path) -> None:
+    words = ("--backend", "vllm", "--input-len", "7", "--output-len", "2", "--top-p", "0.5", "--top-k", "-1")
+    words += ("--served-model-name", "other", "--header", "X-Note=a=b", "Authorization=Bearer own", "--append-result")
+    for _ in range(2):
+        code = bench(
+            "serve", "--base-url", fake_server.url, "--num-prompts", "3", "--model", "mine", "--disable-tqdm", *words,
+            "--ready-check-timeout-sec", "0", "--result-dir", str(tmp_path), "--result-filename", "r.json",
+        )  # fmt: skip
+        assert code == 0
+    reports = [json.loads(line) for line in (tmp_path / "r.json").read_text().splitlines()]
+    assert [(one["backend"], one["model_id"], one["total_output_tokens"]) for one in reports] == [
+        ("vllm", "mine", 6)
+    ] * 2
+    body, headers = fake_server.bodies[0], fake_server.headers[0]
+    assert (len(body["prompt"]), body["max_tokens"], body["model"]) == (7, 2, "other")
+    assert (body["top_p"], body["top_k"]) == (0.5, -1)
+    assert not {"min_p", "frequency_penalty"} & set(body)
+    assert (headers["x-note"], headers["authorization"]) == ("a=b", "Bearer own")
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [((), True), (("--no-ignore-eos",), False), (("--dataset-name", "prefix_repetition"), False)],
+)
+def test_random_prompts_are_answered_to_the_wanted_length(
+    fake_server: Fake, words: tuple[str, ...], ignored: bool
+) -> None:
+    fake_server.behaviour = "too_few"
+    code = bench(
+        "serve", "--base-url", fake_server.url, "--num-prompts", "2", "--output-len", "3", "--disable-tqdm",
+        "--ready-check-timeout-sec", "0", *words,
+    )  # fmt: skip
+    assert code == int(ignored)
+    assert [body.get("ignore_eos", False) for body in fake_server.bodies] == [ignored] * 2
+
+
 def test_a_ramp_is_in_the_name_of_its_result(fake_server: Fake, tmp_path: Path) -> None:
     ramp = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "500", "--ramp-up-end-rps", "1000")
     sizes = ("--num-prompts", "2", "--random-input-len", "5", "--random-output-len", "4", "--disable-tqdm")

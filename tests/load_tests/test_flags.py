@@ -9,8 +9,9 @@ import pytest
 
 from troupellm.actors import engine
 from troupellm.load_tests import cli
+from troupellm.load_tests.serve.flags import SAMPLING
 
-ANY_NUMBER = {"--seed", "--port", "--temperature"}
+ANY_NUMBER = {"--seed", "--port", "--temperature", *("--" + name.replace("_", "-") for name in SAMPLING)}
 """What they may be is the generator's, the system's and the server's to say."""
 
 
