@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         work.mkdir(parents=True, exist_ok=True)
         work = work.absolute()
         bench = Bench(args, work, threads)
-        print(f"{_processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
+        print(f"{processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
         for config in args.configs:
             for precision in args.precisions:
                 bench.compete(config, precision, cells)
@@ -149,7 +149,7 @@ class Bench:
         if not self._args.result_json:
             return
         content: dict[str, Any] = {
-            "processor": _processor(),
+            "processor": processor(),
             "num_threads": self._threads,
             "rounds": self._args.rounds,
             "versions": self.versions,
@@ -162,7 +162,7 @@ class Bench:
         Path(self._args.result_json).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
