@@ -67,7 +67,7 @@ class Bench:
         """Every cell of a configuration and a precision, with the contestants that can."""
         contestants: dict[str, Contestant] = {}
         try:
-            for name in self._args.contestants:
+            for name in dict.fromkeys(self._args.contestants):
                 if contestant := self._made(name, config, precision, cells):
                     contestants[name] = contestant
             print("\n" + table.heading(self._args.contestants), flush=True)

@@ -107,7 +107,7 @@ class PeerBench:
         servers: dict[str, ServerProcess] = {}
         found = self.found[config] = {name: Measured() for name in names}
         try:
-            for name in names:
+            for name in dict.fromkeys(names):
                 self._start(name, config, servers)
             for number in range(self._args.rounds + 1):
                 for name in turns(list(servers), number):

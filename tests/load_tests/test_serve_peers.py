@@ -118,6 +118,15 @@ class Failing:
         self.closed = True
 
 
+def test_a_server_that_is_named_twice_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them would be left behind, stopped."""
+    started: list[str] = []
+    monkeypatch.setattr(PeerBench, "_start", lambda self, name, *_: started.append(name))
+    args = argparse.Namespace(num_threads=1, streams=2, rounds=1, result_json=None)
+    PeerBench(args, tmp_path).compete("tiny", ["llama", "troupellm", "llama"])
+    assert started == ["llama", "troupellm"]
+
+
 def test_a_server_that_fails_later_has_no_numbers(tmp_path: Path) -> None:
     args = argparse.Namespace(
         num_threads=1, streams=2, one_requests=1, seed=0, random_input_len=4, random_output_len=4, result_json=None
