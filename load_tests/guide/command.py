@@ -106,6 +106,7 @@ async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> 
 
     settings: dict[str, Any] = {"num_threads": args.threads or usable_cores(), "device": "cpu"}
     settings["worker_process"] = not args.embedded
+    settings["spare_worker"] = False  # it would import torch beside the first rounds
     settings["enable_prefix_caching"] = False  # both sides have the same prompts
     async with Engine(folder, **settings) as engine:
         ratios = [await _ratio(engine, args, name, batch) for batch in args.batches]

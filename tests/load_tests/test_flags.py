@@ -84,6 +84,28 @@ class Opened(Exception):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
+        ("forks", ["--preset", "tiny"]),
+        ("guide", ["--models", "tiny"]),
+        ("speculation", ["--parts", "ngram", "--prompts", "1"]),
+    ],
+)
+def test_nothing_is_imported_beside_what_is_measured(
+    name: str, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare worker process begins to import torch a second after its engine has started."""
+
+    def refuse(_: object, **settings: Any) -> None:
+        raise Opened(settings["spare_worker"])
+
+    monkeypatch.setattr(engine, "Engine", refuse)
+    with pytest.raises(Opened) as opened:
+        bench(name, *more)
+    assert opened.value.args == (False,)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
         ("guide", ["--models", "tiny"]),
         ("offload", ["--preset", "tiny", "--parts", "host", "--prefix-len", "32"]),
         ("prefill", ["--preset", "tiny"]),

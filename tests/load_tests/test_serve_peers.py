@@ -44,6 +44,7 @@ def test_our_layouts_are_settings_that_the_server_takes(name: str, tmp_path: Pat
         2,
         False,
     )
+    assert engine.worker.spare_worker is False
     if name != "troupellm":
         assert engine.worker.worker_process is name.startswith("process")
         assert server.api_server_count == int(name.endswith("front"))
