@@ -141,6 +141,7 @@ async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -
     if args.fronts and not more:  # a send is one event here: what the readers saw, and what the fronts alone used
         spent |= {"sends": events, "cpu": spent["fronts_cpu"]}
     return {
+        "readers": sum(reader.events > 0 for reader in counts),
         "us_per_send": 1e6 * spent["cpu"] / spent["sends"],
         "bytes_per_send": spent["bytes"] / spent["sends"],
         "sends_per_second": spent["sends"] / spent["wall"],
@@ -254,12 +255,14 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _cost_lines(report: dict[str, Any], kept: dict[str, str]) -> list[str]:
-    lines = [f"{'':18}{'us/send':>10}{'bytes/send':>12}{'sends/s':>10}{'tokens/s':>10}{'tokens/CPU s':>14}{'busy':>7}"]
+    heads = (("us/send", 10), ("bytes/send", 12), ("sends/s", 10), ("tokens/s", 10), ("tokens/CPU s", 14))
+    lines = [f"{'':18}" + "".join(f"{head:>{width}}" for head, width in (*heads, ("busy", 7), ("readers", 9)))]
     for name in ("bare, hypercorn", "bare", "ours", "per_token_events"):
         row = report[name]
         lines.append(
             f"{name:18}{row['us_per_send']:>10.1f}{row['bytes_per_send']:>12.0f}{row['sends_per_second']:>10.0f}"
             f"{row['tokens_per_second']:>10.0f}{row['tokens_per_cpu_second']:>14.0f}{row['busy']:>7.2f}"
+            f"{row['readers']:>9.0f}"
         )
     ours, both = f"{report['cost_on_our_front']:.2f} behind our own front", f"at most {MOST_COST}: {kept['cost']}"
     lines.append(f"CPU time per send over the bare app's on hypercorn: {report['cost']:.2f} ({both}); {ours}")

@@ -64,6 +64,7 @@ def test_both_apps_are_measured(tmp_path, capsys):
     for name in ("ours", "bare", "per_token_events"):
         assert report[name]["sends_per_second"] > 0
         assert report[name]["us_per_send"] > 0
+        assert 0 < report[name]["readers"] <= 4
     assert report["ours"]["tokens_per_second"] > 0
     assert report["bare"]["tokens_per_second"] == 0
     assert report["kept"]["per_token_events"]
