@@ -24,6 +24,7 @@ from troupellm.load_tests.peers.checkpoints import model_for
 from troupellm.load_tests.peers.environments import SIDES, environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.random_model import SHAPES
+from troupellm.load_tests.throughput.command import turns
 
 MAKE_SECONDS = 1200.0
 ANSWER_SECONDS = 900.0
@@ -128,9 +129,7 @@ class Bench:
         for number in range(self._args.rounds + 1):
             prompts = prompts_of(f"{self._args.seed} {number}")
             output_len = cell.output_len if number else min(cell.output_len, WARM_UP_TOKENS)
-            names = list(contestants)
-            turn = number % max(1, len(names))
-            for name in names[turn:] + names[:turn]:
+            for name in turns(list(contestants), number):
                 try:
                     with contestants[name].awake():
                         seconds, answers = contestants[name].answer(prompts, output_len, ANSWER_SECONDS)

@@ -30,6 +30,7 @@ from troupellm.load_tests.random_model import SHAPES
 from troupellm.load_tests.serve.client import Target
 from troupellm.load_tests.serve.driver import drive
 from troupellm.load_tests.serve.records import SampleRequest
+from troupellm.load_tests.throughput.command import turns
 
 START_SECONDS = 900.0
 RUN_SECONDS = 900.0
@@ -38,12 +39,6 @@ MOST_ITL, LEAST_RATE = 1.1, 1.2
 
 TIMED = "24m"
 """The model on which times are judged."""
-
-
-def turns(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: another one begins each time."""
-    first = number % max(1, len(names))
-    return [*names[first:], *names[:first]]
 
 
 class Measured(msgspec.Struct):

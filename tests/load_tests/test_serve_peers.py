@@ -13,7 +13,7 @@ import pytest
 
 from troupellm.load_tests import cli
 from troupellm.load_tests.peers.process import ContestantError
-from troupellm.load_tests.peers.serve_command import Measured, PeerBench, judge, judgement_text, table, turns
+from troupellm.load_tests.peers.serve_command import Measured, PeerBench, judge, judgement_text, table
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import LAYOUTS, SERVERS, ServerPlan, plan_server
 from troupellm.server.cli.flags import load_configs
@@ -89,12 +89,6 @@ def test_what_must_hold() -> None:
     assert "at most 1.10x   kept" in judgement_text(verdicts)
     assert "at least 1.20x   not shown; numbers MISSING of vllm" in judgement_text(verdicts)
     assert table("24m", 16, found["24m"]).splitlines()[1].split() == ["troupellm", "10.00", "3.00", "3.00", "700.0"]
-
-
-def test_nobody_always_follows_the_same_one() -> None:
-    assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
-    assert turns(["a", "b", "c"], 2) == ["c", "a", "b"]
-    assert turns([], 3) == []
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
