@@ -35,6 +35,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 without = echo "could not install $(1): make test-all needs ALLOW_ABSENT=1 to do without"
 INPUTS := pyproject.toml $(CONSTRAINTS)
 
+# Two pips at once in one environment would spoil it (`make -j`).
+.NOTPARALLEL:
+
 .PHONY: serve demo test test-all repeat clients peers encoder xgrammar simulate check wheel clean
 
 serve: $(VENV)/.installed

@@ -1,6 +1,8 @@
 """`troupellm bench`: load tests and benchmarks. Light to import: a benchmark is loaded only when it runs."""
 
 import argparse
+import os
+import sys
 from importlib import import_module
 
 from troupellm.load_tests.chain import flags as chain
@@ -86,4 +88,9 @@ def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _run(args: argparse.Namespace) -> int:
+    """2 for a result that could not be written: that is seen before minutes of measuring, not after them."""
+    result = getattr(args, "result_json", None)
+    if result and (os.path.isdir(result) or not os.path.isdir(os.path.dirname(result) or ".")):
+        print(f"troupellm bench: --result-json {result}: no such folder, or a folder itself", file=sys.stderr)
+        return 2
     return int(import_module(args.module).run(args))

@@ -43,7 +43,15 @@ class OwnServer:
         self._ready.set()
 
     async def ready(self) -> None:
-        await asyncio.wait_for(self._ready.wait(), START_SECONDS)
+        """
+        Raises:
+            RuntimeError: it ended or took too long; with the end of its log.
+        """
+        try:
+            await asyncio.wait_for(self._ready.wait(), START_SECONDS)
+        except TimeoutError:
+            said = "\n".join(self.log)
+            raise RuntimeError(f"the server was not ready within {START_SECONDS:g} s:\n{said}") from None
         if not self.url:
             raise RuntimeError("the server did not start:\n" + "\n".join(self.log))
 

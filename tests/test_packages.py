@@ -26,6 +26,28 @@ def test_the_listed_packages_are_the_folders_on_disk() -> None:
     assert len(listed) == len(set(listed))
 
 
+NOT_SHIPPED = {"load_tests/README.md"}
+
+
+def test_what_is_no_python_file_is_listed_as_data_of_its_package() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    shipped = {
+        path.relative_to(ROOT).as_posix()
+        for package, patterns in data.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    others = {
+        path.relative_to(ROOT).as_posix()
+        for top in TOP
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert "kernels/native/attention.cpp" in others
+    assert others - shipped == NOT_SHIPPED
+    assert "py.typed" in shipped
+
+
 def test_init_files_are_there_and_empty() -> None:
     """An operation's is its public function, and no other says anything."""
     for folder in folders():

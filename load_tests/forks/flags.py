@@ -16,5 +16,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against-transformers", action="store_true", help="search with transformers as well")
     parser.add_argument("--embedded", action="store_true", help="the model on a thread instead of in a process")
     parser.add_argument("--repeats", type=count, default=5, help="rounds whose medians count")
-    parser.add_argument("--num-threads", type=int, default=None, help="torch threads of all; default: all cores")
+    parser.add_argument("--num-threads", type=count, default=None, help="torch threads of all; default: all cores")
     parser.add_argument("--result-json", metavar="FILE")

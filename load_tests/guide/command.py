@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import random
 import tempfile
 import time
@@ -17,6 +16,7 @@ import anyio
 import msgspec
 
 from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.throughput.command import usable_cores
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
@@ -81,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
     print(_text(args, ratios, firsts))
     if args.result_json:
         content = {
+            "num_threads": args.threads or usable_cores(),
+            "output_len": args.output_len,
+            "schema_bytes": args.schema_bytes,
+            "embedded": args.embedded,
             "time_per_output_token": [msgspec.structs.asdict(ratio) | {"ratio": ratio.ratio} for ratio in ratios],
             "first_token": [msgspec.structs.asdict(first) | {"added": first.added} for first in firsts],
         }
@@ -100,8 +104,9 @@ def _folder(name: str) -> Iterator[Path | None]:
 async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> tuple[list[Ratio], FirstToken]:
     from troupellm.actors.engine import Engine
 
-    settings: dict[str, Any] = {"num_threads": args.threads or os.cpu_count() or 1, "device": "cpu"}
+    settings: dict[str, Any] = {"num_threads": args.threads or usable_cores(), "device": "cpu"}
     settings["worker_process"] = not args.embedded
+    settings["spare_worker"] = False  # it would import torch beside the first rounds
     settings["enable_prefix_caching"] = False  # both sides have the same prompts
     async with Engine(folder, **settings) as engine:
         ratios = [await _ratio(engine, args, name, batch) for batch in args.batches]
@@ -109,10 +114,11 @@ async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> 
 
 
 async def _ratio(engine: "Engine", args: argparse.Namespace, name: str, batch: int) -> Ratio:
-    """Rounds of both in turn; the first ones warm up."""
+    """Rounds of both in turn, another one first in each; the first ones warm up."""
     ratio = Ratio(name, batch, [], [])
+    sides: list[tuple[list[float], GuideSpec | None]] = [(ratio.plain, None), (ratio.guided, _guide(ENDLESS))]
     for number in range(args.repeats + 1):
-        for side, guide in ((ratio.plain, None), (ratio.guided, _guide(ENDLESS))):
+        for side, guide in sides if number % 2 else sides[::-1]:
             seconds = await _round(engine, batch, args.output_len, guide, number)
             if number:
                 side.append(seconds)
@@ -149,8 +155,9 @@ async def _first_tokens(engine: "Engine", args: argparse.Namespace, name: str) -
     source = random.Random(0)
     for number in range(args.schemas + 1):
         guide = _guide(new_schema(args.schema_bytes, source))
-        for side, wanted in ((first.plain, None), (first.guided, guide)):
-            prompt = [source.randrange(3, 250) for _ in range(_PROMPT_TOKENS)]
+        prompt = [source.randrange(3, 250) for _ in range(_PROMPT_TOKENS)]
+        sides: list[tuple[list[float], GuideSpec | None]] = [(first.plain, None), (first.guided, guide)]
+        for side, wanted in sides if number % 2 else sides[::-1]:
             begin = time.perf_counter()
             async with engine.stream(prompt, max_tokens=2, temperature=1.0, guide=wanted, ignore_eos=True) as stream:
                 await anext(stream)

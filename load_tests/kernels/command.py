@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, device: torch.device) -> int:
-    dtype = getattr(torch, args.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
-    size = size_of(args.model or ("125m" if device.type == "cpu" else "qwen3-8b"))
+    args.dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    args.model = args.model or ("125m" if device.type == "cpu" else "qwen3-8b")
+    dtype, size = getattr(torch, args.dtype), size_of(args.model)
     ceilings = None if args.check_only else measure_ceilings(device, args.seconds)
     if ceilings is not None:
         print(ceiling_text(ceilings), flush=True)
@@ -119,6 +120,7 @@ def ceiling_text(ceilings: Measured) -> str:
 def _write(args: argparse.Namespace, ceilings: Measured | None, checks: list[Check], found: list[Found]) -> None:
     if args.result_json:
         content = {
+            **{name: getattr(args, name) for name in ("model", "device", "dtype", "context")},
             "ceilings": msgspec.to_builtins(ceilings),
             "checks": [{**msgspec.to_builtins(one), "error": min(one.error, 1e9)} for one in checks],
             "found": msgspec.to_builtins(found),

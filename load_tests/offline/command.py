@@ -24,6 +24,7 @@ from troupellm.load_tests.peers.checkpoints import model_for
 from troupellm.load_tests.peers.environments import SIDES, environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.random_model import SHAPES
+from troupellm.load_tests.throughput.command import turns
 
 MAKE_SECONDS = 1200.0
 ANSWER_SECONDS = 900.0
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         work.mkdir(parents=True, exist_ok=True)
         work = work.absolute()
         bench = Bench(args, work, threads)
-        print(f"{_processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
+        print(f"{processor()}, {threads} threads; prompts of {args.input_len}, answers of {args.output_len} tokens")
         for config in args.configs:
             for precision in args.precisions:
                 bench.compete(config, precision, cells)
@@ -67,7 +68,7 @@ class Bench:
         """Every cell of a configuration and a precision, with the contestants that can."""
         contestants: dict[str, Contestant] = {}
         try:
-            for name in self._args.contestants:
+            for name in dict.fromkeys(self._args.contestants):
                 if contestant := self._made(name, config, precision, cells):
                     contestants[name] = contestant
             print("\n" + table.heading(self._args.contestants), flush=True)
@@ -128,9 +129,7 @@ class Bench:
         for number in range(self._args.rounds + 1):
             prompts = prompts_of(f"{self._args.seed} {number}")
             output_len = cell.output_len if number else min(cell.output_len, WARM_UP_TOKENS)
-            names = list(contestants)
-            turn = number % max(1, len(names))
-            for name in names[turn:] + names[:turn]:
+            for name in turns(list(contestants), number):
                 try:
                     with contestants[name].awake():
                         seconds, answers = contestants[name].answer(prompts, output_len, ANSWER_SECONDS)
@@ -149,7 +148,7 @@ class Bench:
         if not self._args.result_json:
             return
         content: dict[str, Any] = {
-            "processor": _processor(),
+            "processor": processor(),
             "num_threads": self._threads,
             "rounds": self._args.rounds,
             "versions": self.versions,
@@ -162,7 +161,7 @@ class Bench:
         Path(self._args.result_json).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from troupellm.load_tests.offload.crowd import crowd
 from troupellm.load_tests.offload.restore import BLOCK, Restored, restore
 from troupellm.load_tests.offload.throughput import Rates, throughput
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
+from troupellm.load_tests.throughput.command import usable_cores
 
 HOST_TARGET, DISK_TARGET = 0.02, 0.1
 """Seconds to the first token with a restored prefix, over those of computing it."""
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 async def _measure(
     args: argparse.Namespace, folder: Path, shape: Shape, disk: Path
 ) -> tuple[dict[str, Any], list[Verdict]]:
-    threads = args.threads or os.cpu_count() or 1
+    threads = args.threads or usable_cores()
     settings = {"device": "cpu", "num_threads": threads, "max_model_len": 2 * args.prefix_len}
     content: dict[str, Any] = {"arguments": {name: value for name, value in vars(args).items() if name != "func"}}
     verdicts: list[Verdict] = []

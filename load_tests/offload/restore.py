@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 SPARE_BLOCKS = 16
+SETTLING_SECONDS = 300.0
 ANSWER = 4
 """Tokens that are compared."""
 
@@ -86,9 +87,10 @@ async def _ask(engine: "Engine", prompt: list[int]) -> Answer:
 
 
 async def _settled(engine: "Engine") -> None:
-    """Until nothing moves between the tiers."""
-    while True:
-        offload = engine.snapshot().scheduler.offload
-        if offload is None or not (offload.transfers or offload.lookups or offload.waiting_spills):
-            return
-        await anyio.sleep(0.01)
+    """Until nothing moves between the tiers; raises TimeoutError when that takes too long."""
+    with anyio.fail_after(SETTLING_SECONDS):
+        while True:
+            offload = engine.snapshot().scheduler.offload
+            if offload is None or not (offload.transfers or offload.lookups or offload.waiting_spills):
+                return
+            await anyio.sleep(0.01)

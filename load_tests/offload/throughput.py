@@ -46,8 +46,8 @@ async def throughput(folder: Path, shape: Shape, settings: dict[str, Any], args:
         rates = Rates([], [], [], [])
         for number in range(args.repeats + 1):
             sides = [(off, rates.off, rates.off_cpu), (on, rates.on, rates.on_cpu)]
+            prompts = [source.choices(range(shape.vocab_size), k=args.prompt_len) for _ in range(args.requests)]
             for engine, found, worked in sides if number % 2 else sides[::-1]:
-                prompts = [source.choices(range(shape.vocab_size), k=args.prompt_len) for _ in range(args.requests)]
                 before = time.process_time()
                 seconds = await _round(engine, prompts, args.output_len)
                 if number:  # the first round warms up

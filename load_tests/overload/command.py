@@ -25,6 +25,8 @@ WARM_UP = 0.5
 POLITE_PERIOD = 0.1
 """Seconds between requests of the polite key."""
 RECOVERY_LIMIT = 5.0
+REFUSED_PAUSE = 0.01
+"""Seconds that a client leaves after a refusal: one that asks again at once would have the processor for itself."""
 
 
 class Outcome(msgspec.Struct):
@@ -36,6 +38,8 @@ class Outcome(msgspec.Struct):
     first_token: list[float] = []
     refusals: list[float] = []
     """How long each refused request had to wait for that."""
+    recovered: float = 0.0
+    """From the last request of the load to the end of one that was as fast as usual; 0 where nobody looked."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -82,8 +86,8 @@ async def _measure(args: argparse.Namespace, folder: Path) -> Report:
         load = _Load(engine, args)
         solo = await load.polite(args.seconds)
         peak = await load.closed_loop(args.seconds)
-        overload = await load.open_loop(args.factor * peak.good / args.seconds, args.seconds)
-        recovery = await load.recovery(2 * _percentile(solo.first_token, 0.99))
+        usual = 2 * _percentile(solo.first_token, 0.99)
+        overload = await load.open_loop(args.factor * peak.good / args.seconds, args.seconds, usual=usual)
         flooded = Outcome()
         async with anyio.create_task_group() as group:
             group.start_soon(load.open_loop, args.factor * peak.good / args.seconds, args.seconds + 1.0)
@@ -98,7 +102,7 @@ async def _measure(args: argparse.Namespace, folder: Path) -> Report:
         refused=len(overload.refusals),
         refusal_p99_ms=1000 * _percentile(overload.refusals, 0.99),
         refusal_max_ms=1000 * max(overload.refusals, default=0.0),
-        recovery_s=recovery,
+        recovery_s=overload.recovered,
         step_ms=args.step_ms,
         solo_p99_ms=solo_p99,
         flooded_p99_ms=1000 * _percentile(flooded.first_token, 0.99),
@@ -111,26 +115,32 @@ class _Load:
     def __init__(self, engine: "Engine", args: argparse.Namespace) -> None:
         self._engine = engine
         self._max_tokens: int = args.output_len
-        self._sequences: int = args.max_num_seqs
+        self._clients: int = args.max_num_seqs + min(args.max_num_seqs, args.max_num_queued_reqs)
         self._good_within = args.ttft_ms / 1000
 
     async def closed_loop(self, seconds: float) -> Outcome:
-        """As many clients as sequences fit, each with one request after another: the capacity."""
+        """As many clients as sequences fit, and as many that wait, if they may; each with one request after another:
+        the capacity."""
         outcome = Outcome()
         begin = time.perf_counter() + WARM_UP
         end = begin + seconds
 
         async def client() -> None:
             while time.perf_counter() < end:
-                await self._ask(outcome, "loud", begin, end)
+                if not await self._ask(outcome, "loud", begin, end):
+                    await anyio.sleep(REFUSED_PAUSE)
 
         async with anyio.create_task_group() as group:
-            for _ in range(2 * self._sequences):
+            for _ in range(self._clients):
                 group.start_soon(client)
         return outcome
 
-    async def open_loop(self, rate: float, seconds: float) -> Outcome:
-        """Requests at even intervals, whatever becomes of them; what is not over at the end is not good."""
+    async def open_loop(self, rate: float, seconds: float, *, usual: float | None = None) -> Outcome:
+        """Requests at even intervals, whatever becomes of them; what is not over at the end is not good.
+
+        Args:
+            usual: seconds to a first token. Given, the recovery is timed, too, while those who wait are still there.
+        """
         outcome = Outcome()
         start = time.perf_counter()
         begin = start + WARM_UP
@@ -138,6 +148,8 @@ class _Load:
             for number in range(int(rate * (WARM_UP + seconds))):
                 await anyio.sleep(max(0.0, start + number / rate - time.perf_counter()))
                 group.start_soon(self._ask, outcome, "loud", begin, begin + seconds)
+            if usual is not None:
+                outcome.recovered = await self._recovery(usual)
         return outcome
 
     async def polite(self, seconds: float) -> Outcome:
@@ -149,17 +161,19 @@ class _Load:
             await anyio.sleep(POLITE_PERIOD)
         return outcome
 
-    async def recovery(self, usual: float) -> float:
+    async def _recovery(self, usual: float) -> float:
         """Seconds until a request gets its first token as fast as usual again."""
         begin = time.perf_counter()
         while time.perf_counter() - begin < 2 * RECOVERY_LIMIT:
             outcome = Outcome()
-            await self._ask(outcome, "loud", 0.0, float("inf"))
-            if outcome.first_token and outcome.first_token[0] <= usual:
+            if not await self._ask(outcome, "loud", 0.0, float("inf")):
+                await anyio.sleep(REFUSED_PAUSE)
+            elif outcome.first_token[0] <= usual:
                 break
         return time.perf_counter() - begin
 
-    async def _ask(self, outcome: Outcome, tenant: str, counted_from: float, counted_to: float) -> None:
+    async def _ask(self, outcome: Outcome, tenant: str, counted_from: float, counted_to: float) -> bool:
+        """Whether it was answered, and not refused."""
         begin = time.perf_counter()
         outcome.offered += counted_from <= begin <= counted_to
         try:
@@ -173,11 +187,12 @@ class _Load:
                     pass
         except (EngineOverloaded, QueueTimeout):
             outcome.refusals.append(time.perf_counter() - begin)
-            return
+            return False
         if counted_from <= time.perf_counter() <= counted_to:
             good = first <= self._good_within
             outcome.good += good
             outcome.late += not good
+        return True
 
 
 def _percentile(values: list[float], share: float) -> float:

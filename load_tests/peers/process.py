@@ -22,16 +22,21 @@ class ContestantError(Exception):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """SIGTERM ends the benchmark as an error would, so that no contestant is left behind, stopped for ever."""
+    """What would end the benchmark at once, also a terminal that closes, ends it as an error would, so that no
+    contestant is left behind, stopped for ever."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}  # nohup means it
     try:
+        for number in before:
+            signal.signal(number, leave)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Contestant:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from troupellm.load_tests.offline.cells import Cell
+from troupellm.load_tests.offline.command import processor
 from troupellm.load_tests.peers.checkpoints import model_for
 from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
@@ -29,6 +30,7 @@ from troupellm.load_tests.random_model import SHAPES
 from troupellm.load_tests.serve.client import Target
 from troupellm.load_tests.serve.driver import drive
 from troupellm.load_tests.serve.records import SampleRequest
+from troupellm.load_tests.throughput.command import turns
 
 START_SECONDS = 900.0
 RUN_SECONDS = 900.0
@@ -37,12 +39,6 @@ MOST_ITL, LEAST_RATE = 1.1, 1.2
 
 TIMED = "24m"
 """The model on which times are judged."""
-
-
-def turns(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: another one begins each time."""
-    first = number % max(1, len(names))
-    return [*names[first:], *names[:first]]
 
 
 class Measured(msgspec.Struct):
@@ -62,10 +58,17 @@ class Judgement(msgspec.Struct, frozen=True):
     found: float
     wanted: float
     at_most: bool = False
+    missing: tuple[str, ...] = ()
+    """Rivals that it is about and that have no number."""
+
+    @property
+    def reached(self) -> bool:
+        return self.found <= self.wanted if self.at_most else self.found >= self.wanted
 
     @property
     def kept(self) -> bool:
-        return self.found <= self.wanted if self.at_most else self.found >= self.wanted
+        """Nothing is kept while numbers are missing."""
+        return self.reached and not self.missing
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +102,7 @@ class PeerBench:
         servers: dict[str, ServerProcess] = {}
         found = self.found[config] = {name: Measured() for name in names}
         try:
-            for name in names:
+            for name in dict.fromkeys(names):
                 self._start(name, config, servers)
             for number in range(self._args.rounds + 1):
                 for name in turns(list(servers), number):
@@ -147,7 +150,7 @@ class PeerBench:
     def _turn(
         self, name: str, config: str, number: int, servers: dict[str, ServerProcess], measured: Measured
     ) -> None:  # fmt: skip
-        """Round 0 warms up. A server that fails is out."""
+        """Round 0 warms up. A server that fails is out, with what was measured of it before."""
         server, args = servers[name], self._args
         try:
             with server.awake():
@@ -156,6 +159,8 @@ class PeerBench:
         except ContestantError as error:
             self.failures.append(f"{config}: {error}")
             servers.pop(name).close()
+            for column in (measured.itl_ms, measured.tpot_ms, measured.ttft_ms, measured.rate):
+                column.clear()
             return
         if number:
             measured.itl_ms.append(one["itl_ms"])
@@ -172,8 +177,13 @@ class PeerBench:
     def _write(self) -> None:
         if self._args.result_json:
             content = {
+                "processor": processor(),
                 "num_threads": self._threads,
+                "rounds": self._args.rounds,
+                "input_len": self._args.random_input_len,
+                "output_len": self._args.random_output_len,
                 "streams": self._args.streams,
+                "one_requests": self._args.one_requests,
                 "found": {
                     config: {name: {**msgspec.to_builtins(one), "medians": one.medians()} for name, one in rows.items()}
                     for config, rows in self.found.items()
@@ -217,14 +227,16 @@ def judge(found: dict[str, dict[str, Measured]]) -> list[Judgement]:
         rivals = {name: medians[name] for name in RIVALS if medians.get(name)}
         if not ours or not rivals:
             continue
+        missing = tuple(name for name in RIVALS if name not in rivals)
         if config == TIMED:
             if "llama" in rivals:
                 ratio = ours["itl_ms"] / rivals["llama"]["itl_ms"]
                 verdicts.append(Judgement(f"{config}: ITL of one stream / llama-server's", ratio, MOST_ITL, True))
             ratio = ours["ttft_ms"] / min(one["ttft_ms"] for one in rivals.values())
-            verdicts.append(Judgement(f"{config}: TTFT of one stream / best rival's", ratio, 1.0, True))
+            verdicts.append(Judgement(f"{config}: TTFT of one stream / best rival's", ratio, 1.0, True, missing))
         ratio = ours["rate"] / max(one["rate"] for one in rivals.values())
-        verdicts.append(Judgement(f"{config}: tokens/s of all streams / best rival's", ratio, LEAST_RATE))
+        what = f"{config}: tokens/s of all streams / best rival's"
+        verdicts.append(Judgement(what, ratio, LEAST_RATE, missing=missing))
     return verdicts
 
 
@@ -244,6 +256,7 @@ def table(config: str, streams: int, rows: dict[str, Measured]) -> str:
 def judgement_text(verdicts: Sequence[Judgement]) -> str:
     return "\n".join(
         f"{one.what:<48}{one.found:>7.2f}x   wanted {'at most' if one.at_most else 'at least'} {one.wanted:.2f}x   "
-        + ("kept" if one.kept else "MISSED")
+        + ("kept" if one.kept else "not shown" if one.reached else "MISSED")
+        + (f"; numbers MISSING of {', '.join(one.missing)}" if one.missing else "")
         for one in verdicts
     )

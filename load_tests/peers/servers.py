@@ -81,6 +81,6 @@ def plan_server(
             *(sys.executable, "-m", "troupellm.server.cli.main", "serve", str(model), "--port", str(port)),
             *("--dtype", "float32", "--max-model-len", str(length), "--max-num-seqs", str(sequences)),
             *("--no-enable-prefix-caching", "--num-threads", str(threads), "--served-model-name", "model"),
-            *LAYOUTS[name],
+            *("--no-spare-worker", *LAYOUTS[name]),  # a spare would import torch beside the first requests
         ]
     return ServerPlan(name=name, command=command, environment=environment, port=port, body=body)

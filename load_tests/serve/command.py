@@ -29,6 +29,7 @@ class BenchError(Exception):
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when every request succeeded, 1 when some failed or the server is not there, 2 for usage."""
+    flags.settle(args)
     if args.peers is not None:
         from troupellm.load_tests.peers.serve_command import run as run_peers
 
@@ -48,19 +49,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], Run]:
     url = _server_url(args)
-    samples = datasets.make_requests(args)
+    made = datasets.make_requests(args, 1 + args.num_warmups)
+    samples, before = made[: args.num_prompts], made[args.num_prompts :]
     listed = _first_model(url, args) if not args.model or args.ready_check_timeout_sec else ""
     model = args.model or listed
     chat = args.backend == "openai-chat"
-    if chat and not all(isinstance(sample.prompt, str) for sample in samples):
+    if chat and not all(isinstance(sample.prompt, str) for sample in made):
         raise BenchError("chat needs text prompts")
     target = Target.make(
         url,
         url.path.rstrip("/") + (args.endpoint or ("/v1/chat/completions" if chat else "/v1/completions")),
         api_key=_api_key(args),
+        more_headers=dict(args.header),
         chat=chat,
-        model=model,
-        body={"temperature": args.temperature, **({"ignore_eos": True} if args.ignore_eos else {}), **args.extra_body},
+        model=args.served_model_name or model,
+        body=_common_body(args),
         timeout=args.request_timeout_sec,
     )
     times = arrivals.arrival_times(
@@ -73,21 +76,30 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], Run]:
         seed=args.seed,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        result = runner.run(_run(args, target, samples, times))
+        result = runner.run(_run(args, target, samples, times, before))
     return _report(args, model, result), result
 
 
-async def _run(args: argparse.Namespace, target: Target, samples: list[SampleRequest], times: list[float]) -> Run:
+def _common_body(args: argparse.Namespace) -> dict[str, Any]:
+    sampling = {name: value for name in flags.SAMPLING if (value := getattr(args, name)) is not None}
+    ending = {"ignore_eos": True} if args.ignore_eos else {}
+    return {"temperature": args.temperature, **sampling, **ending, **args.extra_body}
+
+
+async def _run(
+    args: argparse.Namespace, target: Target, samples: list[SampleRequest], times: list[float],
+    before: list[SampleRequest],
+) -> Run:  # fmt: skip
     """One request alone proves that the set-up works, then the warm-ups, then the run."""
     from tqdm import tqdm
 
+    first, *warmups = before
     if args.ready_check_timeout_sec:
-        probe = RequestRecord(index=0, wanted_tokens=samples[0].output_len, ignore_eos=args.ignore_eos)
-        await exchange(target, samples[0], probe)
+        probe = RequestRecord(index=0, wanted_tokens=first.output_len, ignore_eos=args.ignore_eos)
+        await exchange(target, first, probe)
         if probe.error:
             raise BenchError(f"the first request failed: {probe.error}")
-    if args.num_warmups:
-        warmups = [samples[index % len(samples)] for index in range(args.num_warmups)]
+    if warmups:
         await drive(target, warmups, [0.0] * len(warmups), max_concurrency=args.max_concurrency)
     with tqdm(total=len(samples), disable=args.disable_tqdm, unit="req") as bar:
         return await drive(
@@ -132,10 +144,11 @@ def _report(args: argparse.Namespace, model: str, result: Run) -> dict[str, Any]
 
 def _write_files(args: argparse.Namespace, report: dict[str, Any], result: Run) -> None:
     path = _result_path(args, report)
-    if args.save_result or args.save_detailed:
+    if args.save_result or args.save_detailed or args.append_result:
         content = {**report, **(metrics.details(result.records, result.start) if args.save_detailed else {})}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content), encoding="utf-8")
+        with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
+            file.write(("\n" if file.tell() else "") + json.dumps(content))
         print(f"report: {path}")
     if args.html_report is not None:
         from troupellm.load_tests.serve import page
@@ -155,6 +168,8 @@ def _result_path(args: argparse.Namespace, report: dict[str, Any]) -> Path:
     name: str | None = args.result_filename
     if name is None:
         rate = f"{report['request_rate']}qps"
+        if args.ramp_up_strategy:
+            rate = f"ramp-up-{args.ramp_up_strategy}-{args.ramp_up_start_rps:g}qps-{args.ramp_up_end_rps:g}qps"
         concurrency = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
         base_model = str(report["model_id"]).rsplit("/", maxsplit=1)[-1]
         name = f"{args.label or args.backend}-{rate}{concurrency}-{base_model}-{report['date']}.json"
@@ -162,9 +177,15 @@ def _result_path(args: argparse.Namespace, report: dict[str, Any]) -> Path:
 
 
 def _server_url(args: argparse.Namespace) -> SplitResult:
-    url = urlsplit(args.base_url or f"http://{args.host}:{args.port}")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise BenchError(f"{args.base_url} is not an http address")
+    host = f"[{args.host}]" if ":" in args.host and not args.host.startswith("[") else args.host
+    address = args.base_url or f"http://{host}:{args.port}"
+    try:
+        url = urlsplit(address)
+        usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError as error:
+        raise BenchError(f"{address} is not an http address: {error}") from None
+    if not usable or url.hostname is None:
+        raise BenchError(f"{address} is not an http address")
     if not args.allow_remote and not is_loopback(url.hostname):
         raise BenchError(f"{url.hostname} is not this machine; --allow-remote sends load elsewhere")
     return url
@@ -187,6 +208,7 @@ def _first_model(url: SplitResult, args: argparse.Namespace) -> str:
 
     key = _api_key(args)
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers |= {name.lower(): value for name, value in args.header}
     deadline = time.monotonic() + args.ready_check_timeout_sec
     with httpx.Client(base_url=url.geturl(), headers=headers, timeout=10.0, trust_env=False) as client:
         while True:

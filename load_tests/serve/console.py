@@ -11,6 +11,8 @@ _TITLES = {
     "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
     "itl": ("Inter-token Latency", "ITL"),
     "e2el": ("End-to-end Latency", "E2EL"),
+    "client_queue_time": ("Client-side Queueing", "Client Queue Time"),
+    "e2el_including_client_queue": ("Queue-inclusive End-to-end Latency", "E2EL incl. Client Queue"),
 }
 
 

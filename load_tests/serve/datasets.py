@@ -41,20 +41,25 @@ class PromptMaker:
         return " ".join(piece) if self._chat else piece
 
 
-def make_requests(args: Namespace) -> list[SampleRequest]:
+def make_requests(args: Namespace, more: int = 0) -> list[SampleRequest]:
     """The run's requests, the same for the same flags and seed.
+
+    Args:
+        more: requests of the same kind behind them, to be sent before the run. They share the prefixes of the run's
+            and no more than that, so that no prefix cache knows a prompt of the run when it comes; of a file that is
+            too short they are the run's own.
 
     Raises:
         DatasetError: a file is missing or has another form, or a flag does not fit.
     """
-    return _DATASETS[args.dataset_name](args, random.Random(args.seed))
+    return _DATASETS[args.dataset_name](args, random.Random(args.seed), more)
 
 
-def _random(args: Namespace, generator: random.Random) -> list[SampleRequest]:
+def _random(args: Namespace, generator: random.Random, more: int) -> list[SampleRequest]:
     maker = PromptMaker(generator, chat=args.backend == "openai-chat", vocab_size=args.random_vocab_size)
     prefix = maker.piece(args.random_prefix_len)
     requests = []
-    for _ in range(args.num_prompts):
+    for _ in range(args.num_prompts + more):
         input_len = _spread(generator, args.random_input_len, args.random_range_ratio)
         output_len = _spread(generator, args.random_output_len, args.random_range_ratio)
         requests.append(SampleRequest(prompt=maker.finish(prefix + maker.piece(input_len)), output_len=output_len))
@@ -66,24 +71,21 @@ def _spread(generator: random.Random, length: int, ratio: float) -> int:
     return max(1, generator.randint(round(length * (1 - ratio)), round(length * (1 + ratio))))
 
 
-def _prefix_repetition(args: Namespace, generator: random.Random) -> list[SampleRequest]:
+def _prefix_repetition(args: Namespace, generator: random.Random, more: int) -> list[SampleRequest]:
     """Groups that share a prefix, shuffled, so that the prefix cache is what is measured."""
     maker = PromptMaker(generator, chat=args.backend == "openai-chat", vocab_size=args.random_vocab_size)
     prefixes = [maker.piece(args.prefix_repetition_prefix_len) for _ in range(args.prefix_repetition_num_prefixes)]
-    requests = [
-        SampleRequest(
-            prompt=maker.finish(
-                prefixes[index % len(prefixes)] + maker.piece(args.prefix_repetition_suffix_len),
-            ),
-            output_len=args.prefix_repetition_output_len,
-        )
-        for index in range(args.num_prompts)
-    ]
+
+    def one(index: int) -> SampleRequest:
+        prompt = prefixes[index % len(prefixes)] + maker.piece(args.prefix_repetition_suffix_len)
+        return SampleRequest(prompt=maker.finish(prompt), output_len=args.prefix_repetition_output_len)
+
+    requests = [one(index) for index in range(args.num_prompts)]
     generator.shuffle(requests)
-    return requests
+    return requests + [one(index) for index in range(more)]
 
 
-def _sharegpt(args: Namespace, generator: random.Random) -> list[SampleRequest]:
+def _sharegpt(args: Namespace, generator: random.Random, more: int) -> list[SampleRequest]:
     """First question of each conversation; the recorded answer's size is the output length unless one is given."""
     path = _path(args)
     try:
@@ -97,10 +99,10 @@ def _sharegpt(args: Namespace, generator: random.Random) -> list[SampleRequest]:
         SampleRequest(prompt=question, output_len=args.sharegpt_output_len or _rough_tokens(answer))
         for question, answer in pairs
     ]
-    return _enough(requests, args, path)
+    return _enough(requests, args.num_prompts + more, path)
 
 
-def _custom(args: Namespace, generator: random.Random) -> list[SampleRequest]:
+def _custom(args: Namespace, generator: random.Random, more: int) -> list[SampleRequest]:
     """JSON lines with `prompt` and, if wanted, `output_tokens`."""
     path = _path(args)
     requests = []
@@ -112,7 +114,7 @@ def _custom(args: Namespace, generator: random.Random) -> list[SampleRequest]:
                 requests.append(SampleRequest(prompt=entry["prompt"], output_len=output_len))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"--dataset-path {path}: not JSON lines with a prompt ({error})") from None
-    return _enough(requests, args, path)
+    return _enough(requests, args.num_prompts + more, path)
 
 
 def _path(args: Namespace) -> Path:
@@ -121,18 +123,18 @@ def _path(args: Namespace) -> Path:
     return Path(args.dataset_path)
 
 
-def _enough(requests: list[SampleRequest], args: Namespace, path: Path) -> list[SampleRequest]:
+def _enough(requests: list[SampleRequest], count: int, path: Path) -> list[SampleRequest]:
     """As many as were asked for, going round the file again when it is shorter."""
     if not requests:
         raise DatasetError(f"--dataset-path {path}: no prompts in it")
-    return [requests[index % len(requests)] for index in range(args.num_prompts)]
+    return [requests[index % len(requests)] for index in range(count)]
 
 
 def _rough_tokens(text: str) -> int:
     return min(1024, max(4, len(text) // CHARACTERS_PER_TOKEN))
 
 
-_DATASETS: dict[str, Callable[[Namespace, random.Random], list[SampleRequest]]] = {
+_DATASETS: dict[str, Callable[[Namespace, random.Random, int], list[SampleRequest]]] = {
     "random": _random,
     "sharegpt": _sharegpt,
     "custom": _custom,

@@ -6,26 +6,42 @@ import math
 from typing import Any
 
 from troupellm.load_tests.serve.datasets import DATASET_NAMES
-from troupellm.load_tests.serve.metrics import METRICS
+from troupellm.load_tests.serve.metrics import METRICS, QUEUE_METRICS
 
 MAX_PROMPTS = 100_000
 MAX_SECONDS = 7200.0
+SAMPLING = ("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+"""Sent as they are where they are given; the server says what they may be."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
-    server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chat")
+    server.add_argument(
+        "--backend", choices=("openai", "vllm", "openai-chat"), default="openai", help="completions (twice), or chat"
+    )
     server.add_argument("--base-url", help="instead of --host and --port")
     server.add_argument("--host", default="127.0.0.1")
     server.add_argument("--port", type=int, default=8000)
     server.add_argument("--endpoint", help="default: /v1/completions or /v1/chat/completions")
     server.add_argument("--model", help="default: the first one the server lists")
+    server.add_argument("--served-model-name", help="what requests call the model (default: --model)")
     server.add_argument("--api-key", help="default: OPENAI_API_KEY")
+    server.add_argument("--header", nargs="*", type=pair, default=[], metavar="KEY=VALUE", help="of every request")
     server.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of each body")
     server.add_argument("--temperature", type=float, default=0.0)
-    server.add_argument("--ignore-eos", action="store_true", help="answers have exactly the wanted length, or fail")
+    server.add_argument("--top-k", type=int)
+    for name in SAMPLING:
+        if name != "top_k":
+            server.add_argument("--" + name.replace("_", "-"), type=float)
+    server.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        help="answers have exactly the wanted length, or fail (default: where the data set is random)",
+    )
     server.add_argument("--allow-remote", action="store_true", help="let the load leave this machine")
-    server.add_argument("--ready-check-timeout-sec", type=float, default=60.0, help="0 does not wait for the server")
+    server.add_argument(
+        "--ready-check-timeout-sec", type=not_negative, default=60.0, help="0 does not wait for the server"
+    )
     server.add_argument("--request-timeout-sec", type=positive, default=300.0, help="for one whole answer")
     server.add_argument("--max-duration-sec", type=positive, default=600.0, help="for the whole run")
     _add_load_flags(parser)
@@ -56,7 +72,7 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"))
     load.add_argument("--ramp-up-start-rps", type=positive)
     load.add_argument("--ramp-up-end-rps", type=positive)
-    load.add_argument("--num-warmups", type=int, default=0, help="requests before the run, not measured")
+    load.add_argument("--num-warmups", type=natural, default=0, help="requests before the run, not measured")
     load.add_argument("--seed", type=int, default=0)
 
 
@@ -64,10 +80,12 @@ def _add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data set")
     data.add_argument("--dataset-name", choices=DATASET_NAMES, default="random")
     data.add_argument("--dataset-path", help="file of sharegpt (JSON) or custom (JSON lines)")
+    data.add_argument("--input-len", type=count, help="as --random-input-len")
+    data.add_argument("--output-len", type=count, help="of whatever data set")
     data.add_argument("--random-input-len", type=count, default=256)
     data.add_argument("--random-output-len", type=count, default=128)
     data.add_argument("--random-range-ratio", type=ratio, default=0.0, help="lengths vary by this share")
-    data.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts share")
+    data.add_argument("--random-prefix-len", type=natural, default=0, help="tokens that all prompts share")
     data.add_argument("--random-vocab-size", type=count, default=1000, help="random token ids are below this")
     data.add_argument("--prefix-repetition-prefix-len", type=count, default=256)
     data.add_argument("--prefix-repetition-suffix-len", type=count, default=256)
@@ -81,17 +99,29 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     report = parser.add_argument_group("report")
     report.add_argument("--goodput", nargs="+", type=limit, metavar="METRIC:MS", help="such as ttft:200 tpot:50")
     report.add_argument(
-        "--percentile-metrics", type=metrics, default="ttft,tpot,itl,e2el", help="such as ttft,tpot,itl,e2el"
+        "--percentile-metrics", type=metrics, default=",".join(METRICS), help=f"also {', '.join(QUEUE_METRICS)}"
     )
     report.add_argument("--metric-percentiles", type=percentiles, default="99", help="such as 25,50,99")
     report.add_argument("--save-result", action="store_true", help="write the JSON report")
     report.add_argument("--save-detailed", action="store_true", help="with every request's own numbers")
+    report.add_argument("--append-result", action="store_true", help="a further line of the file, if it is there")
     report.add_argument("--result-dir", default=".")
     report.add_argument("--result-filename")
     report.add_argument("--html-report", nargs="?", const="", metavar="FILE", help="one self-contained page of plots")
     report.add_argument("--metadata", nargs="*", type=pair, default=[], metavar="KEY=VALUE")
     report.add_argument("--label", help="first part of the result's file name")
     report.add_argument("--disable-tqdm", action="store_true")
+
+
+def settle(args: argparse.Namespace) -> None:
+    """What flags for all data sets, and defaults that hang on others, mean; as vLLM has it."""
+    if args.input_len is not None:
+        args.random_input_len = args.input_len
+    if args.output_len is not None:
+        args.random_output_len = args.prefix_repetition_output_len = args.output_len
+        args.sharegpt_output_len = args.custom_output_len = args.output_len
+    if args.ignore_eos is None:
+        args.ignore_eos = args.dataset_name == "random"
 
 
 def check(args: argparse.Namespace) -> str:
@@ -124,6 +154,27 @@ def positive(text: str) -> float:
     return value
 
 
+def natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0")
+    return value
+
+
+def finite(text: str) -> float:
+    value = positive(text)
+    if math.isinf(value):
+        raise argparse.ArgumentTypeError("there has to be an end to it")
+    return value
+
+
+def not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
 def ratio(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
@@ -140,8 +191,8 @@ def limit(text: str) -> tuple[str, float]:
 
 def metrics(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in METRICS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(METRICS)}")
+    if unknown := [name for name in names if name not in (*METRICS, *QUEUE_METRICS)]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join((*METRICS, *QUEUE_METRICS))}")
     return names
 
 

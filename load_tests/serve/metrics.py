@@ -12,12 +12,14 @@ from typing import Any
 from troupellm.load_tests.serve.records import RequestRecord
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
+QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
+"""Of the wait for --max-concurrency; reported where they are asked for."""
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "errors")
 """Per-request lists, kept by --save-detailed; so are `generated_texts` and `tokens_per_chunk`."""
 
 
 def percentile_word(percentile: float) -> str:
-    return f"p{percentile:g}"
+    return f"p{int(percentile) if percentile == int(percentile) else percentile}"
 
 
 def build_report(
@@ -66,6 +68,10 @@ def values_of(metric: str, records: Sequence[RequestRecord]) -> list[float]:
             return [gap for record in records for gap in record.itls]
         case "e2el":
             return [record.latency for record in records]
+        case "client_queue_time":
+            return [record.queue_time for record in records]
+        case "e2el_including_client_queue":
+            return [record.queue_time + record.latency for record in records]
         case _:
             raise ValueError(f"unknown metric {metric}")
 

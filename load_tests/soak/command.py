@@ -117,7 +117,11 @@ class Driven(NamedTuple):
 
 
 async def _drive(server: OwnServer, args: argparse.Namespace, seed: int, seconds: float) -> Driven:
-    """Traffic for so long."""
+    """Traffic for so long.
+
+    Raises:
+        RuntimeError: the server has ended.
+    """
     traffic = Traffic(server, seed)
     driven = Driven([], [], traffic.ends, [])
     began = killed = time.monotonic()
@@ -140,6 +144,8 @@ async def _drive(server: OwnServer, args: argparse.Namespace, seed: int, seconds
         for client in clients:
             client.cancel()
         await traffic.close()
+    if not server.running:
+        raise RuntimeError("the server ended by itself:\n" + "\n".join(server.log))
     return driven
 
 

@@ -101,6 +101,7 @@ class Arms:
             "max_num_seqs": batch,
             "max_model_len": longest + SPARE_TOKENS,
             "worker_process": not embedded,
+            "spare_worker": False,  # it would import torch beside the first rounds
         }
         if quantization is not None:
             self._settings["quantization"] = quantization

@@ -5,9 +5,11 @@ import asyncio
 import json
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,22 +55,26 @@ class Subject:
 async def subject(args: argparse.Namespace, readers: int, *more: str) -> AsyncIterator[Subject]:
     flags = ["--readers", str(readers), "--step-ms", str(args.step_ms), "--flush-ms", str(args.flush_ms)]
     flags += [] if "--chunk-bytes" in more else ["--fronts", str(args.fronts)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "troupellm.load_tests.sse.subject", *flags, *more,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    found = Subject(process)
-    try:
-        found.port = int((await found.line())["url"].rpartition(":")[2])
-        yield found
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    with tempfile.TemporaryDirectory(prefix="troupe-sse-") as folder:  # the process is killed, and would leave it there
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "troupellm.load_tests.sse.subject", "--model-folder", folder, *flags, *more,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        found = Subject(process)
+        try:
+            found.port = int((await found.line())["url"].rpartition(":")[2])
+            yield found
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when a bar is missed."""
+    """Exit code 1 when a bar is missed, 2 without psutil, which looks at the server's processes."""
+    if find_spec("psutil") is None:
+        print("bench sse: psutil comes with the test tools (make test)", file=sys.stderr)
+        return 2
     report = asyncio.run(_measure_all(args))
     for line in _lines(report):
         print(line)
@@ -135,6 +141,7 @@ async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -
     if args.fronts and not more:  # a send is one event here: what the readers saw, and what the fronts alone used
         spent |= {"sends": events, "cpu": spent["fronts_cpu"]}
     return {
+        "readers": sum(reader.events > 0 for reader in counts),
         "us_per_send": 1e6 * spent["cpu"] / spent["sends"],
         "bytes_per_send": spent["bytes"] / spent["sends"],
         "sends_per_second": spent["sends"] / spent["wall"],
@@ -248,12 +255,14 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _cost_lines(report: dict[str, Any], kept: dict[str, str]) -> list[str]:
-    lines = [f"{'':18}{'us/send':>10}{'bytes/send':>12}{'sends/s':>10}{'tokens/s':>10}{'tokens/CPU s':>14}{'busy':>7}"]
+    heads = (("us/send", 10), ("bytes/send", 12), ("sends/s", 10), ("tokens/s", 10), ("tokens/CPU s", 14))
+    lines = [f"{'':18}" + "".join(f"{head:>{width}}" for head, width in (*heads, ("busy", 7), ("readers", 9)))]
     for name in ("bare, hypercorn", "bare", "ours", "per_token_events"):
         row = report[name]
         lines.append(
             f"{name:18}{row['us_per_send']:>10.1f}{row['bytes_per_send']:>12.0f}{row['sends_per_second']:>10.0f}"
             f"{row['tokens_per_second']:>10.0f}{row['tokens_per_cpu_second']:>14.0f}{row['busy']:>7.2f}"
+            f"{row['readers']:>9.0f}"
         )
     ours, both = f"{report['cost_on_our_front']:.2f} behind our own front", f"at most {MOST_COST}: {kept['cost']}"
     lines.append(f"CPU time per send over the bare app's on hypercorn: {report['cost']:.2f} ({both}); {ours}")

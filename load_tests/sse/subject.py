@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -125,27 +124,26 @@ async def _serve(args: argparse.Namespace) -> None:
     from troupellm.load_tests.random_model import SHAPES, write_random_model
     from troupellm.server.app import asgi
 
-    with tempfile.TemporaryDirectory(prefix="troupe-sse-") as name:
-        worker = PacedWorker(args.readers, args.step_ms / 1000)
-        engine = Engine(
-            write_random_model(Path(name), SHAPES["tiny"]),
-            worker=lambda _: worker,
-            served_model_name=("tiny",),
-            max_num_seqs=args.readers,
-            max_num_batched_tokens=max(2048, args.readers),
-            max_num_queued_reqs=args.readers,
-            flush_interval=args.flush_ms / 1000,
-            stall_timeout=0,
-        )
-        async with engine:
+    worker = PacedWorker(args.readers, args.step_ms / 1000)
+    engine = Engine(
+        write_random_model(Path(args.model_folder), SHAPES["tiny"]),
+        worker=lambda _: worker,
+        served_model_name=("tiny",),
+        max_num_seqs=args.readers,
+        max_num_batched_tokens=max(2048, args.readers),
+        max_num_queued_reqs=args.readers,
+        flush_interval=args.flush_ms / 1000,
+        stall_timeout=0,
+    )
+    async with engine:
 
-            def made() -> dict[str, int]:
-                return {"tokens": worker.tokens, "paused": engine.snapshot().scheduler.paused}
+        def made() -> dict[str, int]:
+            return {"tokens": worker.tokens, "paused": engine.snapshot().scheduler.paused}
 
-            if args.fronts:
-                await _run_fronts(engine, config, listener, url, made)
-            else:
-                await _run(Counted(asgi(engine, config=config)), config, listener, url, made)
+        if args.fronts:
+            await _run_fronts(engine, config, listener, url, made)
+        else:
+            await _run(Counted(asgi(engine, config=config)), config, listener, url, made)
 
 
 async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, made: Made) -> None:
@@ -198,6 +196,7 @@ async def _answer(url: str, counts: Callable[[], dict[str, int]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model-folder", required=True, help="where to write the model; whoever made it removes it")
     parser.add_argument("--readers", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)
     parser.add_argument("--flush-ms", type=float, required=True)

@@ -66,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
             print(line(bench.rows[-1], args.levels), flush=True)
             if args.result_json:
                 content = {
+                    **{name: getattr(args, name) for name in ("model", "device", "quantization", "context", "steps")},
+                    "dtype": bench.dtype,
+                    "num_threads": threads,
                     "ceilings": msgspec.to_builtins(bench.ceilings),
                     "rows": [row.report() for row in bench.rows],
                 }

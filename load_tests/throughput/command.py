@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -26,6 +26,8 @@ from troupellm.load_tests.throughput.contestants import (
     Troupe,
 )
 from troupellm.load_tests.throughput.workload import Request, mixed
+
+T = TypeVar("T")
 
 RATIOS = (
     ("troupellm", "generate", 2.5),
@@ -109,17 +111,23 @@ def _pages(requests: Sequence[Request], size: int) -> int:
 
 
 async def _compete(entries: dict[str, Entry], repeats: int) -> None:
-    """One warm-up round that is not timed, then the rounds: every contestant once in each."""
+    """One warm-up round that is not timed, then the rounds: every contestant once in each, another one first."""
     from tqdm import tqdm
 
     with tqdm(total=(repeats + 1) * len(entries), unit="run") as bar:
         for repeat in range(repeats + 1):
-            for name, entry in entries.items():
+            for name, entry in turns(list(entries.items()), repeat):
                 bar.set_description(name)
                 seconds = await _turn(entry)
                 if repeat:
                     entry.seconds.append(seconds)
                 bar.update()
+
+
+def turns(contestants: Sequence[T], number: int) -> list[T]:
+    """The order of a round: another one begins each time, so that nobody always follows the same one."""
+    first = number % max(1, len(contestants))
+    return [*contestants[first:], *contestants[:first]]
 
 
 async def _turn(entry: Entry) -> float:

@@ -94,11 +94,68 @@ def test_first_request_must_work(fake_server: Fake, capsys: pytest.CaptureFixtur
         (["--ramp-up-strategy", "linear"], 2, "needs --ramp-up-start-rps"),
         (["--dataset-name", "custom"], 1, "needs --dataset-path"),
         (["--port", "1", "--ready-check-timeout-sec", "0"], 1, "no server at http://127.0.0.1:1"),
+        (["--host", "::1", "--port", "1", "--ready-check-timeout-sec", "0"], 1, "no server at http://[::1]:1"),
+        (["--port", "99999"], 1, "http://127.0.0.1:99999 is not an http address: Port out of range"),
+        (["--base-url", "ftp://localhost"], 1, "ftp://localhost is not an http address"),
     ],
 )
 def test_runs_that_cannot_start(argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("serve", *argv) == code
     assert message in capsys.readouterr().err
+
+
+def test_no_prompt_of_the_run_was_asked_before_it(fake_server: Fake, tmp_path: Path) -> None:
+    serve(fake_server, tmp_path, "--num-warmups", "3", "--ready-check-timeout-sec", "5")
+    prompts = [tuple(body["prompt"]) for body in fake_server.bodies]
+    assert len(set(prompts)) == len(prompts) == 1 + 3 + 6
+    fake_server.bodies.clear()
+    serve(fake_server, tmp_path)
+    assert sorted(tuple(body["prompt"]) for body in fake_server.bodies) == sorted(prompts[4:])
+
+
+def test_what_scripts_for_vllm_say(fake_server: Fake, tmp_path: Path) -> None:
+    words = ("--backend", "vllm", "--input-len", "7", "--output-len", "2", "--top-p", "0.5", "--top-k", "-1")
+    words += ("--served-model-name", "other", "--header", "X-Note=a=b", "Authorization=Bearer own", "--append-result")
+    for _ in range(2):
+        code = bench(
+            "serve", "--base-url", fake_server.url, "--num-prompts", "3", "--model", "mine", "--disable-tqdm", *words,
+            "--ready-check-timeout-sec", "0", "--result-dir", str(tmp_path), "--result-filename", "r.json",
+        )  # fmt: skip
+        assert code == 0
+    reports = [json.loads(line) for line in (tmp_path / "r.json").read_text().splitlines()]
+    assert [(one["backend"], one["model_id"], one["total_output_tokens"]) for one in reports] == [
+        ("vllm", "mine", 6)
+    ] * 2
+    body, headers = fake_server.bodies[0], fake_server.headers[0]
+    assert (len(body["prompt"]), body["max_tokens"], body["model"]) == (7, 2, "other")
+    assert (body["top_p"], body["top_k"]) == (0.5, -1)
+    assert not {"min_p", "frequency_penalty"} & set(body)
+    assert (headers["x-note"], headers["authorization"]) == ("a=b", "Bearer own")
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [((), True), (("--no-ignore-eos",), False), (("--dataset-name", "prefix_repetition"), False)],
+)
+def test_random_prompts_are_answered_to_the_wanted_length(
+    fake_server: Fake, words: tuple[str, ...], ignored: bool
+) -> None:
+    fake_server.behaviour = "too_few"
+    code = bench(
+        "serve", "--base-url", fake_server.url, "--num-prompts", "2", "--output-len", "3", "--disable-tqdm",
+        "--ready-check-timeout-sec", "0", *words,
+    )  # fmt: skip
+    assert code == int(ignored)
+    assert [body.get("ignore_eos", False) for body in fake_server.bodies] == [ignored] * 2
+
+
+def test_a_ramp_is_in_the_name_of_its_result(fake_server: Fake, tmp_path: Path) -> None:
+    ramp = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "500", "--ramp-up-end-rps", "1000")
+    sizes = ("--num-prompts", "2", "--random-input-len", "5", "--random-output-len", "4", "--disable-tqdm")
+    url = ("--base-url", fake_server.url, "--ready-check-timeout-sec", "0")
+    assert bench("serve", *url, *sizes, *ramp, "--save-result", "--result-dir", str(tmp_path)) == 0
+    (result,) = tmp_path.iterdir()
+    assert result.name.startswith("openai-ramp-up-linear-500qps-1000qps-fake-model-")
 
 
 def test_data_sets_from_files(fake_server: Fake, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_a_wrong_operation_is_not_measured(
     assert bench("kernels", *argv, "--result-json", str(result)) == 1
     report = json.loads(result.read_text())
     assert {one["operation"] for one in report["found"]} == {"rms_norm"}
+    assert {"model": "24m", "device": "cpu", "dtype": "float32", "context": 1024}.items() <= report.items()
     assert "is WRONG" in capsys.readouterr().out
 
 
@@ -213,7 +214,10 @@ def test_bench_step_in_small(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     argv = ("--model", "tiny", "--batches", "2", "--context", "8", "--steps", "8", "--seconds", "0.001")
     assert bench("step", *argv, "--num-threads", "1", "--result-json", str(result)) == 0
-    row = json.loads(result.read_text())["rows"][0]
+    report = json.loads(result.read_text())
+    given = {"model": "tiny", "device": "cpu", "dtype": "float32", "context": 8, "steps": 8, "num_threads": 1}
+    assert given.items() <= report.items()
+    row = report["rows"][0]
     assert set(row["seconds"]) == {"worker", "engine", "http"}
     assert row["parts"]["kernels"] > 10
     assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"] < 1

@@ -1,6 +1,7 @@
 """The benchmarks that run the engine in their own process, at their smallest, and their arithmetic."""
 
 import argparse
+import asyncio
 import json
 import math
 from collections.abc import Generator
@@ -14,7 +15,7 @@ from troupellm.load_tests import cli
 from troupellm.load_tests.chain.meter import Meter
 from troupellm.load_tests.heartbeat.command import summary
 from troupellm.load_tests.random_model import SHAPES, write_random_model
-from troupellm.load_tests.throughput.command import Entry, summarise, table
+from troupellm.load_tests.throughput.command import Entry, _compete, summarise, table, turns
 from troupellm.load_tests.throughput.workload import Request, mixed
 
 
@@ -116,6 +117,23 @@ def test_heartbeat_runs(tmp_path: Path) -> None:
     assert {"idle loop", "second start-up", "2 streams", "and long prompts", "shut-down"} < set(report)
 
 
+def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+    assert turns(["a", "b", "c"], 2) == ["c", "a", "b"]
+    assert turns([], 3) == []
+    order: list[Any] = []
+
+    async def turn(entry: Any) -> float:
+        order.append(entry)
+        return 1.0
+
+    monkeypatch.setattr("troupellm.load_tests.throughput.command._turn", turn)
+    one, other = (Entry(None, [], [], []) for _ in range(2))  # type: ignore[arg-type]
+    asyncio.run(_compete({"one": one, "other": other}, 2))
+    assert [entry is one for entry in order] == [True, False, False, True, True, False]
+    assert (one.seconds, other.seconds) == ([1.0, 1.0], [1.0, 1.0])
+
+
 def test_throughput_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = tmp_path / "throughput.json"
@@ -140,17 +158,6 @@ def test_bench_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     if find_spec("vllm") is None:
         assert found["vllm"] is None
         assert "vLLM is not installed" in capsys.readouterr().out
-
-
-def test_prefill_runs_at_its_smallest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = tmp_path / "result.json"
-    sizes = ("--preset", "tiny", "--prompts", "3", "--prompt-len", "16", "--output-len", "2", "--repeats", "2")
-    assert bench("prefill", *sizes, "--threads", "1", "--result-json", str(result)) == 0
-    report = json.loads(result.read_text())
-    assert [side["name"] for side in report["sides"]] == ["budget", "one step"]
-    assert all(len(side["rate"]) == 2 and min(side["first_token"]) > 0 for side in report["sides"])
-    assert report["first_token_ratio"] > 0
-    assert "throughput" in capsys.readouterr().out
 
 
 def test_overload_runs_at_its_smallest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

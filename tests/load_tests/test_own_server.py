@@ -2,7 +2,12 @@
 
 import asyncio
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from troupellm.load_tests import own_server
 from troupellm.load_tests.own_server import LINE_BYTES, OwnServer, lines_of
 
 CHILD = "import sys; sys.stderr.write('x' * 300_000 + '\\nready: tiny at http://127.0.0.1:1\\n' + 'last')"
@@ -40,3 +45,16 @@ def test_a_server_that_logs_a_very_long_line_becomes_ready() -> None:
     server = asyncio.run(follow())
     assert (server.model, server.url) == ("tiny", "http://127.0.0.1:1")
     assert [line[:5] for line in server.log] == ["xxxxx", "ready", "last"]
+
+
+def test_a_server_that_does_not_become_ready_shows_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_server, "START_SECONDS", 0.01)
+    process: Any = SimpleNamespace(pid=1, returncode=None)
+
+    async def wait() -> None:
+        server = OwnServer(process)
+        server.log = ["loading", "still loading"]
+        await server.ready()
+
+    with pytest.raises(RuntimeError, match="(?s)not ready within 0.01 s:.*still loading"):
+        asyncio.run(wait())

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 
 from troupellm.load_tests import cli
 from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
+from troupellm.load_tests.offline.command import Bench
 from troupellm.load_tests.offline.table import judgement, line, means
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
@@ -86,18 +88,48 @@ def test_answers_that_are_too_short_do_not_count(echo: Contestant) -> None:
         echo.answer([[1]], 4, 60.0)
 
 
-def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant) -> None:
+@pytest.fixture
+def as_usual() -> Iterator[None]:
+    """The signals that end a benchmark do what they do in a terminal, whoever runs these tests."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("as_usual")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant, number: signal.Signals) -> None:
     echo.make(60.0, short=0)
     echo.freeze()
 
     def ended() -> None:
         with unwinding(), closing(echo):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
-    with pytest.raises(SystemExit, match="143"):
+    with pytest.raises(SystemExit) as left:
         ended()
+    assert left.value.code == 128 + number
     assert echo._process.returncode is not None
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("as_usual")
+def test_a_benchmark_that_shall_survive_its_terminal_does() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with unwinding():
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert callable(signal.getsignal(signal.SIGTERM))
+
+
+def test_a_contestant_that_is_named_twice_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them would be left behind, stopped."""
+    started: list[str] = []
+    monkeypatch.setattr(Bench, "_made", lambda self, name, *_: started.append(name))
+    args = argparse.Namespace(contestants=["vllm", "troupellm", "vllm"], result_json=None, rounds=1, seed=0)
+    Bench(args, tmp_path, 1).compete("tiny", "fp32", [])
+    assert started == ["vllm", "troupellm"]
 
 
 def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:

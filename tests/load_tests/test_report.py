@@ -50,6 +50,20 @@ def build(**settings: Any) -> dict[str, Any]:
     return metrics.build_report(RECORDS, 100.0, 4.0, **settings)
 
 
+def test_the_wait_of_the_client_is_reported_where_it_is_asked_for() -> None:
+    names = ("client_queue_time", "e2el_including_client_queue")
+    report = build(selected=names)
+    assert report["mean_client_queue_time_ms"] == report["p99_client_queue_time_ms"] == 250.0
+    assert report["median_e2el_including_client_queue_ms"] == 1500.0 + 250.0
+    assert "mean_ttft_ms" not in report
+    shown = {**report, "max_concurrency": None, "request_rate": "inf", "client": metrics.client_section(RECORDS)}
+    assert f"{'Mean Client Queue Time (ms):':<40} 250.00" in console.table(shown, names, (99.0,))
+
+
+def test_no_two_percentiles_share_a_key() -> None:
+    assert [metrics.percentile_word(value) for value in (50.0, 99.9, 99.99999)] == ["p50", "p99.9", "p99.99999"]
+
+
 def test_keys_are_those_of_vllm() -> None:
     report = build()
     latencies = {f"{name}_{metric}_ms" for name in STATISTICS for metric in ("ttft", "tpot", "itl", "e2el")}

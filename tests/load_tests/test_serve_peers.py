@@ -1,16 +1,19 @@
 """`bench serve --peers`: how servers are started, what is judged, and a run in small of one of our layouts."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from troupellm.load_tests import cli
 from troupellm.load_tests.peers.process import ContestantError
-from troupellm.load_tests.peers.serve_command import Measured, judge, judgement_text, table, turns
+from troupellm.load_tests.peers.serve_command import Measured, PeerBench, judge, judgement_text, table
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import LAYOUTS, SERVERS, ServerPlan, plan_server
 from troupellm.server.cli.flags import load_configs
@@ -41,6 +44,7 @@ def test_our_layouts_are_settings_that_the_server_takes(name: str, tmp_path: Pat
         2,
         False,
     )
+    assert engine.worker.spare_worker is False
     if name != "troupellm":
         assert engine.worker.worker_process is name.startswith("process")
         assert server.api_server_count == int(name.endswith("front"))
@@ -77,17 +81,14 @@ def test_what_must_hold() -> None:
     }
     verdicts = judge(found)
     assert [round(one.found, 2) for one in verdicts] == [1.07, 1.11, 1.06, 1.30]
-    assert [one.kept for one in verdicts] == [True, False, False, True]
+    assert [one.reached for one in verdicts] == [True, False, False, True]
+    assert [one.kept for one in verdicts] == [True, False, False, False]
+    assert [one.missing for one in verdicts] == [(), (), (), ("vllm",)]
     turned = judge(dict(reversed(found.items())))
     assert sorted(one.what for one in turned) == sorted(one.what for one in verdicts)
     assert "at most 1.10x   kept" in judgement_text(verdicts)
+    assert "at least 1.20x   not shown; numbers MISSING of vllm" in judgement_text(verdicts)
     assert table("24m", 16, found["24m"]).splitlines()[1].split() == ["troupellm", "10.00", "3.00", "3.00", "700.0"]
-
-
-def test_nobody_always_follows_the_same_one() -> None:
-    assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
-    assert turns(["a", "b", "c"], 2) == ["c", "a", "b"]
-    assert turns([], 3) == []
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
@@ -96,6 +97,40 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     with pytest.raises(ContestantError, match="no such model"):
         server.wait_ready(60.0)
     server.close()
+
+
+class Failing:
+    """A server that stops answering."""
+
+    closed = False
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        raise ContestantError("llama: 1 requests failed: HTTP 500")
+        yield
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_server_that_is_named_twice_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them would be left behind, stopped."""
+    started: list[str] = []
+    monkeypatch.setattr(PeerBench, "_start", lambda self, name, *_: started.append(name))
+    args = argparse.Namespace(num_threads=1, streams=2, rounds=1, result_json=None)
+    PeerBench(args, tmp_path).compete("tiny", ["llama", "troupellm", "llama"])
+    assert started == ["llama", "troupellm"]
+
+
+def test_a_server_that_fails_later_has_no_numbers(tmp_path: Path) -> None:
+    args = argparse.Namespace(
+        num_threads=1, streams=2, one_requests=1, seed=0, random_input_len=4, random_output_len=4, result_json=None
+    )
+    bench, server, found = PeerBench(args, tmp_path), Failing(), measured(1.0, 1.0, 1.0)
+    servers: dict[str, Any] = {"llama": server}
+    bench._turn("llama", "tiny", 3, servers, found)
+    assert (servers, server.closed, found.medians()) == ({}, True, {})
+    assert bench.failures == ["tiny: llama: 1 requests failed: HTTP 500"]
 
 
 @pytest.mark.slow
@@ -111,5 +146,8 @@ def test_bench_serve_with_peers_in_small(tmp_path: Path, capsys: pytest.CaptureF
     assert args.func(args) == 1
     report = json.loads(result.read_text())
     assert report["found"]["tiny"]["troupellm"]["medians"]["rate"] > 0
+    given = {"num_threads": 1, "rounds": 1, "input_len": 8, "output_len": 8, "streams": 2, "one_requests": 1}
+    assert given.items() <= report.items()
+    assert report["processor"]
     assert "vllm: not installed" in report["failures"][0]
     assert "2 streams, tokens/s" in capsys.readouterr().out

@@ -1,13 +1,16 @@
 """The soak itself, short and long, and its arithmetic."""
 
+import argparse
+import asyncio
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from tiny_model import write_tiny_model
 
 from troupellm.load_tests.soak import server
-from troupellm.load_tests.soak.command import KILLING_SHARE, Report, around, slope
+from troupellm.load_tests.soak.command import KILLING_SHARE, Report, _drive, around, slope
 from troupellm.load_tests.soak.server import Held
 from troupellm.server.cli.main import main
 
@@ -67,6 +70,12 @@ def test_what_fails_a_soak():
     assert report(after=leaky).failures(1.0) == ["20 leaked: descriptors", "1 leaked: blocks"]
     odd = {"stream: ok": 3, "unexpected: stream silently short": 2}
     assert report(ends=odd).failures(1.0) == ["2 x unexpected: stream silently short"]
+
+
+def test_a_soak_whose_server_ends_shows_the_end_of_its_log():
+    ended = SimpleNamespace(url="http://127.0.0.1:1", model="tiny", running=False, log=["first", "out of memory"])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        asyncio.run(_drive(ended, argparse.Namespace(concurrency=2, kill_every=0.0), 0, 60.0))
 
 
 def test_a_few_seconds_of_soak(checkpoint, tmp_path, capsys, monkeypatch):

@@ -1,14 +1,61 @@
 """`bench sse` in small: it measures both apps and tells what it was asked for."""
 
+import argparse
+import asyncio
 import json
+import tempfile
 
 import pytest
 
+from troupellm.load_tests.sse import command
 from troupellm.server.cli.main import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+def test_without_psutil_it_says_what_installs_it(monkeypatch, capsys):
+    monkeypatch.setattr(command, "find_spec", {"psutil": None}.get)
+    assert main(["bench", "sse"]) == 2
+    assert "psutil comes with the test tools (make test)" in capsys.readouterr().err
 
 
+class Process:
+    """Answers with its address, and ends when it is killed."""
+
+    def __init__(self):
+        self.returncode = self.stdin = None
+        self.stdout = asyncio.StreamReader()
+        self.stdout.feed_data(b'{"url": "http://127.0.0.1:17"}\n')
+
+    def kill(self):
+        self.returncode = -9
+
+    async def wait(self):
+        return self.returncode
+
+
+def test_the_model_of_a_server_that_is_killed_does_not_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = []
+
+    async def start(*words, **_):
+        (folder,) = tmp_path.iterdir()
+        assert str(folder) == words[words.index("--model-folder") + 1]
+        (folder / "model.safetensors").touch()
+        written.append(folder)
+        return Process()
+
+    async def main():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        args = argparse.Namespace(step_ms=1.0, flush_ms=0.0, fronts=0)
+        async with command.subject(args, 1) as found:
+            assert found.port == 17
+
+    asyncio.run(main())
+    assert len(written) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_both_apps_are_measured(tmp_path, capsys):
     file = tmp_path / "report.json"
     flags = ["--readers", "4", "--seconds", "0.5", "--warm-up-sec", "0.5", "--repeats", "1", "--stalled", "0"]
@@ -17,6 +64,7 @@ def test_both_apps_are_measured(tmp_path, capsys):
     for name in ("ours", "bare", "per_token_events"):
         assert report[name]["sends_per_second"] > 0
         assert report[name]["us_per_send"] > 0
+        assert 0 < report[name]["readers"] <= 4
     assert report["ours"]["tokens_per_second"] > 0
     assert report["bare"]["tokens_per_second"] == 0
     assert report["kept"]["per_token_events"]
@@ -24,6 +72,8 @@ def test_both_apps_are_measured(tmp_path, capsys):
     assert "CPU time per send" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_memory_with_readers_that_never_read_is_measured_alone(tmp_path, capsys):
     file = tmp_path / "report.json"
     flags = ["--seconds", "0.5", "--repeats", "0", "--stalled", "4", "--step-ms", "1", "--flush-ms", "0"]

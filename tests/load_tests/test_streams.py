@@ -1,11 +1,15 @@
 """Reading of replies: HTTP framing, events, and the judgement of a stream."""
 
+import asyncio
 import json
+import ssl
+from urllib.parse import urlsplit
 
 import pytest
 
+from troupellm.load_tests.serve import client
 from troupellm.load_tests.serve.http1 import ProtocolError, ResponseParser
-from troupellm.load_tests.serve.records import RequestRecord
+from troupellm.load_tests.serve.records import RequestRecord, SampleRequest
 from troupellm.load_tests.serve.sse import SseReader
 
 STREAM = b'data: {"a": 1}\n\n: keep-alive\n\ndata: one\ndata: two\r\n\r\nevent: x\ndata:[DONE]\n\n'
@@ -114,3 +118,21 @@ def test_a_stream_that_is_not_whole_is_a_failure(record: RequestRecord, error: s
 
 def test_an_answer_that_may_stop_early_is_not_short() -> None:
     assert read(text("a", "stop"), usage(1), ignore_eos=False).ok
+
+
+def test_trusted_certificates_are_read_once_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, really = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: read.append(1) or really())
+    client._trusting.cache_clear()
+    target = client.Target.make(
+        urlsplit("https://127.0.0.1:1"), "/v1/completions", api_key=None, chat=False, model="m", body={}, timeout=30.0
+    )
+    records = [RequestRecord(index=index, wanted_tokens=1) for index in range(3)]
+
+    async def ask_all() -> None:
+        for record in records:
+            await client.exchange(target, SampleRequest(prompt="x", output_len=1), record)
+
+    asyncio.run(ask_all())
+    assert all("cannot connect" in record.error for record in records)
+    assert len(read) == 1
