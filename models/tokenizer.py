@@ -209,7 +209,7 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8 is no error of msgspec's own kind
         raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
 
 

@@ -41,7 +41,7 @@ async def test_F4_damaged_tokenizers(folder, text):
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
 async def test_F4_settings_beside_the_tokenizer(folder, name):
-    for text in (b"[]", b"{", NESTED):
+    for text in (b"[]", b"{", NESTED, b'{"x": "\xff"}'):
         content(text, name)(folder)
         assert (await refused(folder)).startswith(name)
 

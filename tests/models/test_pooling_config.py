@@ -120,6 +120,13 @@ def test_modes_of_sentence_transformers(folder: Path, settings: dict[str, Any], 
         assert ability.pooling_type == expected
 
 
+@pytest.mark.parametrize("text", [b"{}", b'[{"type": "\xff"}]', b'[{"type": ' + b"[" * 100_000])
+def test_a_damaged_list_of_modules_is_named(folder: Path, text: bytes) -> None:
+    (folder / "modules.json").write_bytes(text)
+    with pytest.raises(ModelLoadError, match=r"^modules\.json: "):
+        load(folder)
+
+
 def test_a_module_cannot_point_outside(folder: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     for path in ("../1_Pooling", "/etc", "", "a/b", ".."):
