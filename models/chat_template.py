@@ -81,8 +81,8 @@ class ChatTemplate:
         for name, text in templates.items():
             try:
                 self._compiled[name] = _Compiled.of(environment, text)
-            except jinja2.TemplateError as error:
-                raise ModelLoadError(f"chat template {name}: {error}") from error
+            except Exception as error:  # jinja2 compiles to Python, which can refuse it too
+                raise ModelLoadError(f"chat template {name}: {str(error)[:_LONGEST_REASON]}") from error
             self._try(name)
 
     @classmethod

@@ -83,6 +83,7 @@ def describe_encoder(reader: ConfigReader) -> EncoderConfig:
         raise reader.refuse("sinusoidal_pos_embds", "must be false")
     counts_pads = family == ROBERTA
     pad = reader.integer("pad_token_id", 1, least=0) if counts_pads else None
+    offset = 0 if pad is None else pad + 1
     labels = read_labels(reader) if kind == "ForSequenceClassification" else ()
     return EncoderConfig(
         architecture=architecture,
@@ -95,8 +96,8 @@ def describe_encoder(reader: ConfigReader) -> EncoderConfig:
         layer_norm_eps=1e-12 if distil else reader.number("layer_norm_eps", 1e-12),
         hidden_act=reader.choice("activation" if distil else "hidden_act", _HIDDEN_ACTS, "gelu"),
         type_vocab_size=0 if distil else reader.integer("type_vocab_size", 2),
-        num_positions=reader.integer("max_position_embeddings"),
-        position_offset=0 if pad is None else pad + 1,
+        num_positions=reader.integer("max_position_embeddings", least=offset + 1),
+        position_offset=offset,
         pad_token_id=pad,
         labels=labels,
         activation=classifier_activation(reader, len(labels)) if labels else "softmax",

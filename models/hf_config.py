@@ -1,6 +1,7 @@
 """From a checkpoint's config.json to the description of a decoder."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class ConfigReader:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if not _is_positive(value):
             raise self.refuse(key, "must be a number above 0")
         return float(value)
 
@@ -103,7 +104,7 @@ class ConfigReader:
         value = self._value(key, None)
         if not isinstance(value, list) or len(value) != length:
             raise self.refuse(key, f"must be a list of {length} numbers")
-        if not all(isinstance(item, int | float) and item > 0 for item in value):
+        if not all(map(_is_positive, value)):
             raise self.refuse(key, "must hold numbers above 0")
         return tuple(float(item) for item in value)
 
@@ -134,6 +135,11 @@ class ConfigReader:
         if default is None:
             raise ModelLoadError(f"{self._file}: {self._prefix}{key} is missing")
         return default
+
+
+def _is_positive(value: Any) -> bool:
+    """A number above zero that a float can hold: JSON has whole numbers of any size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def architecture_of(reader: ConfigReader) -> str:
@@ -218,7 +224,7 @@ def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None,
         raise reader.refuse("layer_types", f"must be a list of {num_layers} names")
     known = {"full_attention": None, "sliding_attention": window}
     for kind in kinds:
-        if kind not in known:
+        if not isinstance(kind, str) or kind not in known:
             raise reader.refuse("layer_types", f"may hold {' and '.join(known)}")
     if window is None and "sliding_attention" in kinds:
         raise reader.refuse("sliding_window", "must be set, since layer_types names sliding_attention")

@@ -21,7 +21,8 @@ CPU_KV_LIMIT = 4 * 2**30
 """Most that the KV cache takes of a CPU's memory unless it is told to."""
 CPU_KV_SHARE = 0.5
 """Of the memory that weights and activations leave."""
-GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+GROUP = Path("/sys/fs/cgroup")
+"""Of this process's control group."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,10 +179,20 @@ def available_memory() -> int:
     except (OSError, KeyError, ValueError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        limit, used = (int(path.read_text()) for path in GROUPS)
+        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):
         return free
-    return max(0, min(free, limit - used))
+    return max(0, min(free, limit - max(0, used - _kept_files())))
+
+
+def _kept_files() -> int:
+    """Bytes of files that the control group counts as used and that the system drops where memory is asked for: a
+    model that was downloaded or loaded there before is among them."""
+    try:
+        fields = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return int(fields["active_file"]) + int(fields["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return 0
 
 
 def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:

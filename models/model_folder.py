@@ -91,7 +91,7 @@ def _strings(path: Path) -> dict[str, object]:
     """A file's settings; of one that is no JSON object whoever reads it says so."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

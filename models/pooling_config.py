@@ -191,7 +191,7 @@ def _read_modules(folder: Path) -> _Modules | None:
         return None
     try:
         listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{MODULES}: {error}") from error
     pooling_type: PoolingType | None = None
     normalize = False

@@ -64,12 +64,20 @@ def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) 
             raise ModelLoadError(
                 f"{name}: eos_token_id {number} is beyond the model's embedding, which has {rows} rows", hint=_HINT
             )
-    for number in tokenizer.encode("", add_special_tokens=True):
+    for number in _around(tokenizer):
         if number >= rows:
             raise ModelLoadError(
                 f"tokenizer.json: every prompt gets the id {number}, but the model's embedding has {rows} rows",
                 hint=_HINT,
             )
+
+
+def _around(tokenizer: Tokenizer) -> list[int]:
+    """What every prompt gets."""
+    try:
+        return tokenizer.encode("", add_special_tokens=True)
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"tokenizer.json: not even an empty text can be encoded: {error}") from error
 
 
 def _check_tokens(tokenizer: Tokenizer, home: Path, rows: int) -> None:

@@ -282,7 +282,7 @@ def _weight_files(folder: Path, names: Mapping[str, int]) -> list[str]:
     if index.is_file():
         try:
             return sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{_INDEX}: {error}") from error
     if "model.safetensors" in names:
         return ["model.safetensors"]

@@ -19,11 +19,13 @@ from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.models.model_folder import check_file, check_for_tokenizers
+from troupellm.models.panics import no_panics
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 
 MOST_TOKENS = 2**24
+_LIBRARY = "tokenizers"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -90,7 +92,8 @@ class Tokenizer:
         elif path.is_file():
             definition = path.read_bytes()
             try:
-                backend = Backend.from_buffer(definition)
+                with no_panics(_LIBRARY):
+                    backend = Backend.from_buffer(definition)
             except Exception as error:  # the library raises bare Exception
                 raise ModelLoadError(f"tokenizer.json cannot be read: {error}") from error
         else:
@@ -104,7 +107,8 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with no_panics(_LIBRARY):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_pair(
@@ -121,7 +125,8 @@ class Tokenizer:
         Raises:
             InvalidRequest: not even the special tokens fit.
         """
-        parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        with no_panics(_LIBRARY):
+            parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
         cut = False
         if most is not None:
             special = self._backend.num_special_tokens_to_add(True)
@@ -134,12 +139,14 @@ class Tokenizer:
             for part, length in zip(parts, lengths, strict=True):
                 cut = cut or length < len(part.ids)
                 part.truncate(length, direction=side)
-        whole = self._backend.post_process(parts[0], parts[1], True)
+        with no_panics(_LIBRARY):
+            whole = self._backend.post_process(parts[0], parts[1], True)
         return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else 0, cut
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens; invalid bytes show as U+FFFD, ids beyond the vocabulary as nothing."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        with no_panics(_LIBRARY):
+            text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -178,9 +185,13 @@ class LibraryStream:
     def step(self, token_id: int) -> str:
         """What this token makes certain."""
         try:
-            return self._stream.step(self._backend, token_id) or ""
+            return self._step(token_id)
         except Exception:  # the library gives up on some invalid byte sequences and raises bare Exception
             self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+            return self._step(token_id)
+
+    def _step(self, token_id: int) -> str:
+        with no_panics(_LIBRARY):
             return self._stream.step(self._backend, token_id) or ""
 
 
@@ -209,7 +220,7 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8 is no error of msgspec's own kind
         raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
 
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from troupellm.models.gguf.header import Header, read_header
 from troupellm.models.gguf.special_tokens import CONTROL, USER_DEFINED, special_id, vocabulary
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.panics import no_panics
 from troupellm.protocol.errors import ModelLoadError
 
 UNKNOWN = 2
@@ -66,7 +67,8 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     if len(set(tokens)) != len(tokens):
         raise ModelLoadError(f"{header.name}: tokenizer.ggml.tokens has a token twice")
     try:
-        backend = _byte_level(reader, tokens) if kind == "gpt2" else _sentence_piece(reader, header, tokens)
+        with no_panics("tokenizers"):
+            backend = _byte_level(reader, tokens) if kind == "gpt2" else _sentence_piece(reader, header, tokens)
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises bare Exception

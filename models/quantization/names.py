@@ -1,7 +1,8 @@
 """Lists of layers in a checkpoint's configuration: exact names, patterns behind `re:`, shell wildcards.
 
 The patterns come with a model from anywhere and Python's matcher has no limit on its time, so those that could take
-long are refused: a repeat of a group that holds a repeat or a choice, and many repeats in one pattern.
+long are refused: a repeat of a group that holds a repeat or a choice, many repeats in one pattern, what may be there or
+not being one of them, and many choices, which multiply.
 """
 
 import re
@@ -13,6 +14,8 @@ from troupellm.protocol.errors import ModelLoadError
 EXPRESSION = "re:"
 MOST_CHARACTERS = 512
 MOST_REPEATS = 5
+MOST_WAYS = 2**16
+"""Through all choices of a pattern, each with each."""
 MOST_PATTERNS = 4096
 _HARMLESS = ("(?:", "(?=", "(?!", "(?i:")
 
@@ -68,23 +71,27 @@ def _is_quick(text: str) -> bool:
     """Whether the time to match grows with a small power of the name's length."""
     bare = re.sub(r"\\.", "x", text)
     bare = re.sub(r"\[\^?\]?[^\]]*\]", "x", bare)
-    groups, closed, repeats = [False], False, 0
+    groups, choices, ways, closed, repeats = [False], [1], 1, False, 0
     for index, character in enumerate(bare):
-        repeating = character in "*+{"
+        optional = character == "?" and bare[index - 1 : index] != "("
+        repeating = optional or character in "*+{"
         if repeating and index and bare[index - 1] in "*+?}":
             continue  # how greedy the repeat before it is
         if character == "(":
             if bare[index : index + 2] == "(?" and not bare[index:].startswith(_HARMLESS):
                 return False
             groups.append(False)
+            choices.append(1)
         elif character == ")" and len(groups) > 1:
             closed = groups.pop()
             groups[-1] = groups[-1] or closed
+            ways *= choices.pop()
         elif character == "|":
             groups[-1] = True
+            choices[-1] += 1
         elif repeating:
-            if bare[index - 1 : index] == ")" and closed:
+            if bare[index - 1 : index] == ")" and closed and not optional:
                 return False
             if character != "{" or "," in bare[index:].partition("}")[0]:
                 groups[-1], repeats = True, repeats + 1
-    return repeats <= MOST_REPEATS
+    return repeats <= MOST_REPEATS and ways * choices[0] <= MOST_WAYS

@@ -42,7 +42,7 @@ class Quark:
         only(reader, _READ)
         reader.section("export").choice("weight_format", ("real_quantized",), "real_quantized")
         algorithms = reader.values.get("algo_config") or ()
-        for algorithm in [algorithms] if isinstance(algorithms, dict) else algorithms:
+        for algorithm in algorithms if isinstance(algorithms, list | tuple) else [algorithms]:
             if not isinstance(algorithm, dict) or any(algorithm.get(key) for key in _AT_RUN_TIME):
                 raise reader.refuse("algo_config", "must be without rotations at run time")
         self._kv_cache = bool(reader.section("export").values.get("kv_cache_group"))

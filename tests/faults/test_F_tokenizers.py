@@ -8,6 +8,10 @@ import pytest
 from refusals import config, content, engine_of, refused
 from serving import running_server
 from tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
+from tokenizers import Tokenizer as Backend, models, pre_tokenizers
+
+from troupellm.actors.intake import INLINE_CHARACTERS
+from troupellm.protocol.errors import RequestFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -39,9 +43,39 @@ async def test_F4_damaged_tokenizers(folder, text):
     assert (await refused(folder)).startswith("tokenizer.json")
 
 
+PANICS: dict[str, Any] = {
+    "while it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AQ=="}},
+    "at an empty text": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<nobody>", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("change", PANICS.values(), ids=PANICS.keys())
+async def test_F4_tokenizers_that_the_library_panics_on(folder, change):
+    config("tokenizer.json", **change)(folder)
+    assert (await refused(folder)).startswith("tokenizer.json")
+
+
+async def test_F4_a_text_that_the_library_panics_on_costs_its_request_and_not_the_engine(folder):
+    async with engine_of(folder) as engine:
+        panicking = Backend(models.BPE({"a": 0}, []))
+        panicking.pre_tokenizer = pre_tokenizers.FixedLength(length=0)
+        engine.tokenizer._backend = panicking
+        for text in ("a", "a" * (INLINE_CHARACTERS + 1)):  # on the event loop, and in a thread
+            with pytest.raises(RequestFailed, match="could not be prepared"):
+                await engine.generate(text, max_tokens=1)
+        assert len((await engine.generate([5], max_tokens=2, ignore_eos=True)).token_ids) == 2
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
 async def test_F4_settings_beside_the_tokenizer(folder, name):
-    for text in (b"[]", b"{", NESTED):
+    for text in (b"[]", b"{", NESTED, b'{"x": "\xff"}'):
         content(text, name)(folder)
         assert (await refused(folder)).startswith(name)
 

@@ -65,6 +65,14 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypa
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".so"]
 
 
+def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's HOME is often root's, whoever runs in it. A name that is too long fails for everybody alike."""
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(tmp_path / "g++"))
+    monkeypatch.setattr(build, "folders", lambda: (tmp_path / ("x" * 300),))
+    assert build.to_be_built()
+    assert native.load.__wrapped__() is None
+
+
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which files a process has mapped")
 def test_threads_are_those_of_torch() -> None:

@@ -92,7 +92,18 @@ def test_an_override_that_is_neither_file_nor_template(tmp_path):
         load(tmp_path, "x", override="nowhere.jinja")
 
 
-@pytest.mark.parametrize("broken", ["{% if %}", "{{ x", 5, [{"name": "default"}], [1]])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{% if %}",
+        "{{ x",
+        pytest.param("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", id="deep"),
+        pytest.param("{% for a in b %}" * 30 + "{% endfor %}" * 30, id="too many loops for Python"),
+        5,
+        [{"name": "default"}],
+        [1],
+    ],
+)
 def test_a_broken_template_is_a_load_error(tmp_path, broken):
     with pytest.raises(ModelLoadError, match="chat.template"):
         load(tmp_path, broken)

@@ -49,6 +49,11 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
         ({"head_dim": 15}, "config.json: head_dim must be even, got 15"),
         ({"hidden_act": "gelu"}, 'config.json: hidden_act must be one of silu, swish, got "gelu"'),
         ({"rms_norm_eps": -1}, "config.json: rms_norm_eps must be a number above 0, got -1"),
+        ({"rms_norm_eps": 10**400}, f"config.json: rms_norm_eps must be a number above 0, got {10**79}"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "layer_types": [[], [], []]},
+            "config.json: layer_types may hold full_attention and sliding_attention, got [[], [], []]",
+        ),
         ({"tie_word_embeddings": 1}, "config.json: tie_word_embeddings must be true or false, got 1"),
         ({"rope_scaling": [1]}, "config.json: rope_scaling must be an object, got [1]"),
         ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling.factor is missing"),
@@ -107,6 +112,13 @@ def test_what_the_first_phi3_files_call_yarn_is_longrope(tmp_path: Path) -> None
     kinds = [describe(tmp_path, **phi, rope_scaling={"type": kind, **factors}) for kind in ("longrope", "su", "yarn")]
     assert kinds[0] == kinds[1] == kinds[2]
     assert kinds[2].rope.long_factor == (2.0,) * 8
+
+
+@pytest.mark.parametrize("number", [10**400, float("inf"), float("nan"), True], ids=["huge", "inf", "nan", "true"])
+def test_factors_that_no_rotation_can_be_made_of_are_refused(tmp_path: Path, number: float) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 7 + [number]}
+    with pytest.raises(ModelLoadError, match=r"^config\.json: rope_scaling\.long_factor must hold numbers above 0"):
+        describe(tmp_path, original_max_position_embeddings=32, rope_scaling={"type": "longrope", **factors})
 
 
 def test_sections_for_images_do_not_turn_text(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from troupellm.models import memory
 from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory, weight_count
 from troupellm.models.registry import describe_model
 from troupellm.protocol.config import EngineConfig
@@ -140,6 +141,23 @@ def test_the_table_names_every_use(folder: Path) -> None:
     lines = plan(folder).table().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["weights", "activations", "KV cache", "left free"]
     assert "context 2048" in lines[2]
+
+
+def test_files_that_a_control_group_keeps_in_memory_can_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of an earlier load would leave no room for those of the next one."""
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    own = 2**20
+    (tmp_path / "memory.current").write_text(f"{7 * own}\n")
+    (tmp_path / "memory.max").write_text(f"{9 * own}\n")
+    assert available_memory() == 2 * own
+    (tmp_path / "memory.stat").write_text(f"anon {2 * own}\nfile {5 * own}\ninactive_file {3 * own}\n")
+    assert available_memory() == 2 * own
+    (tmp_path / "memory.stat").write_text(f"anon {2 * own}\nactive_file {own}\ninactive_file {3 * own}\n")
+    assert available_memory() == 6 * own
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() > 6 * own
 
 
 def test_available_memory_is_plausible() -> None:

@@ -9,6 +9,7 @@ import tiny_encoder
 import torch
 from safetensors.torch import load_file, save_file
 
+from troupellm.models.encoder_config import describe_encoder
 from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.pooling_config import classifier_activation, read_labels
@@ -79,6 +80,14 @@ def test_what_does_not_fit_is_refused(folder: Path, change: dict[str, Any], mess
     assert str(folder) not in caught.value.message
 
 
+def test_positions_that_padding_takes_are_no_room_for_a_prompt() -> None:
+    settings = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    values = {"architectures": ["RobertaModel"], "num_hidden_layers": 1, "pad_token_id": 1, **settings}
+    assert describe_encoder(ConfigReader({**values, "max_position_embeddings": 3})).max_length == 1
+    with pytest.raises(ModelLoadError, match="max_position_embeddings must be an integer of at least 3, got 2"):
+        describe_encoder(ConfigReader({**values, "max_position_embeddings": 2}))
+
+
 def test_unknown_tensors_are_refused_and_buffers_are_not(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["embeddings.position_ids"] = torch.arange(tiny_encoder.POSITIONS)[None]
@@ -118,6 +127,13 @@ def test_modes_of_sentence_transformers(folder: Path, settings: dict[str, Any], 
         ability = load(folder).ready(0.0).pooling
         assert ability is not None
         assert ability.pooling_type == expected
+
+
+@pytest.mark.parametrize("text", [b"{}", b'[{"type": "\xff"}]', b'[{"type": ' + b"[" * 100_000])
+def test_a_damaged_list_of_modules_is_named(folder: Path, text: bytes) -> None:
+    (folder / "modules.json").write_bytes(text)
+    with pytest.raises(ModelLoadError, match=r"^modules\.json: "):
+        load(folder)
 
 
 def test_a_module_cannot_point_outside(folder: Path) -> None:

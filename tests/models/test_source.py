@@ -287,6 +287,15 @@ def test_offline_with_an_incomplete_model_names_what_is_missing(hub, tmp_path, m
         resolve_model(config(tmp_path), quiet)
 
 
+@pytest.mark.parametrize("text", [b"{", b'{"weight_map": {"\xff": "a"}}', b'{"metadata": ' + b"[" * 100_000])
+def test_offline_with_a_damaged_index_names_it(hub, tmp_path, monkeypatch, text):
+    folder = resolve_model(config(tmp_path), quiet)
+    (folder / "model.safetensors.index.json").write_bytes(text)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelLoadError, match=r"^model\.safetensors\.index\.json: "):
+        resolve_model(config(tmp_path), quiet)
+
+
 def test_a_hub_that_fails_is_replaced_by_the_cache(hub, tmp_path):
     folder = resolve_model(config(tmp_path), quiet)
     hub.status = 503

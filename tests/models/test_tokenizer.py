@@ -4,6 +4,7 @@ import sys
 import pytest
 import text_models
 from hypothesis import given, settings, strategies as st
+from tokenizers import decoders
 
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer import Tokenizer
@@ -52,6 +53,21 @@ def test_an_added_token_outside_the_byte_alphabet_stands_for_itself(tmp_path):
     assert tokenizer.token_bytes(token_id) == b"<tool call>"
     assert tokenizer.decode([token_id]) == "<tool call>"
     assert token_id not in tokenizer.special_token_ids
+
+
+def test_a_panic_of_the_library_is_an_error_like_any_other(tmp_path):
+    """As what it is it would pass by every `except Exception`, and end whoever encodes for others."""
+    tokenizer = Tokenizer.load(text_models.panicking(tmp_path))
+    tokenizer._backend.decoder = decoders.Strip("a", 5, 5)  # more than the token has
+    for call in (
+        lambda: tokenizer.encode("a", add_special_tokens=False),
+        lambda: tokenizer.encode_pair("a", "a", most=None, side="right"),
+        lambda: tokenizer.decode([0]),
+        lambda: tokenizer.decode_stream(skip_special_tokens=True).step(0),
+    ):
+        with pytest.raises(RuntimeError, match="the library tokenizers panicked"):
+            call()
+    assert tokenizer.encode("", add_special_tokens=True) == []
 
 
 def test_ids_beyond_the_vocabulary_are_nothing(tmp_path):

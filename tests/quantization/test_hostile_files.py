@@ -179,6 +179,7 @@ def test_any_configuration(data: st.DataObject) -> None:
         (QUARK | {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "weight.dtype must be one of fp8_e4m3, int8"),
         (QUARK | {"algo_config": [{"name": "quarot", "online_rotation_layers": [1]}]}, "without rotations at run time"),
         (QUARK | {"algo_config": {"name": "quarot", "r4": True}}, "without rotations at run time"),
+        (QUARK | {"algo_config": 5}, "quantization_config.algo_config must be without rotations at run time, got 5"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(config: dict[str, Any], message: str) -> None:
@@ -241,14 +242,19 @@ def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path])
 
 
 @pytest.mark.parametrize("pattern", [r".*lm_head", r".*self_attn.*_proj", r"model\.layers\.(?:[0-9]|1[0-9])\.mlp\..*$",
-                                     r".*\.experts\.\d+\.(gate|up)_proj$", r"^(?!.*mlp).*", r"a{2,3}b"])  # fmt: skip
+                                     r".*\.experts\.\d+\.(gate|up)_proj$", r"^(?!.*mlp).*", r"a{2,3}b",
+                                     r"(?:language_model\.|model\.)?layers?\.3\.(?:mlp|self_attn)\.[a-z]*?.*",
+                                     r"model\.layers\.(?:" + "|".join(map(str, range(60))) + r")\.(?:mlp|self_attn)\.",
+                                     ])  # fmt: skip
 def test_usual_patterns(pattern: str) -> None:
     name = "model.layers.3.mlp.experts.12.up_proj"
     assert bool(safe_pattern(pattern, "ignore").match(name)) == bool(re.match(pattern, name))
 
 
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|a)*$", r"(.*a){20}", r".*.*.*.*.*.*x", r"(?P<n>a)(?P=n)",
-                                     r"((a)*b)*", r"x" * 600, r"(a*){3}", r"(?:a?b*)+c"])  # fmt: skip
+                                     r"((a)*b)*", r"x" * 600, r"(a*){3}", r"(?:a?b*)+c",
+                                     ".?" * 40 + "!", "(?:.?){40}!", "(?:a?){9}",
+                                     r"(?:.|[a-z.])" * 40 + "!"])  # fmt: skip
 def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
     with pytest.raises(ModelLoadError, match="could take too long"):
         safe_pattern(pattern, "ignore")

@@ -56,6 +56,13 @@ def word_piece(folder: Path) -> Path:
     return _save(tokenizer, folder)
 
 
+def panicking(folder: Path) -> Path:
+    """One at which the library panics with any text but an empty one."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(length=0)
+    return _save(tokenizer, folder)
+
+
 def _save(tokenizer: Tokenizer, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
