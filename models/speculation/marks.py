@@ -79,7 +79,7 @@ def reread(lead: Ints, trail: Ints, whole: Ints, block_size: int) -> tuple[Ints,
     Returns:
         from where each reads, and up to where it passes over what lies behind `lead`: `lead` itself if over nothing.
     """
-    rows = max(np.count_nonzero(lead < whole), 1)
+    rows = max(int(np.count_nonzero(lead < whole)), 1)
     near = whole - MOST_READ // (block_size * rows)
     far = lead < near
     return np.where(far, np.where(trail > near, near, whole), lead), np.where(far, np.minimum(trail, near), lead)
