@@ -22,6 +22,7 @@ from sockets import RawSocket, raw_socket
 
 from troupellm.protocol.fronts import Apply, Submit
 from troupellm.server.app import asgi
+from troupellm.server.fronts.fleet import INTENSITY
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +179,7 @@ async def test_a_killed_front_loses_its_own_connections_and_a_killed_server_ever
 async def test_a_front_that_keeps_dying_ends_the_server(checkpoint):
     async with fronts_process(checkpoint) as fronts:
         server, (steady, victim) = fronts.server, fronts.pids
-        for left in (3, 2, 1, 0):
+        for left in range(INTENSITY.restarts, -1, -1):
             os.kill(victim, signal.SIGKILL)
             if left:
                 await fronts.back(2, without=victim)
