@@ -11,8 +11,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+
+import anyio
 
 MOST_LINE_BYTES = 8192
 """Longer lines of a child are cut in pieces."""
@@ -90,12 +93,14 @@ class SystemProcesses:
         assert process.stdout is not None
         try:
             near.setblocking(False)
-            child.link, child.link_end = await loop.create_unix_connection(lambda: _Link(events), sock=near)
-            child.output, child.lines = await loop.connect_read_pipe(lambda: _Lines(events.said), process.stdout)
+            with anyio.CancelScope(shield=True):  # uvloop closes what it was cancelled over, and so would we: twice
+                child.link, child.link_end = await loop.create_unix_connection(lambda: _Link(events), sock=near)
+                child.output, child.lines = await loop.connect_read_pipe(lambda: _Lines(events.said), process.stdout)
         except BaseException:
             child.kill()
-            near.close()
-            process.stdout.close()
+            for end in (near, process.stdout):
+                with suppress(OSError):
+                    end.close()
             process.wait()
             raise
         return child

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 from troupellm.actors.processes import SystemProcesses, count_oom_kills
@@ -29,6 +30,18 @@ async def test_an_interrupt_at_the_terminal_is_not_for_children() -> None:
     session = os.getsid(child.pid)
     assert await child.ended(60) == 0
     assert session == child.pid != os.getsid(0)
+    assert listener.lines
+
+
+async def test_being_cancelled_over_a_start_is_no_failed_start() -> None:
+    """Who is cancelled there has a child, and ends it."""
+    listener = Listener()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        child = await SystemProcesses().start("platform", listener)
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert await child.ended(60) == 0
     assert listener.lines
 
 
