@@ -1,12 +1,15 @@
 """`bench start`: from starting `troupellm serve` to its port, to its readiness, and to the first token of an answer.
 
 A client sees all of it from outside: it tries to connect, asks `/readyz`, and sends a request once that is 200. The
-environment is in place, and a first start, which is not counted, has read the files into memory.
+environment is in place, and a first start, which is not counted, has read the files into memory. Beside that, how long
+`--help` takes.
 """
 
 import argparse
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +26,9 @@ from troupellm.load_tests.serve.records import RequestRecord, SampleRequest
 
 BAR_SECONDS = 10.0
 """Within which the first token is wanted, on two cores."""
+HELP_BAR_SECONDS = 0.5
+"""Within which every help is wanted."""
+HELPS = {"troupellm --help": ["--help"], "troupellm serve --help": ["serve", "--help"]}
 POLL_SECONDS = 0.02
 REQUEST_SECONDS = 60.0
 _HOST = "127.0.0.1"
@@ -39,9 +45,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Of a request that was sent when it was ready."""
 
 
+class Help(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the start of the command to its end."""
+
+    command: str
+    uncounted: float
+    counted: list[float]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: Start
     starts: list[Start]
+    helps: list[Help]
 
     def seconds(self, name: str) -> list[float]:
         return [getattr(start, name) for start in self.starts]
@@ -49,6 +64,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kept(self) -> bool:
         return median(self.seconds("first_token")) < BAR_SECONDS
+
+    @property
+    def helps_kept(self) -> bool:
+        return all(median(each.counted) < HELP_BAR_SECONDS for each in self.helps)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +87,23 @@ async def _measure(args: argparse.Namespace) -> Report:
         for _ in range(args.rounds + 1):
             starts.append(await start_once(args.model, args.serve_arg))
             bar.update()
-    return Report(uncounted=starts[0], starts=starts[1:])
+    return Report(uncounted=starts[0], starts=starts[1:], helps=[_help(name, args.rounds) for name in HELPS])
+
+
+def _help(name: str, rounds: int) -> Help:
+    uncounted, *counted = [help_once(HELPS[name]) for _ in range(rounds + 1)]
+    return Help(command=name, uncounted=uncounted, counted=counted)
+
+
+def help_once(words: list[str]) -> float:
+    """
+    Raises:
+        subprocess.CalledProcessError: there is no such help.
+    """
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "troupellm.server.cli.main", *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 async def start_once(model: str | None, flags: list[str]) -> Start:
@@ -138,11 +173,13 @@ async def _first_token(server: OwnServer) -> float:
 def text(report: Report) -> str:
     lines = [f"{'seconds since the start of the process':<40}{'median':>8}{'least':>8}{'most':>8}{'uncounted':>11}"]
     for label, name in (("port bound", "bound"), ("ready", "ready"), ("first token", "first_token")):
-        seconds = report.seconds(name)
-        lines.append(
-            f"{label:<40}{median(seconds):>8.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}"
-            f"{getattr(report.uncounted, name):>11.2f}"
-        )
-    verdict = "kept" if report.kept else "MISSED"
+        lines.append(_line(label, report.seconds(name), getattr(report.uncounted, name)))
+    lines += [_line(f"end of {each.command}", each.counted, each.uncounted) for each in report.helps]
+    verdict, helps_verdict = ("kept" if kept else "MISSED" for kept in (report.kept, report.helps_kept))
     lines.append(f"{len(report.starts)} starts; the first token is wanted within {BAR_SECONDS:g} s   {verdict}")
+    lines.append(f"every help is wanted within {HELP_BAR_SECONDS:g} s   {helps_verdict}")
     return "\n".join(lines)
+
+
+def _line(label: str, seconds: list[float], uncounted: float) -> str:
+    return f"{label:<40}{median(seconds):>8.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}{uncounted:>11.2f}"
