@@ -14,9 +14,10 @@ import anyio
 import pytest
 
 from troupellm.actors.engine import Engine
-from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +48,14 @@ DRAFTS = {
     "suffix": {"method": "suffix"},
     "trees": {"method": "custom", "custom_class": "scripted_drafts:GuessingTrees", "num_speculative_tokens": 7},
 }
+GUIDES = [
+    asked.spec()
+    for asked in (
+        StructuredOutputsParams(regex="[a-z]{3,60}"),
+        StructuredOutputsParams(choice=["one", "another one", "the last"]),
+        StructuredOutputsParams(grammar='start: ("ab" | "cd")+ "!"'),
+    )
+]
 NEIGHBOURS = 16
 """At once; twice as many as there are slots."""
 
@@ -58,8 +67,13 @@ def canary(name: str) -> tuple[str, SamplingParams]:
 class Crowd:
     """Neighbours whose options, lengths and manner of leaving come from a seed."""
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, seed: int, *, guided: bool = False) -> None:
+        """
+        Args:
+            guided: every other neighbour writes by a grammar.
+        """
         self._engine = engine
+        self._guided = guided
         self._random = random.Random(seed)
         self.ends: Counter[str] = Counter()
 
@@ -76,7 +90,7 @@ class Crowd:
                     if stay is not None and read > stay:
                         left = True
                         break
-            except RequestFailed as error:  # its own options may leave it no token: a row that fails is a neighbour too
+            except TroupeError as error:  # its own options may leave it no token: a row that fails is a neighbour too
                 if "no token is left" not in error.message:
                     raise
                 self.ends["failed"] += 1
@@ -101,6 +115,9 @@ class Crowd:
         ):  # fmt: skip
             if choose.random() < 0.25:
                 options[name] = choose.choice(values)
+        if self._guided and choose.random() < 0.5:
+            options["guide"] = choose.choice(GUIDES)
+            self.ends["guided"] += 1
         return SamplingParams(**options)
 
     async def keep_coming(self) -> None:
@@ -153,9 +170,24 @@ async def test_H1_nor_where_tokens_are_drafted(tiny_engine, drafts, caching, see
         await crowded(engine, solos, seed, steps)
 
 
-async def crowded(engine: Engine, solos: dict[str, Completion], seed: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "steps"), [(6, 300), pytest.param(7, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+async def test_H1_nor_where_neighbours_write_by_a_grammar(tiny_engine, seed, steps):
+    """A mask is as wide as the vocabulary: what one leaves behind would forbid the next request nearly everything."""
+    async with tiny_engine(**CROWDED) as engine:
+        solos = {name: await engine.generate(*canary(name)) for name in CANARIES}
+        for guide in GUIDES:  # compiled before anybody waits
+            await engine.generate([5], guide=guide, max_tokens=4)
+        ends = await crowded(engine, solos, seed, steps, guided=True)
+    assert ends["guided"] > NEIGHBOURS // 4
+
+
+async def crowded(
+    engine: Engine, solos: dict[str, Completion], seed: int, steps: int, *, guided: bool = False
+) -> Counter[str]:
     """So many steps with neighbours that come and go, and canaries that say what they say alone."""
-    crowd, rounds = Crowd(engine, seed), 0
+    crowd, rounds = Crowd(engine, seed, guided=guided), 0
     first = engine.snapshot().scheduler
     async with anyio.create_task_group() as group:
         for _ in range(NEIGHBOURS):
@@ -171,3 +203,4 @@ async def crowded(engine: Engine, solos: dict[str, Completion], seed: int, steps
     assert min(crowd.ends["left"], crowd.ends["finished"]) > 0
     for name, solo in solos.items():
         await check(engine, name, solo)
+    return crowd.ends
