@@ -180,6 +180,20 @@ class MatchIndex:
             position = links[position & mask] - 1
         return Match(best, found) if found else NO_MATCH
 
+    def advance(self, match: Match, said: Sequence[int], most: int) -> Match:
+        """What is left of a match when what it agrees with goes on: the places that went on alike.
+
+        Args:
+            match: in these texts, each place with a token behind it.
+            said: tokens behind those that agree. Where a text is matched with itself it has them already.
+            most: longer agreements are not told apart.
+        """
+        tokens, mask, floor = self.tokens, self.mask, self.floor
+        positions = [position for position in match.positions if position >= floor]
+        for token in said if positions else ():
+            positions = [position + 1 for position in positions if tokens[(position + 1) & mask] == token]
+        return Match(min(match.length + len(said), most), positions) if positions else NO_MATCH
+
 
 def _mask(size: int) -> int:
     """Of the bits that the last `size` tokens are hashed into: an older one is shifted out."""

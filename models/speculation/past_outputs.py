@@ -1,6 +1,7 @@
 """What requests have written, kept for later ones of the same tenant; bounded, the oldest goes first."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -94,6 +95,10 @@ class PastOutputs:
         return self._index.find(
             level, value, context, salt=_salt(owner), tries=tries, most=most, owners=self._owner_of, owner=owner
         )
+
+    def advance(self, match: Match, said: Sequence[int], most: int) -> Match:
+        """As `MatchIndex.advance`. No place goes beyond its text, whose owner must be the one it was found for."""
+        return self._index.advance(match, said, most)
 
     def follow(self, position: int, count: int) -> list[int]:
         """Up to `count` tokens behind a position, no further than its text."""

@@ -2,18 +2,28 @@
 
 After Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI applications" (arXiv 2411.04975).
 The longest suffix of the row that stood before is looked for, the places where it stood vote on each next token, and
-the longer the match the more is drafted. Where the paper keeps suffix trees, whose nodes count how often each path was
-taken, this keeps the texts with chains of n-grams (`match_index`) and counts over the most recent places of the longest
-match: a token of a past output takes 44 bytes instead of a path of nodes, and can be evicted again.
+the longer the match the more is drafted.
+
+Where the paper keeps suffix trees, and others suffix automata, this keeps the texts with chains of n-grams
+(`match_index`). Such a graph tells every match and its counts at once, but it grows token by token, with a table of
+successors for every state: the rows of a step would wait for a long prompt, most of which may come from the prefix
+cache, and a part of its texts cannot be taken out again. Arrays take a prompt in all at once, and the oldest output is
+overwritten in its place; a token of it takes 68 bytes.
+
+A chain is walked for a few places only. So that the longest match is found all the same, short ones have chains for
+each length, and long ones are followed: the places of the last match that went on as the row did are a longer match,
+however many others agree with the row's very last tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.match_index import Match, MatchIndex
+from troupellm.models.speculation.match_index import NO_MATCH, Match, MatchIndex
 from troupellm.models.speculation.ngram import catch_up, follow, last_tokens, ring_capacity
 from troupellm.models.speculation.past_outputs import PastOutputs
 from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
@@ -22,12 +32,15 @@ from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow
 
-SIZES: Final = (2, 4, 8)
-"""Matches are looked for from the longest of these lengths on."""
+SIZES: Final = (1, 2, 3, 4, 8)
+"""Lengths with a chain. Other matches are found on that of the next shorter one."""
 TRIES: Final = 24
 """Places that are compared, of each length."""
-VOTERS: Final = 8
-"""Places that decide, the most recent ones of the longest match."""
+VOTERS: Final = 12
+"""Places that decide, the most recent ones of the longest match. Of up to ten each would have a share that the
+usual least probability lets pass."""
+VOTERS_OF_ONE: Final = 3
+"""The same of a match of a single token, which says little: they must agree."""
 
 
 class _Guess(NamedTuple):
@@ -36,7 +49,10 @@ class _Guess(NamedTuple):
     """Tokens that are expected to be right: sum of the estimated probabilities."""
 
 
-_NOTHING: Final = _Guess([], 0.0)
+class _Find(Protocol):
+    """As `MatchIndex.find`, of certain texts."""
+
+    def __call__(self, level: int, value: int, context: list[int], /, *, tries: int, most: int) -> Match: ...
 
 
 @dataclass(slots=True)
@@ -45,6 +61,14 @@ class _Row:
     tenant: str = ""
     written: int = 0
     """Tokens that are no past output: the prompt, and what was kept already when the row came back."""
+    seen: int = 0
+    """The index's end when the row was last asked."""
+    own: Match = NO_MATCH
+    """In its own text, then."""
+    past: Match = NO_MATCH
+    """In past outputs, then."""
+    owner: int | None = None
+    """Whose outputs these were."""
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "SuffixProposer":
@@ -76,11 +100,11 @@ class SuffixProposer:
         self._depth, self._factor, self._least = max_tree_depth, max_spec_factor, min_token_prob
         # A longer match would leave less room behind it than its length allows to draft.
         self._reach = max(1, int(max_tree_depth / (1 + max_spec_factor)))
-        sizes = tuple(size for size in SIZES if size <= self._reach) or (self._reach,)
-        self._sizes, self._capacity = sizes, ring_capacity(max_model_len)
+        self._sizes = tuple(size for size in SIZES if size <= self._reach)
+        self._capacity = ring_capacity(max_model_len)
         self._rows: dict[int, _Row] = {}
         self._row_bytes = 0
-        self.past = PastOutputs(sizes, most_texts=max_cached_requests)
+        self.past = PastOutputs(self._sizes, most_texts=max_cached_requests)
 
     def add_row(self, slot: int, new: NewRow) -> None:
         row = self._rows.get(slot)
@@ -89,7 +113,8 @@ class SuffixProposer:
             self._row_bytes = row.index.nbytes
         row.index.restart()
         row.index.forget_before(row.index.end)
-        row.tenant = new.tenant
+        row.tenant, row.seen = new.tenant, row.index.end
+        row.own = row.past = NO_MATCH
         # A row that comes back after a preemption was kept as far as it was when it left.
         row.written = max(new.num_prompt_tokens, len(new.token_ids) // 4)
 
@@ -131,33 +156,54 @@ class SuffixProposer:
     def _guess(self, row: _Row, limit: int) -> list[int]:
         index, owner = row.index, self.past.owner(row.tenant)
         context = last_tokens(index, self._reach)
-        own, past = _NOTHING, _NOTHING
-        for level in range(len(self._sizes) - 1, -1, -1):
-            if self._sizes[level] > len(context):
-                continue
-            value = index.hashes[level]
-            if not own.tokens:
-                match = index.find(level, value, context, tries=TRIES, most=VOTERS)
-                count = self._most(match, limit)
-                own = self._vote([follow(index, position, count) for position in match.positions], count)
-            if owner is not None and not past.tokens:
-                match = self.past.find(owner, level, value, context, tries=TRIES, most=VOTERS)
-                count = self._most(match, limit)
-                past = self._vote([self.past.follow(position, count) for position in match.positions], count)
-            if own.tokens and (past.tokens or owner is None):
-                break
+        self._follow(row, context, owner)
+        row.own = self._longest(row.own, index.find, index.hashes, context)
+        own = self._vote(row.own, limit, partial(follow, index))
+        if owner is None or own.score >= limit:  # nothing can be surer
+            return own.tokens
+        row.past = self._longest(row.past, partial(self.past.find, owner), index.hashes, context)
+        past = self._vote(row.past, limit, self.past.follow)
         return past.tokens if past.score > own.score else own.tokens
 
-    def _most(self, match: Match, limit: int) -> int:
-        """Drafts behind a match."""
-        return min(limit, int(self._factor * match.length), self._depth - match.length)
+    def _follow(self, row: _Row, context: list[int], owner: int | None) -> None:
+        """Leave of the row's last matches the places that went on as the row did since.
 
-    def _vote(self, paths: list[list[int]], count: int) -> _Guess:
+        Args:
+            owner: of its tenant's outputs. A number is never given twice, so places of the same one are what they were.
+        """
+        said, row.seen = row.index.end - row.seen, row.index.end
+        if said > len(context):  # for so long nobody asked that all will be found anew
+            row.own = row.past = NO_MATCH
+        if owner != row.owner:
+            row.owner, row.past = owner, NO_MATCH
+        tokens = context[max(0, len(context) - said) :]
+        row.own = row.index.advance(row.own, tokens, self._reach)
+        row.past = self.past.advance(row.past, tokens, self._reach)
+
+    def _longest(self, followed: Match, find: _Find, hashes: list[int], context: list[int]) -> Match:
+        """The longest match that is found, unless one that was followed is longer."""
+        longest = self._reach
+        for level in range(len(self._sizes) - 1, -1, -1):
+            if followed.length > longest:
+                break
+            size = self._sizes[level]
+            if size <= len(context):
+                most = VOTERS if size > 1 else VOTERS_OF_ONE
+                match = find(level, hashes[level], context[-longest:], tries=TRIES, most=most)
+                if match.length:
+                    return match if match.length >= followed.length else followed
+            longest = size - 1  # there is none of this size
+        return followed
+
+    def _vote(self, match: Match, limit: int, behind: Callable[[int, int], list[int]]) -> _Guess:
         """The most frequent token of each place among the paths that went along so far; the most recent one of equals.
 
         Args:
-            paths: [places][up to count tokens], most recent first; a shorter one ended there.
+            behind: tokens behind a position, up to a number of them; fewer where the text ends.
         """
+        count = min(limit, int(self._factor * match.length), self._depth - match.length)
+        least = self._least if match.length > 1 else 1.0
+        paths = [behind(position, count) for position in match.positions]
         guess, score, probability = list[int](), 0.0, 1.0
         while paths and len(guess) < count:
             place = len(guess)
@@ -172,7 +218,7 @@ class SuffixProposer:
                 break
             token = max(votes, key=votes.__getitem__)
             probability *= votes[token] / len(paths)
-            if probability < self._least:
+            if probability < least:
                 break
             guess.append(token)
             score += probability

@@ -97,6 +97,25 @@ def test_texts_do_not_run_into_each_other_and_forgotten_ones_are_not_found() -> 
     assert index.find(0, index.hashes[0], [2, 3], tries=9, most=9) == match_index.NO_MATCH
 
 
+def test_the_places_of_a_match_are_followed_as_the_text_goes_on() -> None:
+    random = np.random.default_rng(2)
+    index, text = MatchIndex((1,), 64), random.integers(0, 3, 20).tolist()
+    fill(index, text)
+    left = 0
+    for _ in range(100):
+        match = own(index, 0, text, 6, 99)
+        said = random.integers(0, 3, int(random.integers(1, 4))).tolist()
+        fill(index, said)
+        text += said
+        count, oldest = len(said), max(0, len(text) - 64)
+        places = [place + count for place in match.positions if place >= oldest]
+        places = [place for place in places if text[place + 1 - count : place + 1] == said]
+        wanted = Match(min(match.length + count, 8), places) if places else match_index.NO_MATCH
+        assert index.advance(match, said, 8) == wanted
+        left += bool(places)
+    assert left > 5
+
+
 def test_positions_begin_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(match_index, "LAST_POSITION", 100)
     index = MatchIndex((2,), 32)

@@ -136,10 +136,10 @@ def test_what_is_kept_is_told_with_its_bound() -> None:
     assert (told.past_outputs, told.past_evictions, told.failures) == (2, 1, 0)
     assert told.past_tokens == made.past.num_tokens > 2 * len(OUTPUT)
     assert told.past_tokens_capacity == MOST_PAST_TOKENS
-    # 44 bytes a token, and at most as much again for buckets; of a row the same without its owner.
+    # Token, owner, and of each length a link and two buckets; of a row the same without its owner.
     row = told.memory_bytes - made.past.nbytes
-    assert 44 <= told.memory_bytes / MOST_PAST_TOKENS <= 64
-    assert 40 * 512 <= row <= 64 * 1024
+    assert made.past.nbytes == 68 * MOST_PAST_TOKENS
+    assert row == 64 * 512
     write(made, PROMPT, OUTPUT, slot=7)
     assert made.report().memory_bytes == told.memory_bytes + row
     nothing = proposer(max_cached_requests=0)
