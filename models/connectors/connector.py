@@ -1,8 +1,34 @@
 """What a connector is: a `BlockStore` that other engines reach too, made from its part of `kv_transfer_config`.
 
-A plug-in is a callable under the entry point group `troupellm.connectors` that takes a `ConnectorContext` and gives a
-`BlockStore`. Its name is what `kv_connector` says. What the store gives back must be authenticated by the plug-in: a
-wrong block is a wrong answer. `context.seal` does that for blocks kept as bytes.
+It has two sides. **The scheduler's** is the engine's own and the same for every connector, built in or plugged in
+(`actors/scheduler/offload/`); no code of a connector runs there. It speaks with the worker in plans and results
+(`protocol/transfers.py`), so it never waits, and what is under way is bounded by credits. **The worker's** is the
+store, opened by each worker that loads the model, in its process, and called on threads of its tier beside the steps:
+
+    the scheduler says   the store hears    vLLM's connectors have
+    TierLookup           contains           get_num_new_matched_tokens: of a sequence's keys behind what device and host
+                                            memory have, how many are there, from the first on
+    transfer "fetch"     get                update_state_after_alloc, start_load_kv, get_finished: one block, into a
+                                            place of host memory; asked for in the order of the prefix
+    transfer "spill"     put                save_kv_layer, wait_for_save: one block, soon after it was full and copied
+                                            to host memory, or after kv_offload_store_threshold uses
+    transfer "reset"     reset              reset_cache
+
+There is no word for the end of a request (vLLM's `request_finished`), since nothing waits for it: blocks go out while
+it runs, those of the device are free for others before the store has theirs, and what still waits when the engine ends
+is written then. Nor is there one for whose a block is: keys are made from everything that matters (model and settings,
+adapter, media, and the API key or salt whose namespace it is), so equal keys hold equal blocks, whoever asks.
+
+What goes wrong is a miss that is counted. An answer that cannot be, an exception, or an operation slower than
+`kv_offload_timeout`: the store is left alone and probed again after 1, 2, 4 .. 60 seconds; a thread that hangs in it is
+left where it is. A block that `contains` said is there and `get` does not give, or not whole: the sequence computes it,
+or its request fails with `KVLoadFailed`, as `kv_load_failure_policy` says.
+
+**A plug-in** is a callable under the entry point group `troupellm.connectors` that takes a `ConnectorContext` and gives
+a `BlockStore`. Its name is what `kv_connector` says. Blocks come to it sealed (`context.frame_bytes` each), and count
+only with the seal whole when they come back, so it need not authenticate anything: it keeps bytes under keys and may
+lose them. If `get` gives something else than what was put, the block is put again when it has been computed: `put`
+should replace what is there where it can tell. `plug_in.py` holds it to this.
 """
 
 from collections.abc import Callable
@@ -41,6 +67,11 @@ class ConnectorContext:
         key = derived_key(self.secret, "sealed KV blocks")
         return Seal(key, self.store.fingerprint, self.store.block_bytes)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Of every block that a plug-in is given to keep."""
+        return self.seal.frame_bytes
+
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """`kv_connector_extra_config` as a Struct, which should forbid unknown fields.
 
@@ -69,8 +100,8 @@ class ConnectorContext:
             size = human_int(given) if isinstance(given, str) else given
         except ValueError:
             raise self.refuse(option, f"must be a size such as 4GiB, got {given!r}") from None
-        if not self.seal.frame_bytes <= size <= 2**60:
-            raise self.refuse(option, f"must be between {self.seal.frame_bytes} (one KV block) and {2**60}")
+        if not self.frame_bytes <= size <= 2**60:
+            raise self.refuse(option, f"must be between {self.frame_bytes} (one KV block) and {2**60}")
         return size
 
 

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from troupellm.models.connectors.connector import ConnectorContext, MakeConnector
+from troupellm.models.connectors.plug_in import PlugInStore
 from troupellm.models.connectors.shared_directory import NAME as SHARED_DIRECTORY, open_shared_directory
 from troupellm.models.connectors.tcp_peer.store import NAME as TCP_PEER, open_tcp_peer
 from troupellm.models.offload.store import BlockStore, StoreContext
@@ -57,7 +58,8 @@ def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStor
 
 def _open(context: ConnectorContext) -> BlockStore:
     config = context.config
-    make = BUILT_IN.get(config.kv_connector) or _plug_in(config)
+    built_in = BUILT_IN.get(config.kv_connector)
+    make = built_in or _plug_in(config)
     try:
         store = make(context)
     except TroupeError:
@@ -66,6 +68,8 @@ def _open(context: ConnectorContext) -> BlockStore:
         raise ConfigError(f"the connector {config.kv_connector} cannot be opened: {error}", param=FIELD) from error
     if not isinstance(store, BlockStore):
         raise ConfigError(f"the connector {config.kv_connector} gave no BlockStore", param=FIELD)
+    if built_in is None:
+        store = PlugInStore(store, context.seal)
     store.name = config.kv_connector
     store.loads, store.stores = config.consumes, config.produces
     store.failure_policy = config.kv_load_failure_policy

@@ -27,7 +27,7 @@ class StoreContext:
     fingerprint: bytes
     """32 bytes: of the model and of how its KV blocks are laid out. Blocks of another one are of no use."""
     block_bytes: int
-    """Every block has this size."""
+    """Every block has this size; plug-ins are given them sealed, see `ConnectorContext.frame_bytes`."""
     timeout: float
     """Seconds after which an operation is given up by whoever waits for it; a store that can stop itself does."""
 

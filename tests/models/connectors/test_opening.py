@@ -12,6 +12,8 @@ from tests.models.connectors.conftest import BLOCK, FINGERPRINT
 from troupellm.models.connectors import opening
 from troupellm.models.connectors.connector import ConnectorContext
 from troupellm.models.connectors.opening import GROUP, open_connectors
+from troupellm.models.connectors.plug_in import PlugInStore
+from troupellm.models.connectors.seal import HEADER_BYTES
 from troupellm.models.offload.store import BlockStore, StoreContext, StoreMiss
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -110,9 +112,12 @@ def test_several_at_once_keep_their_order_roles_and_policies(tmp_path: Path, plu
         ("shared-directory", True, False, "fail"),
         ("mine", True, True, "recompute"),
     ]
-    assert isinstance(stores[2], PluggedIn)
-    assert stores[2].context.config.kv_connector_extra_config == {"any": 1}
-    assert stores[2].context.store is CONTEXT
+    assert isinstance(stores[2], PlugInStore)
+    plugged_in = stores[2]._store
+    assert isinstance(plugged_in, PluggedIn)
+    assert plugged_in.context.config.kv_connector_extra_config == {"any": 1}
+    assert plugged_in.context.store is CONTEXT
+    assert plugged_in.context.frame_bytes == HEADER_BYTES + BLOCK
     for store in stores:
         store.close()
 
