@@ -108,8 +108,9 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
             length += len(parts[-1])
             quote = ""
             continue
-        run = _RUN.match(source.text, source.pos)
-        if run is not None and length + len(run[0]) <= _LONGEST_VALUE:
+        # Never further than may be taken: what was looked at in vain would be looked at again behind the next mark.
+        run = _RUN.match(source.text, source.pos, source.pos + _LONGEST_VALUE - length)
+        if run is not None:
             parts.append(source.take(len(run[0])))
             length += len(run[0])
             if source.pos == len(source.text):

@@ -18,6 +18,7 @@ from fronts import Fronts, fronts_process, until
 from openai import AsyncOpenAI
 from processes import ON_A_THREAD, alive, serving_process
 from serving import events_of, eventually, http_request
+from shared_memory import lock_files, shared_segments
 from sockets import RawSocket, raw_socket
 
 from troupellm.protocol.fronts import Apply, Submit
@@ -123,6 +124,8 @@ async def test_answers_metrics_and_probes_over_two_fronts(checkpoint, tiny_engin
 
         with await fronts.stream(first, max_tokens=4000):  # a client that leaves
             assert await fronts.metric(second, "troupellm_requests_open") == 1
+            assert not shared_segments(first) & shared_segments(second), "there is no lock that both could wait for"
+            assert not lock_files(fronts.pids)
         await settled(fronts, second)
         assert await fronts.metric(second, "troupellm_cancelled_total", 'by="client"') == 1
         request = {"model": "tiny", "prompt": [5, 999_999], "max_tokens": 3}

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+import tqdm
 
 from troupellm.server.cli.main import main
 
@@ -76,6 +77,43 @@ def test_an_output_file_is_gone_on_with(checkpoint: Path, requests: Path, tmp_pa
     assert texts[0] == texts[1]
     assert run(checkpoint, "-i", requests, "-o", out) == 0  # nothing is left to do
     assert read(out) == again
+
+
+class Bar:
+    """What a progress bar is told."""
+
+    def __init__(self, *, total: int | None, initial: int, **more: object) -> None:
+        self.total, self.begun, self.done, self.failed = total, initial, initial, -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """It is not drawn."""
+
+    def update(self) -> None:
+        self.done += 1
+
+    def set_postfix(self, *, failed: int, refresh: bool) -> None:
+        self.failed = failed
+
+
+def test_a_bar_shows_how_many_requests_are_answered_and_from_where_a_run_goes_on(
+    checkpoint: Path, requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Bar] = []
+
+    def made(**given: Any) -> Bar:
+        bars.append(Bar(**given))
+        return bars[-1]
+
+    monkeypatch.setattr(tqdm, "tqdm", made)
+    requests.write_text(requests.read_text() + line(30, top_p=7) + "\n")
+    out = tmp_path / "out.jsonl"
+    assert run(checkpoint, "-i", requests, "-o", out) == 0
+    out.write_text("".join(out.read_text().splitlines(keepends=True)[:10]))
+    assert run(checkpoint, "-i", requests, "-o", out) == 0
+    assert [(bar.total, bar.begun, bar.done, bar.failed) for bar in bars] == [(31, 0, 31, 1), (31, 10, 31, 1)]
 
 
 def test_what_is_no_beginning_of_the_results_is_refused(
