@@ -4,8 +4,8 @@ fewer in `make test`.
 The model is a table of logits by the last token, the rest is the engine's own runner. What each draw's probabilities
 are is computed here by itself, from the row's history.
 
-`ngram` and `suffix` draft here themselves. Drafters that are models have no layers in a toy: what they give are point
-masses, coupled draws or trees, each of which a table gives here.
+`ngram` and `suffix` draft here themselves. What drafters that are models give are point masses, coupled draws or trees,
+each of which a table gives here; with layers of their own they draft in `test_every_proposer`.
 """
 
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from exact_draws import next_token
 from numpy.typing import NDArray
 from scripted_drafts import ElasticHost, Forgetful
 from tiny_model import write_tiny_model
@@ -130,27 +131,8 @@ def texts(
 
 
 def probabilities(history: NDArray[np.int64], options: dict[str, Any]) -> NDArray[np.float64]:
-    """Of the next token [rows, vocab], in the order of vLLM's sampler."""
-    logits = TABLE.double().numpy()[history[:, -1]].copy()
-    for token, value in options.get("logit_bias", ()):
-        logits[:, token] += value
-    every = (history[:, :, None] == np.arange(VOCAB)).sum(axis=1)
-    own = (history[:, len(PROMPT) :, None] == np.arange(VOCAB)).sum(axis=1)
-    penalty = options.get("repetition_penalty", 1.0)
-    logits = np.where(every > 0, np.where(logits > 0, logits / penalty, logits * penalty), logits)
-    logits -= options.get("frequency_penalty", 0.0) * own + options.get("presence_penalty", 0.0) * (own > 0)
-    logits /= options.get("temperature", 1.0)
-    found = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found[found < options.get("min_p", 0.0)] = 0.0
-    found /= found.sum(axis=1, keepdims=True)
-    top_p = options.get("top_p", 1.0)
-    if top_p < 1:
-        order = np.argsort(-found, axis=1)
-        ordered = np.take_along_axis(found, order, axis=1)
-        ordered[np.cumsum(ordered, axis=1) - ordered >= top_p] = 0.0
-        np.put_along_axis(found, order, ordered, axis=1)
-        found /= found.sum(axis=1, keepdims=True)
-    return found
+    """Of the next token [rows, vocab]."""
+    return next_token(TABLE.double().numpy()[history[:, -1]], history, len(PROMPT), options)
 
 
 def p_value(text: NDArray[np.int64], options: dict[str, Any]) -> float:
