@@ -134,7 +134,7 @@ def test_a_wrong_value_names_its_setting(argv: list[str], name: str) -> None:
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "troupe.toml"
     file.write_text("max_num_sequences = 1\n")
-    with pytest.raises(ConfigError, match="unknown setting max_num_sequences"):
+    with pytest.raises(ConfigError, match="unknown setting max_num_sequences; the closest one is max_num_seqs$"):
         parse("--config", str(file))
 
 
