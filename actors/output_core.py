@@ -325,19 +325,19 @@ class OutputCore:
             self._to_scheduler(AbortRequest(request.number))
 
     def _on_closed(self, closed: RequestClosed) -> None:
-        self._tell_closed(closed)
         request = self._requests.get(closed.request)
+        if request is not None and (request.truncated or request.num_cut):
+            shown = closed.usage.completion_tokens - request.num_cut
+            usage = msgspec.structs.replace(closed.usage, truncated=request.truncated, completion_tokens=shown)
+            closed = msgspec.structs.replace(closed, usage=usage)
+        self._tell_closed(closed)
         if request is None:
             return
         complete = self._rows.keys().isdisjoint(request.rows)  # what came behind the ends is nobody's, errors too
         self._settle_all(request)
         self._forget(request)
         if closed.error is None or complete:
-            usage = closed.usage
-            if request.truncated or request.num_cut:
-                shown = usage.completion_tokens - request.num_cut
-                usage = msgspec.structs.replace(usage, truncated=request.truncated, completion_tokens=shown)
-            request.outbox.close(usage, closed.scheduled, closed.first_token)
+            request.outbox.close(closed.usage, closed.scheduled, closed.first_token)
         else:
             request.outbox.fail(closed.error)
         request.outbox.wake()

@@ -1,9 +1,10 @@
 """What each tenant may use per minute and at once, and what it has used.
 
 A limit per minute is a bucket that holds a minute's worth and fills evenly. Tokens are taken when a request comes, an
-estimate of its prompt and what it may generate, and put right when it has ended: then exactly what was computed for it
-was taken. A request for more than a bucket holds waits for a full one and leaves it in debt, so that no prompt is too
-long to be served at all. Nothing here is shared between tenants.
+estimate of its prompt and what it may generate, and put right when it has ended: then exactly what its usage says was
+taken, also where nobody was there to read it. What was computed behind a stop string costs nothing. A request for more
+than a bucket holds waits for a full one and leaves it in debt, so that no prompt is too long to be served at all.
+Nothing here is shared between tenants.
 """
 
 from collections.abc import Sequence

@@ -79,10 +79,12 @@ class _Formatter(argparse.HelpFormatter):
 
 def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `bench` and its benchmarks; each sets `func`, which takes the namespace and returns an exit code."""
-    parser = subparsers.add_parser("bench", help="load tests and benchmarks")
+    parser = subparsers.add_parser("bench", help="load tests and benchmarks", allow_abbrev=False)
     benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
     for name, (add_flags, module, summary) in _BENCHMARKS.items():
-        benchmark = benchmarks.add_parser(name, help=summary, description=summary, formatter_class=_Formatter)
+        benchmark = benchmarks.add_parser(
+            name, help=summary, description=summary, formatter_class=_Formatter, allow_abbrev=False
+        )
         add_flags(benchmark)
         benchmark.set_defaults(func=_run, module=module)
 

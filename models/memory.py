@@ -22,7 +22,7 @@ CPU_KV_LIMIT = 4 * 2**30
 CPU_KV_SHARE = 0.5
 """Of the memory that weights and activations leave."""
 GROUP = Path("/sys/fs/cgroup")
-"""Of this process's control group."""
+"""Of this process's control group; those of the first version have one folder per controller in it."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,19 +178,29 @@ def available_memory() -> int:
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):
-        return free
-    return max(0, min(free, limit - max(0, used - _kept_files())))
+    old = GROUP / "memory"
+    for limit, used, prefix in (
+        (GROUP / "memory.max", GROUP / "memory.current", ""),
+        (old / "memory.limit_in_bytes", old / "memory.usage_in_bytes", "total_"),
+    ):
+        try:
+            most, taken = int(limit.read_text()), int(used.read_text())
+        except (OSError, ValueError):
+            continue  # no such control group, or no limit; the first version says that by more than any machine has
+        free = min(free, most - max(0, taken - _kept_files(limit.with_name("memory.stat"), prefix)))
+    return max(0, free)
 
 
-def _kept_files() -> int:
-    """Bytes of files that the control group counts as used and that the system drops where memory is asked for: a
-    model that was downloaded or loaded there before is among them."""
+def _kept_files(counts: Path, prefix: str) -> int:
+    """Bytes of files that a control group counts as used and that the system drops where memory is asked for: a
+    model that was downloaded or loaded there before is among them.
+
+    Args:
+        prefix: of the names of counts that have the groups below in them, as the use has.
+    """
     try:
-        fields = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
-        return int(fields["active_file"]) + int(fields["inactive_file"])
+        fields = dict(line.split() for line in counts.read_text().splitlines())
+        return int(fields[f"{prefix}active_file"]) + int(fields[f"{prefix}inactive_file"])
     except (OSError, KeyError, ValueError):
         return 0
 

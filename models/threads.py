@@ -34,26 +34,36 @@ _given: "list[GivenThreads]" = []
 
 
 class GivenThreads:
-    """A number of threads that was set for as long as an engine lives.
+    """The number of threads of an engine, for as long as it lives.
 
-    Engines of one process may end in any order, and what new threads of the process begin with was set last: who ends
-    before a later one leaves it to that one to put back what was found.
+    Torch keeps a number per thread, and one that new threads of the process begin with: the one that was set last,
+    wherever. That may be another engine's own, or the one thread of a step that it is in, so none of the two is asked
+    where there are others: an engine without a number of its own gets what the process had before all of them. Engines
+    may end in any order: who ends before a later one leaves it to that one to put back what was found.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | None) -> None:
+        """Of the calling thread, which steps are made on. None: what the process has."""
         with _lock:
-            self._found = torch.get_num_threads()
-            torch.set_num_threads(number)
+            self._thread = threading.get_ident()
+            others = [given for given in _given if given._thread != self._thread]
+            self._found = others[-1].number if others else torch.get_num_threads()
+            processes = others[0]._found if others else self._found
+            self._changes = number is not None or bool(others)
+            self.number = processes if number is None else number
+            if self._changes:
+                torch.set_num_threads(self.number)
             _given.append(self)
 
     def put_back(self) -> None:
-        """Once."""
+        """Once, on the same thread."""
         with _lock:
             place = _given.index(self)
             del _given[place]
             if place < len(_given):
                 _given[place]._found = self._found
-            else:
+                _given[place]._changes |= self._changes
+            elif self._changes:
                 torch.set_num_threads(self._found)
 
 

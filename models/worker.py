@@ -338,9 +338,8 @@ class ModelWorker:
             self._guides.prepare(program)
 
     def _set_threads(self, settings: WorkerConfig) -> None:
-        if settings.num_threads is not None:
-            self._given_threads = GivenThreads(settings.num_threads)
-        self._threads = StepThreads(torch.get_num_threads(), steady=settings.batch_invariant)
+        self._given_threads = GivenThreads(settings.num_threads)
+        self._threads = StepThreads(self._given_threads.number, steady=settings.batch_invariant)
 
 
 def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bool) -> RunnableDecoder:

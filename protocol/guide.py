@@ -27,6 +27,24 @@ BACKENDS: Final = {
 _REFUSED_BACKENDS = frozenset({"outlines", "lm-format-enforcer"})
 
 
+class EarlyEnd(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """The one end token that may come before a guide's mark, behind a call, where calls are messages of their own.
+
+    A message is a header and, behind the mark that opens it, a text. It begins with a mark, or with the answer, whose
+    prompt ends with its first words.
+    """
+
+    token: str
+    starts: tuple[str, ...]
+    """Marks with which a header begins, or goes on."""
+    opens: str
+    """The mark between header and text."""
+    ends: tuple[str, ...]
+    """Marks behind a message."""
+    recipient: str
+    """What the header of a call holds."""
+
+
 class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the whole output, or on what follows a mark.
 
@@ -43,8 +61,8 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
     """See `BACKENDS`."""
     after: str = ""
     """The text that ends thinking: until it was generated anything goes, but the end. Empty: from the first token."""
-    early_end: str = ""
-    """The one end token that may come before `after` all the same, as the mark behind a call does; empty: none."""
+    early_end: EarlyEnd | None = None
+    """What may end the output before `after` all the same."""
     any_whitespace: bool = True
     """JSON may hold white space between its tokens; False allows none."""
     whitespace_pattern: str = ""
@@ -74,10 +92,10 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def _size(self) -> int:
         """Bytes of all texts. Raises InvalidRequest for half of a surrogate pair, which has none."""
+        end = self.early_end
+        early = () if end is None else (end.token, end.opens, end.recipient, *end.starts, *end.ends)
         try:
-            return sum(
-                len(text.encode()) for text in (self.source, self.after, self.early_end, self.whitespace_pattern)
-            )
+            return sum(len(text.encode()) for text in (self.source, self.after, self.whitespace_pattern, *early))
         except UnicodeEncodeError:
             raise InvalidRequest(
                 f"{self.field} has half of a surrogate pair", param=self.field, code="invalid_schema"
@@ -109,7 +127,7 @@ class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_on
     """The backend's own form of the grammar."""
     after: str = ""
     """See `GuideSpec.after`."""
-    early_end: str = ""
+    early_end: EarlyEnd | None = None
     """See `GuideSpec.early_end`."""
     field: str = "structured_outputs"
     """The request field that errors name."""

@@ -186,7 +186,7 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Of requests that ended after they had begun."""
     completion_tokens: int
-    """What was generated for requests that ended, however they ended."""
+    """Of requests that ended, however they ended, as their usage has it: without tokens behind stop strings."""
 
 
 class KVEventsSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,11 +22,15 @@ How an operation is added:
 
 import ctypes
 import functools
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from troupellm.kernels.native import build
 from troupellm.kernels.profiling import in_profiles
+
+logger = logging.getLogger("troupellm.kernels")
 
 Function = Callable[..., None]
 
@@ -56,11 +60,22 @@ class Library:
 
 @functools.cache
 def load() -> Library | None:
-    """The library, built on first use (seconds) and kept beside the source or in the user's cache; None without one."""
-    path = build.library()
-    if path is None:
-        return None
-    try:
-        return Library(str(path))
-    except OSError:
-        return None
+    """The library, built on first use (seconds) and kept beside the source or in the user's cache; None without one.
+
+    One that another process or machine has left and that cannot be loaded here is built anew, once.
+    """
+    broken: list[Path] = []
+    while (found := build.library(broken)) is not None:
+        path, built = found
+        try:
+            return Library(str(path))
+        except OSError as error:
+            consequence = "torch computes instead" if built else "it is built anew"
+            logger.warning("compiled code cannot be loaded, %s: %s", consequence, error)
+        if built:
+            build.give_up(path)
+            return None
+        broken.append(path)
+    if broken:
+        logger.warning("compiled code cannot be built anew, torch computes instead")
+    return None

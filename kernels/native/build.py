@@ -6,9 +6,12 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -18,14 +21,24 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi"
 COMPILE_SECONDS = 120.0
 """For all sources and the link together."""
 RETRY_SECONDS = 3600.0
-"""A build that took too long is not tried again before: every process of the machine would wait for it anew."""
+"""A build that took too long, or gave what cannot be loaded, is not tried again before: every process of the machine
+would wait for it anew."""
 SWITCH = "TROUPE_NATIVE"
 """A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler."""
 OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
+_ELF_HEADER = struct.Struct("<4s4B 32x Q 10x 2H 2x")
+"""Magic, class, order of bytes, and two more; where the table of sections lies, its entries' size and number."""
 
 
-def library() -> Path | None:
-    """The built library: found where an earlier process left it, else built now. None where that fails."""
+def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
+    """The built library: found where an earlier process left it, else built now. None where that fails.
+
+    Args:
+        broken: those that cannot be loaded, and are built anew.
+
+    Returns:
+        its file, and whether it was built now.
+    """
     compiler = _compiler()
     if compiler is None:
         return None
@@ -33,16 +46,17 @@ def library() -> Path | None:
     for folder in folders():
         target = folder / name
         try:
-            if not _is_there(target):
-                if _took_too_long(target):
+            built = target in broken or not _is_there(target)
+            if built:
+                if _given_up(target):
                     return None
                 _build(compiler, target)
         except subprocess.TimeoutExpired:
-            _remember(target)
+            give_up(target)
             return None  # another folder makes it no faster
         except (OSError, subprocess.SubprocessError):
             continue
-        return target
+        return target, built
     return None
 
 
@@ -52,7 +66,7 @@ def to_be_built() -> bool:
     if compiler is None:
         return False
     targets = [folder / f"native-{fingerprint(compiler)}.so" for folder in folders()]
-    return not any(_is_there(target) or _took_too_long(target) for target in targets)
+    return not any(_is_there(target) or _given_up(target) for target in targets)
 
 
 def _compiler() -> str | None:
@@ -62,14 +76,22 @@ def _compiler() -> str | None:
 
 
 def _is_there(target: Path) -> bool:
-    """False where nobody lets us look: HOME may name another user's folder, as in many containers."""
+    """Whether it is there as a whole: who loads what was cut short is not told so, but dies.
+
+    False where nobody lets us look: HOME may name another user's folder, as in many containers.
+    """
     try:
-        return target.exists()
+        with target.open("rb") as file:
+            head, size = file.read(_ELF_HEADER.size), os.fstat(file.fileno()).st_size
     except OSError:
         return False
+    if len(head) < _ELF_HEADER.size or not head.startswith(b"\x7fELF"):
+        return sys.platform != "linux"
+    _, bits, order, _, _, sections, entry, count = _ELF_HEADER.unpack(head)
+    return (bits, order) != (2, 1) or sections + entry * count <= size  # linkers put that table last
 
 
-def _took_too_long(target: Path) -> bool:
+def _given_up(target: Path) -> bool:
     """Whether a build was given up of late."""
     try:
         return time.time() - target.with_suffix(".slow").stat().st_mtime < RETRY_SECONDS
@@ -77,7 +99,8 @@ def _took_too_long(target: Path) -> bool:
         return False
 
 
-def _remember(target: Path) -> None:
+def give_up(target: Path) -> None:
+    """Remember that building it leads to nothing."""
     with contextlib.suppress(OSError):
         target.with_suffix(".slow").touch()
 

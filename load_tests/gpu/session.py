@@ -36,7 +36,7 @@ def run(argv: Sequence[str], folder: Path) -> int:
 
     1 when something was wrong or failed, or not one goal has a number.
     """
-    parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine")
+    parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine", allow_abbrev=False)
     parser.add_argument("--goals", nargs="+", choices=[*GOALS, *OWED], default=list(FIRST), metavar="GOAL")
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no goal is begun")
     parser.add_argument("--skip-checks", action="store_true", help="correctness was seen in an earlier command")

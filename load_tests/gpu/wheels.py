@@ -40,7 +40,7 @@ def command(folder: str, python: str, package: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="fetch wheels for a machine without a network")
+    parser = argparse.ArgumentParser(description="fetch wheels for a machine without a network", allow_abbrev=False)
     parser.add_argument("packages", nargs="*", default=list(PACKAGES), metavar="PACKAGE")
     parser.add_argument("--folder", default=".whl")
     parser.add_argument("--python", default="3.12", help="version there")

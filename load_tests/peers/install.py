@@ -110,7 +110,7 @@ PEERS: dict[str, Callable[[Environment], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="make the peers' environments")
+    parser = argparse.ArgumentParser(description="make the peers' environments", allow_abbrev=False)
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; default: all")
     parser.add_argument("--folder", type=Path, default=Path(".venv-peers"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")

@@ -67,7 +67,7 @@ def check_flags(serve_arg: Sequence[str]) -> None:
     from troupellm.server.cli import serve
     from troupellm.server.cli.flags import load_configs, translate
 
-    parser = argparse.ArgumentParser(prog="troupellm")
+    parser = argparse.ArgumentParser(prog="troupellm", allow_abbrev=False)
     serve.register(parser.add_subparsers())
     config, _ = load_configs(parser.parse_args(translate(["serve", *serve_arg])))
     if config.worker.worker_process is False:

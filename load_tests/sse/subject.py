@@ -195,7 +195,7 @@ async def _answer(url: str, counts: Callable[[], dict[str, int]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model-folder", required=True, help="where to write the model; whoever made it removes it")
     parser.add_argument("--readers", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)

@@ -107,7 +107,7 @@ def _chat(question: str) -> Chat:
 
 def main() -> None:
     """Ask, and write the record and the card."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="a folder that a training wrote")
     parser.add_argument("--card", type=Path, default=CARD)
     parser.add_argument("--count", type=int, default=0, help="cases per task; 0: all, as the shipped card needs")

@@ -196,7 +196,7 @@ def load(folder: Path) -> tuple[Network, Tokenizer]:
 
 def main() -> None:
     """Print the accuracy per task, and the failures if asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--count", type=int, default=0, help="cases per task; 0: all")
     parser.add_argument("--misses", action="store_true", help="print every failure, save those in fresh wordings")

@@ -250,7 +250,7 @@ class Trainer:
 
 def main() -> None:
     """Read the options and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--from",
         dest="source",

@@ -108,7 +108,7 @@ def train(documents: int, seed: int) -> Tokenizer:
 
 def main() -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--documents", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=WEIGHTS)

@@ -9,7 +9,7 @@ import msgspec
 
 from troupellm.models.dialects.syntax import CallSyntax, Channels, Dialect, Written
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.tools import Tool, ToolUse
 
 Format = dict[str, Any]
@@ -66,8 +66,15 @@ def calls_guide(
 
 def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
     """A guide for the answer, with calls of the tools on offer instead where the model wants that."""
-    if dialect.channels is not None:  # a call is a message before the answer's channel, and ends with a mark of its own
-        return msgspec.structs.replace(guide, early_end=dialect.channels.ends[-1])
+    if (channels := dialect.channels) is not None:  # a call is a message before the answer's channel
+        early = EarlyEnd(
+            token=channels.ends[-1],
+            starts=(channels.start, channels.channel),
+            opens=channels.message,
+            ends=channels.ends,
+            recipient=f"to={channels.recipient}",
+        )
+        return msgspec.structs.replace(guide, early_end=early)
     if dialect.calls is None:
         return guide
     plain = _format_of(guide) or _inner_format(guide)

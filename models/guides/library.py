@@ -8,7 +8,7 @@ from troupellm.models.guides.backend import Backend, BackendError, Matcher
 from troupellm.models.guides.backends import make_backend, mask_words
 from troupellm.models.guides.thinking import Mark
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.guide import EarlyEnd, GuideProgram
 
 MOST_TEXT_BYTES = 16 * 2**20
 """Of the grammars that are kept; built, one takes several times as much."""
@@ -43,7 +43,7 @@ class GuideLibrary:
         self._words = 0
         self._backends: dict[str, Backend] = {}
         self._built: OrderedDict[tuple[str, str], Built] = OrderedDict()
-        self._marks: dict[tuple[str, str], Mark] = {}
+        self._marks: dict[tuple[str, EarlyEnd | None], Mark] = {}
         self._text_bytes = 0
         self._lock = Lock()
 

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.guides.backends import BITS, mask_words
+from troupellm.models.guides.open_calls import BEGINNING, OpenCalls
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.guide import EarlyEnd
 
 Mask = NDArray[np.int32]
 """[words]."""
@@ -19,22 +21,33 @@ class Mark:
     belongs to the guide.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: str = "") -> None:
-        """early_end: the one end token that may come before the mark, too."""
+    def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: EarlyEnd | None = None) -> None:
+        """early_end: what may end a call before the mark comes."""
         self.text = text.encode()
+        self.calls = None if early_end is None else OpenCalls(early_end)
+        """How to tell where a call is open."""
         self._tokens = tokenizer
         open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
-        early = tokenizer.added_tokens.get(early_end)
+        early = None if early_end is None else tokenizer.added_tokens.get(early_end.token)
         _forbid(open_mask, [token_id for token_id in sorted(tokenizer.eos_token_ids) if token_id != early])
         last = self.text[-1:]
         pieces = ((token_id, tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.size))
         beyond = [(token_id, piece) for token_id, piece in pieces if last in piece[:-1]]
-        self._masks = [self._masked(open_mask, known, beyond) for known in range(len(self.text))]
-        """By how many of the mark's bytes have been generated."""
+        self._called = [self._masked(open_mask, known, beyond) for known in range(len(self.text))]
+        """Within a call, by how many of the mark's bytes have been generated."""
+        self._masks = self._called
+        if early is not None and early in tokenizer.eos_token_ids:
+            closed_mask = open_mask.copy()
+            _forbid(closed_mask, [early])
+            self._masks = [self._masked(closed_mask, known, beyond) for known in range(len(self.text))]
 
-    def mask(self, known: int) -> Mask:
-        """What may come when the text so far ends in the mark's first `known` bytes, int32 [words]."""
-        return self._masks[known]
+    def mask(self, known: int, *, called: bool = False) -> Mask:
+        """What may come when the text so far ends in the mark's first `known` bytes, int32 [words].
+
+        Args:
+            called: a call is open.
+        """
+        return self._called[known] if called else self._masks[known]
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._tokens.token_bytes(token_id)
@@ -62,12 +75,14 @@ class Mark:
 class Sleep:
     """One row's way to its mark."""
 
-    __slots__ = ("_mark", "_tails", "awake")
+    __slots__ = ("_mark", "_places", "_tails", "awake")
 
     def __init__(self, mark: Mark) -> None:
         self._mark = mark
         self._tails = [b""]
         """The text's end after each token so far, no longer than the mark."""
+        self._places = [BEGINNING]
+        """Where the text was after each token, if calls may end it."""
         self.awake = False
 
     def accept(self, token_ids: Sequence[int]) -> int:
@@ -75,20 +90,26 @@ class Sleep:
         for index, token_id in enumerate(token_ids):
             if self.awake:
                 return index
-            tail = self._tails[-1] + self._mark.bytes_of(token_id)
+            piece = self._mark.bytes_of(token_id)
+            tail = self._tails[-1] + piece
             self.awake = self._mark.text in tail
             self._tails.append(tail[-len(self._mark.text) :])
+            if self._mark.calls is not None:
+                self._places.append(self._mark.calls.after(self._places[-1], piece))
         return len(token_ids)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
         if num_tokens:
             del self._tails[-num_tokens:]
+            if self._mark.calls is not None:
+                del self._places[-num_tokens:]
             self.awake = False
 
     @property
     def mask(self) -> Mask:
-        return self._mark.mask(min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1))
+        known = min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1)
+        return self._mark.mask(known, called=self._places[-1].part == "call")
 
 
 def allows(mask: Mask, token_id: int) -> bool:

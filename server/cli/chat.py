@@ -8,7 +8,7 @@ from troupellm.server.cli.client import ClientError, Server, Stats, add_client_f
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("chat", help="talk to a running server")
+    parser = subparsers.add_parser("chat", help="talk to a running server", allow_abbrev=False)
     add_client_flags(parser)
     parser.add_argument("--system-prompt", help="first message of the conversation")
     parser.set_defaults(func=run)

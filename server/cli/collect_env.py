@@ -40,7 +40,7 @@ GIB = 2**30
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("collect-env", help="print what a bug report needs")
+    parser = subparsers.add_parser("collect-env", help="print what a bug report needs", allow_abbrev=False)
     parser.set_defaults(func=run)
 
 

@@ -6,7 +6,7 @@ from troupellm.server.cli.client import Server, Stats, add_client_flags, common_
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("complete", help="complete text with a running server")
+    parser = subparsers.add_parser("complete", help="complete text with a running server", allow_abbrev=False)
     add_client_flags(parser)
     parser.set_defaults(func=run)
 

@@ -19,6 +19,7 @@ from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.sizes import human_int
 from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value
+from troupellm.server.cli.unknown import of_vllm, says_one_device, unknown_setting
 from troupellm.server.cli.vllm_flags import ONE_DEVICE, SHORT
 from troupellm.server.cli.vllm_further import REFUSED
 
@@ -240,7 +241,8 @@ def _read_toml(path: Path, flags: Mapping[str, Flag]) -> dict[str, Any]:
             _add_setting(found, path, flags, key, value)
             continue
         if section not in sections:
-            raise ConfigError(f"{path}: unknown section {key}; there are {', '.join(sorted(sections))}", param=section)
+            text = f"{path}: unknown section {key}; there are {', '.join(sorted(sections))}"
+            raise of_vllm(path, section) or ConfigError(text, param=section)
         for inner, setting in value.items():
             _add_setting(found, path, flags, inner, setting, section)
     return found
@@ -251,7 +253,9 @@ def _add_setting(
 ) -> None:
     name = key.replace("-", "_")
     if name not in flags:
-        raise ConfigError(f"{path}: unknown setting {name}", param=name)
+        if says_one_device(name, value):
+            return
+        raise unknown_setting(path, name, flags)
     if section not in (None, flags[name].section):
         raise ConfigError(f"{path}: {name} belongs to the section {flags[name].section}, not to {section}", param=name)
     if name in found:

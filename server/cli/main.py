@@ -32,20 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="troupellm", description="An LLM inference and serving engine.")
+    parser = argparse.ArgumentParser(
+        prog="troupellm", description="An LLM inference and serving engine.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"troupellm {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (module, summary) in _COMMANDS.items():
         if name == chosen:
             import_module(module).register(subparsers)
         else:
-            subparsers.add_parser(name, help=summary, add_help=False)
+            subparsers.add_parser(name, help=summary, add_help=False, allow_abbrev=False)
     for plugin in entry_points(group="troupellm.commands"):
         if plugin.name == chosen:
             register: Register = plugin.load()
             register(subparsers)
         else:
-            subparsers.add_parser(plugin.name, help="load tests and benchmarks", add_help=False)
+            subparsers.add_parser(plugin.name, help="load tests and benchmarks", add_help=False, allow_abbrev=False)
     return parser
 
 

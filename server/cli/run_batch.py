@@ -27,7 +27,9 @@ _EPILOG = (
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     usage = "troupellm run-batch -i FILE -o FILE [options]"
-    parser = subparsers.add_parser("run-batch", help="answer a file of requests", usage=usage, epilog=_EPILOG)
+    parser = subparsers.add_parser(
+        "run-batch", help="answer a file of requests", usage=usage, epilog=_EPILOG, allow_abbrev=False
+    )
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one per line; - is stdin")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="their results; - is stdout")
     parser.add_argument("--max-inflight", metavar="N", help="requests at once (default: twice max_num_seqs)")

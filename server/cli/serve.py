@@ -22,7 +22,7 @@ _PATH = {True: "chat/completions", False: "completions"}
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     usage = "troupellm serve [options] [MODEL]"
-    parser = subparsers.add_parser("serve", help="start the server", usage=usage, epilog=HELP)
+    parser = subparsers.add_parser("serve", help="start the server", usage=usage, epilog=HELP, allow_abbrev=False)
     parser.add_argument(
         "model_argument", nargs="?", metavar="MODEL", help="folder, GGUF file or hub id; default: built-in"
     )

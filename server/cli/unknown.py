@@ -1,10 +1,18 @@
-"""What to say of words that no command takes."""
+"""What to say of words that no command takes, and of keys that no configuration file has."""
 
 import argparse
+import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.server.cli.guide_flags import is_guide_flag
+from troupellm.server.cli.vllm_flags import ONE_DEVICE
+from troupellm.server.cli.vllm_further import REFUSED
+
+_GUIDE_KEYS = "use guide_backend, guide_any_whitespace and guide_additional_properties"
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
 
 
 def unknown(rest: Sequence[str], parser: argparse.ArgumentParser, arguments: Sequence[str]) -> ConfigError:
@@ -33,3 +41,31 @@ def _options(parser: argparse.ArgumentParser, words: Collection[str]) -> Iterato
                     yield from _options(inner, words)
         else:
             yield from action.option_strings
+
+
+def says_one_device(name: str, value: object) -> bool:
+    """Whether a key of a file asks for the one device that there is, as its flag may."""
+    return str(value) == "1" and REFUSED.get(name.replace("_", "-")) is ONE_DEVICE
+
+
+def of_vllm(file: Path, name: str) -> ConfigError | None:
+    """What to say of a key that is a flag of vLLM: the same as of the flag, in keys.
+
+    Args:
+        name: with underscores.
+    """
+    flag = name.replace("_", "-")
+    whole = flag.partition(".")[0]
+    refused = REFUSED.get(whole) or REFUSED.get(whole.removeprefix("no-"))
+    sentence = _GUIDE_KEYS if is_guide_flag(f"--{flag}") else refused
+    if sentence is None:
+        return None
+    keys = _FLAG.sub(lambda found: found[1].replace("-", "_"), sentence)
+    return ConfigError(f"{file}: {name} is known from vLLM but not supported here: {keys}", param=name)
+
+
+def unknown_setting(file: Path, name: str, known: Collection[str]) -> ConfigError:
+    """A key of a file that is none of the `known` ones is answered with the closest, or with what vLLM's users need."""
+    close = get_close_matches(name, known, n=1)
+    hint = f"; the closest one is {close[0]}" if close else ""
+    return of_vllm(file, name) or ConfigError(f"{file}: unknown setting {name}{hint}", param=name)

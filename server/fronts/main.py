@@ -235,7 +235,7 @@ async def serve(engine: socket.socket, listener: socket.socket) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="troupellm-front")
+    parser = argparse.ArgumentParser(prog="troupellm-front", allow_abbrev=False)
     parser.add_argument("--listener", type=int, required=True, help="descriptor of the listening socket")
     parser.add_argument("--engine", type=int, required=True, help="descriptor of the socket to the engine's process")
     parser.add_argument("--parent", type=int, required=True, help="process id of the engine's process")

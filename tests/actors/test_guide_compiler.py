@@ -14,7 +14,7 @@ from troupellm.actors.guide_compiler import (
 )
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.frames import Assembler, Codec
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.guide_link import HELLO, Compile, Compiled, Prepare, Prepared, ToCompiler
 
 pytestmark = pytest.mark.anyio
@@ -88,9 +88,10 @@ async def test_a_process_that_somebody_kills_costs_no_guide() -> None:
 
 async def test_what_a_guide_waits_for_goes_with_its_program() -> None:
     compiler = ProcessCompiler(SETTINGS, FakeProcesses())
-    spec = GuideSpec(kind="json_object", after="<a>", early_end="<b>")
+    early = EarlyEnd(token="<b>", starts=("<s>",), opens="<m>", ends=("<b>",), recipient="to=")
+    spec = GuideSpec(kind="json_object", after="<a>", early_end=early)
     program = await compiler.compile(spec, "llguidance")
-    assert (program.after, program.early_end) == ("<a>", "<b>")
+    assert (program.after, program.early_end) == ("<a>", early)
     assert await compiler.close()
 
 

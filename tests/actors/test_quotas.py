@@ -1,12 +1,16 @@
 """Per-key limits, and numbers that are exact however a request ends."""
 
+import msgspec
 import pytest
+from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.admission import Admission
+from troupellm.actors.output_core import OutputCore
 from troupellm.actors.requests import OpenRequests
 from troupellm.protocol.config import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import InvalidRequest, RateLimited, RequestAborted
 from troupellm.protocol.intake import Demand
+from troupellm.protocol.output import RequestClosed
 from troupellm.protocol.outputs import Usage
 from troupellm.protocol.scheduler import AbortRequest
 
@@ -103,6 +107,31 @@ def test_an_abort_costs_what_was_computed_also_when_the_reader_left_long_before(
     account = admission.quotas.snapshot()[0]
     assert (account.prompt_tokens, account.completion_tokens) == (100, 7)
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 893
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_tokens_behind_a_stop_string_cost_nothing_whether_somebody_reads_the_usage_or_not(leaves: bool) -> None:
+    admission, clock = door(tokens_per_minute=1000)
+    requests = OpenRequests(clock, lambda message: None)
+    outbox = requests.add(admission.enter(want(tokens=2, max_tokens=500)), 0.0, 1000, None)
+
+    def settle(closed: RequestClosed) -> None:
+        requests.closed(closed.request, closed.usage, began=True)
+
+    core = OutputCore(TABLES, lambda message: None, 0.0, settle)
+    beginning = opened(Slot(), request=outbox.request, stop_strings=("\n",))
+    core.handle(msgspec.structs.replace(beginning, outbox=outbox), 0.0)
+    shown, behind = [*ids("a"), *ids("\n")], ids("bcd")
+    core.handle(step({10: [*shown, *behind]}), 0.0)
+    core.handle(step({10: behind}), 0.0)
+    if leaves:
+        outbox.fail(RequestAborted("stalled"))
+    usage = Usage(prompt_tokens=2, completion_tokens=len(shown) + 2 * len(behind))
+    core.handle(step({}, closed=(msgspec.structs.replace(closed(outbox.request), usage=usage),)), 0.0)
+    account = admission.quotas.snapshot()[0]
+    assert (account.prompt_tokens, account.completion_tokens) == (2, len(shown))
+    assert leaves or outbox.usage == msgspec.structs.replace(usage, completion_tokens=len(shown))
+    assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 998 - len(shown)
 
 
 def test_what_never_began_costs_no_tokens() -> None:

@@ -19,7 +19,7 @@ from tiny_model import VOCABULARY
 from troupellm import Engine, SamplingParams
 from troupellm.actors.worker_seat import WorkerGone
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.worker import StepPlan
 
@@ -199,9 +199,12 @@ async def test_until_the_mark_the_answer_cannot_end_but_as_a_call_does(builtin_e
         bias = dict.fromkeys(engine.tokenizer.eos_token_ids, 100.0)
         answer = await engine.generate("Hello", guide=guide, max_tokens=20, seed=1, logit_bias=bias)
         assert answer.choices[0].finish_reason == "length"
-        called = msgspec.structs.replace(guide, early_end="<|im_end|>")
+        early = EarlyEnd(token="<|im_end|>", starts=(), opens="a", ends=(), recipient="")
+        called = msgspec.structs.replace(guide, early_end=early)
+        opens = engine.tokenizer.encode("a", add_special_tokens=False)
+        bias |= dict.fromkeys(opens, 50.0)
         answer = await engine.generate("Hello", guide=called, max_tokens=20, seed=1, logit_bias=bias)
-        assert (answer.choices[0].finish_reason, answer.choices[0].text) == ("stop", "")
+        assert (answer.choices[0].finish_reason, answer.choices[0].text) == ("stop", "a")
 
 
 async def test_beams_are_refused_by_name(tiny_engine):

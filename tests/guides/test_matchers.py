@@ -14,11 +14,15 @@ from troupellm.models.guides.backend import GuideError, Matcher
 from troupellm.models.guides.backends import check_start, make_backend, mask_words, masked_tokens, program_text
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.rows import GuidedRows
-from troupellm.models.guides.thinking import Mark, Sleep
+from troupellm.models.guides.thinking import Mark, Sleep, allows
 from troupellm.models.speculation.drafts import RowDrafts
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.guide import EarlyEnd, GuideProgram, GuideSpec
 from troupellm.protocol.worker import SamplingState
+
+EARLY = EarlyEnd(
+    token="<|im_end|>", starts=("<s>",), opens="<m>", ends=("<e>", "<|im_end|>"), recipient="to=functions."
+)
 
 
 def program(kind: str, source: str, after: str = "", special: dict[str, int] | None = None) -> GuideProgram:
@@ -161,18 +165,37 @@ class TestSleep:
             assert sleep.accept([*ids, 5, 6]) == len(ids)
             assert sleep.awake
 
-    @pytest.mark.parametrize("early_end", ["", "<|im_end|>"])
-    def test_nothing_else_may_end_it_and_nothing_may_run_past_the_mark(self, early_end, library, tokenizer):
+    @pytest.mark.parametrize(("early_end", "called"), [(None, False), (EARLY, False), (EARLY, True)])
+    def test_nothing_else_may_end_it_and_nothing_may_run_past_the_mark(self, early_end, called, library, tokenizer):
         mark = library.mark(GuideProgram(backend="llguidance", text="", after=self.MARK, early_end=early_end))
-        ends = tokenizer.eos_token_ids - {tokenizer.added_tokens.get(early_end)}
-        assert len(ends) == len(tokenizer.eos_token_ids) - bool(early_end)
+        ends = tokenizer.eos_token_ids - ({tokenizer.added_tokens[EARLY.token]} if called else set())
+        assert len(ends) == len(tokenizer.eos_token_ids) - called
         text = self.MARK.encode()
         for known in range(len(text)):
-            bits = np.unpackbits(mark.mask(known).view(np.uint8), bitorder="little")
+            bits = np.unpackbits(mark.mask(known, called=called).view(np.uint8), bitorder="little")
             for token in range(VOCAB):
                 whole = text[:known] + tokenizer.token_bytes(token)
                 beyond = text in whole and not whole.endswith(text)
                 assert bool(bits[token]) == (token not in ends and not beyond)
+
+    def test_only_an_open_call_may_end_it_and_drafts_that_opened_one_are_taken_back(self, library, tokenizer):
+        sleep = Sleep(library.mark(GuideProgram(backend="llguidance", text="", after=self.MARK, early_end=EARLY)))
+        end = tokenizer.added_tokens[EARLY.token]
+
+        def accept(text: str) -> int:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            return sleep.accept(ids)
+
+        accept("thoughts<m>So.")
+        assert not allows(sleep.mask, end)
+        accept("<e><s>to=functions.now")
+        assert not allows(sleep.mask, end)
+        drafts = accept("<m>{}")
+        assert allows(sleep.mask, end)
+        sleep.rollback(drafts)
+        assert not allows(sleep.mask, end)
+        accept("<m>{}")
+        assert allows(sleep.mask, end)
 
     def test_drafts_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
         rows = GuidedRows(library, helper)

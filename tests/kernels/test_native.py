@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,76 @@ def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monke
     monkeypatch.setattr(build, "folders", lambda: (tmp_path / ("x" * 300),))
     assert build.to_be_built()
     assert native.load.__wrapped__() is None
+
+
+def small_source(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
+    """Build this instead; gives a file with a line for every call of the compiler."""
+    (folder / "source").mkdir()
+    (folder / "source" / "small.cpp").write_text(text)
+    compiler, calls = folder / "g++", folder / "calls"
+    calls.touch()
+    compiler.write_text(f'#!/bin/sh\necho >> {calls}\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(build, "FOLDER", folder / "source")
+    monkeypatch.setattr(build, "FLAGS", ("-O0", "-fPIC"))
+    monkeypatch.setattr(build, "folders", lambda: (folder / "cache",))
+    return calls
+
+
+def of_another_machine(data: bytes) -> bytes:
+    """With a number in its header that no processor has."""
+    return data[:18] + b"\xee\xee" + data[20:]
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="what is damaged here are files of Linux")
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [(lambda data: data[: len(data) // 2], 0), (lambda data: b"", 0), (of_another_machine, 1)],
+    ids=["half", "nothing", "of another machine"],
+)
+def test_a_library_that_cannot_be_loaded_is_built_anew(
+    damage: Callable[[bytes], bytes],
+    told: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = small_source(tmp_path, monkeypatch, 'extern "C" void nothing() {}\n')
+    found = build.library()
+    assert found is not None
+    path, built = found
+    assert built
+    whole = path.read_bytes()
+    once = len(calls.read_text())
+    path.write_bytes(damage(whole))
+    assert build.to_be_built() is (told == 0)
+    library = native.load.__wrapped__()
+    assert library is not None
+    library.function("nothing", "")()
+    assert len(calls.read_text()) == 2 * once
+    assert build.library() == (path, False)
+    assert len(path.read_bytes()) == len(whole)
+    assert len(caplog.records) == told
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere linkers refuse it")
+def test_a_library_that_cannot_be_loaded_however_often_it_is_built_is_given_up_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'extern "C" void nowhere_defined();\nextern "C" void nothing() { nowhere_defined(); }\n'
+    calls = small_source(tmp_path, monkeypatch, text)
+    assert native.load.__wrapped__() is None
+    assert "torch computes instead" in caplog.text
+    assert "nowhere_defined" in caplog.text
+    once = len(calls.read_text())
+    assert once
+    caplog.clear()
+    assert native.load.__wrapped__() is None  # as in the next process
+    assert len(calls.read_text()) == once
+    assert "torch computes instead" in caplog.text
 
 
 @needs_compiler

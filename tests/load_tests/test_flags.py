@@ -55,6 +55,12 @@ def test_flags_with_numbers_are_found() -> None:
     assert "--minutes" in {action.option_strings[0] for action in numbers("soak")}
 
 
+def test_a_flag_is_not_taken_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench("prefill", "--repeat", "3")
+    assert "unrecognized arguments: --repeat 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--minutes", "--max-slope"])
 def test_a_soak_comes_to_an_end(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -160,5 +160,26 @@ def test_files_that_a_control_group_keeps_in_memory_can_be_taken(
     assert available_memory() > 6 * own
 
 
+def test_the_limit_of_a_control_group_of_the_first_version_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counts have the groups below only in their totals, and no limit is a number of pages' worth."""
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    own, group = 2**20, tmp_path / "memory"
+    group.mkdir()
+    (group / "memory.usage_in_bytes").write_text(f"{7 * own}\n")
+    (group / "memory.limit_in_bytes").write_text(f"{9 * own}\n")
+    assert available_memory() == 2 * own
+    (group / "memory.stat").write_text(f"active_file 0\ninactive_file {own}\nhierarchical_memory_limit {9 * own}\n")
+    assert available_memory() == 2 * own
+    totals = f"total_active_file {own}\ntotal_inactive_file {3 * own}\n"
+    (group / "memory.stat").write_text(f"active_file 0\ninactive_file {own}\n{totals}")
+    assert available_memory() == 6 * own
+    (group / "memory.limit_in_bytes").write_text(f"{2 * own}\n")
+    assert available_memory() == 0
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert 2**26 < available_memory() < 2**50
+
+
 def test_available_memory_is_plausible() -> None:
     assert 2**26 < available_memory() < 2**50

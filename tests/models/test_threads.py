@@ -1,10 +1,15 @@
 """The thread count follows what was measured, is probed now and then, and is put back after each step."""
 
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
+import torch
 
-from troupellm.models.threads import LARGE_STEP_TOKENS, StepThreads
+from troupellm.models import threads
+from troupellm.models.threads import LARGE_STEP_TOKENS, GivenThreads, StepThreads
 
 
 class Machine:
@@ -136,3 +141,69 @@ def test_a_step_that_raises_puts_the_count_back() -> None:
             raise ZeroDivisionError
     except ZeroDivisionError:
         assert machine.threads == 4
+
+
+HOST = 3
+"""Threads that the process computes with."""
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ThreadPoolExecutor]]:
+    """Threads that have computed nothing yet, one each."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_given", [])
+    torch.set_num_threads(HOST)
+    try:
+        with ExitStack() as stack:
+            yield [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def given(line: ThreadPoolExecutor, number: int | None) -> GivenThreads:
+    return line.submit(GivenThreads, number).result()
+
+
+def number_of(line: ThreadPoolExecutor) -> int:
+    return line.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.parametrize("first", [1, 2, None])
+def test_an_engine_without_a_number_computes_with_what_the_process_had_whatever_others_do(
+    lines: list[ThreadPoolExecutor], first: int | None
+) -> None:
+    assert given(lines[0], first).number == (first or HOST)
+    lines[0].submit(torch.set_num_threads, 1).result()  # as in a step that is quicker with one
+    assert given(lines[1], None).number == HOST
+    assert number_of(lines[1]) == HOST
+    assert given(lines[2], 2).number == number_of(lines[2]) == 2
+    assert number_of(lines[0]) == 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1), (2, 0, 1)])
+@pytest.mark.parametrize("numbers", [(1, None, 2), (None, 2, None), (None, None, 1), (2, 1, None)])
+def test_what_the_process_had_is_put_back_in_whatever_order_engines_end(
+    lines: list[ThreadPoolExecutor], numbers: tuple[int | None, ...], order: tuple[int, ...]
+) -> None:
+    engines = []
+    for line, number in zip(lines, numbers, strict=False):
+        engines.append(given(line, number))
+        line.submit(torch.set_num_threads, 1).result()  # a step of it begins
+    for line, engine in zip(lines, engines, strict=False):
+        line.submit(torch.set_num_threads, engine.number).result()  # and ends
+    for index in order:
+        lines[index].submit(engines[index].put_back).result()
+    assert number_of(lines[3]) == HOST
+
+
+def test_an_engine_alone_without_a_number_sets_none(
+    lines: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int) -> None:
+        raise AssertionError(f"{number} threads were set")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", refuse)
+        engine = given(lines[0], None)
+        assert engine.number == HOST
+        lines[0].submit(engine.put_back).result()

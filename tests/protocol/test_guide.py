@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from troupellm import GuideSpec, InvalidRequest, SamplingParams, StructuredOutputsParams
-from troupellm.protocol.guide import MAX_SOURCE_BYTES, GuideProgram
+from troupellm.protocol.guide import MAX_SOURCE_BYTES, EarlyEnd, GuideProgram
 from troupellm.protocol.worker import SamplingState
 
 
@@ -31,6 +31,9 @@ def test_what_cannot_be_a_guide(fields, param):
     assert refused.value.param == param
 
 
+EARLY = EarlyEnd(token="<x>", starts=("<s>",), opens="<m>", ends=("<e>", "<x>"), recipient="to=")
+
+
 def test_vllms_names_become_a_guide():
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     assert params.guide == GuideSpec(kind="regex", source="a+", field="structured_outputs.regex")
@@ -46,8 +49,8 @@ def test_vllms_names_become_a_guide():
 
 def test_a_guide_travels_with_its_row():
     state = SamplingState(
-        guide=GuideProgram(backend="llguidance", text="start: /é/", after="</think>", early_end="<x>")
+        guide=GuideProgram(backend="llguidance", text="start: /é/", after="</think>", early_end=EARLY)
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=SamplingState) == state
-    params = SamplingParams(guide=GuideSpec(kind="choice", source='["a"]', after="x", early_end="y"))
+    params = SamplingParams(guide=GuideSpec(kind="choice", source='["a"]', after="x", early_end=EARLY))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

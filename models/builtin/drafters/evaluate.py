@@ -177,7 +177,7 @@ def computed(asked: dict[str, list[str]], folder: Path, depth: int) -> dict[str,
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--drafters", type=Path, default=DRAFTERS)
     parser.add_argument("--count", type=int, default=64, help="prompts of each kind")
     parser.add_argument("--depth", type=int, default=4, help="drafts of a verification")

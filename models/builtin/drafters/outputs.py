@@ -195,7 +195,7 @@ def read(path: Path) -> list[Text]:
 
 def main() -> None:
     """Write the shards that are not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--folder", type=Path, default=Path("drafter-outputs"))
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--first", type=int, default=0, help="begin here; from 4 on shards lean on short answers")

@@ -166,7 +166,7 @@ class Trainer:
 
 def main() -> None:
     """Read the options and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--outputs", type=Path, default=Path("drafter-outputs"), help="the folder of shards")
     parser.add_argument("--first-shard", type=int, default=0, help="learn from this one on")
     parser.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="begin with the drafters there")

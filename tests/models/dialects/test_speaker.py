@@ -15,7 +15,7 @@ from troupellm.models.dialects.catalog import dialect_named
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
@@ -145,7 +145,14 @@ def test_where_calls_are_messages_a_guide_that_sleeps_lets_them_end(speaker):
     """A call comes instead of the channel that the guide waits for."""
     made, params = speaker("openai", "openai_gptoss"), SamplingParams(guide=GuideSpec(kind="json_object"))
     ends = [voice_of(made, use).applied(params).guide.early_end for use in (NO_TOOLS, tool_use(TOOLS))]
-    assert ends == ["", "<|call|>"]
+    assert ends[0] is None
+    assert ends[1] == EarlyEnd(
+        token="<|call|>",
+        starts=("<|start|>", "<|channel|>"),
+        opens="<|message|>",
+        ends=("<|end|>", "<|return|>", "<|call|>"),
+        recipient="to=functions.",
+    )
 
 
 def test_effort_is_handed_to_the_template_and_turns_thinking_off(speaker):

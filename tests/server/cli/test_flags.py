@@ -134,7 +134,7 @@ def test_a_wrong_value_names_its_setting(argv: list[str], name: str) -> None:
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "troupe.toml"
     file.write_text("max_num_sequences = 1\n")
-    with pytest.raises(ConfigError, match="unknown setting max_num_sequences"):
+    with pytest.raises(ConfigError, match="unknown setting max_num_sequences; the closest one is max_num_seqs$"):
         parse("--config", str(file))
 
 
@@ -279,6 +279,11 @@ def test_a_word_that_is_no_flag_may_be_called_like_one() -> None:
         ("serve m --no-enable-prefix-cache=x", "--no-enable-prefix-cache", "--no-enable-prefix-caching"),
         ("run-batch -i - -o - --max-flight 4", "--max-flight", "--max-inflight"),
         ("complete --maximum-tokens 4", "--maximum-tokens", "--max-tokens"),
+        ("serve --max-num-seq 4", "--max-num-seq", "--max-num-seqs"),
+        ("serve m --no-enable-prefix-cachin", "--no-enable-prefix-cachin", "--no-enable-prefix-caching"),
+        ("run-batch -i - -o - --overwrit", "--overwrit", "--overwrite"),
+        ("chat --system-promp x", "--system-promp", "--system-prompt"),
+        ("complete --max-token 4", "--max-token", "--max-tokens"),
     ],
 )
 def test_an_unknown_flag_is_answered_with_the_closest_one(

@@ -1,6 +1,7 @@
 """What each client was told, checked against what it should have been told."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +14,7 @@ from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.cache_groups import longest_sequence
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.outputs import Completion, Delta, Usage
+from troupellm.protocol.snapshot import TenantSnapshot
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -180,6 +182,35 @@ def _beams_fit(ask: Ask, pressure: Pressure) -> bool:
     shared = prompt // size
     longest = min(prompt + (ask.params.max_tokens or 1), pressure.max_model_len) - 1
     return shared + ask.params.num_sequences * (-(-longest // size) - shared) <= pressure.num_blocks
+
+
+def check_accounts(
+    accounts: Iterable[TenantSnapshot],
+    told: Mapping[int, tuple[str, Usage]],
+    records: Mapping[int | None, Record],
+) -> list[str]:
+    """9: tenants have used what the usage of their requests says. Where the reader never heard of it that is what the
+    scheduler told, but for what was behind a stop string.
+
+    Args:
+        told: by request.
+        records: by request; those of None never came that far.
+    """
+    least: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for request, (tenant, usage) in told.items():
+        record = records.get(request)
+        heard = None if record is None else record.usage
+        sure = heard is not None or record is None or not record.ask.params.stop_strings
+        usage = usage if heard is None else heard
+        least[tenant] += usage.prompt_tokens + (usage.completion_tokens if sure else 0)
+        most[tenant] += usage.prompt_tokens + usage.completion_tokens
+    return [
+        f"9: {account} at the end, {least[account.name]} to {most[account.name]} tokens were used"
+        for account in accounts
+        if account.inside
+        or not least[account.name] <= account.prompt_tokens + account.completion_tokens <= most[account.name]
+    ]
 
 
 def prompt_length(ask: Ask) -> int:

@@ -1,6 +1,6 @@
 """What is seen at the engine's doors, and what is let go wrong there."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from random import Random
@@ -19,6 +19,7 @@ from troupellm.actors.supervise import ActorLeft
 from troupellm.actors.system import System
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.output import StepOutput
+from troupellm.protocol.outputs import Usage
 from troupellm.protocol.scheduler import (
     AbortRequest,
     ReaderPaused,
@@ -81,8 +82,8 @@ class Watch:
         """The engine's numbers of requests that the scheduler was told of, by what their clients call them."""
         self.submitted = 0
         """Requests that the scheduler took in."""
-        self.used: Counter[str] = Counter()
-        """Tokens by tenant, as the scheduler told them."""
+        self.used: dict[int, tuple[str, Usage]] = {}
+        """Tenant and usage by request, as the scheduler told them."""
         self._tenants: dict[int, str] = {}
         self._lanes: dict[tuple[object, str], deque[tuple[Callable[[], object], float]]] = {}
         self._contents: dict[tuple[int, bytes], object] = {}
@@ -180,8 +181,7 @@ class Watch:
     def _closed(self, message: StepOutput) -> None:
         for closed in message.closed:
             if closed.request in self.open and closed.scheduled is not None:
-                usage = closed.usage
-                self.used[self._tenants[closed.request]] += usage.prompt_tokens + usage.completion_tokens
+                self.used[closed.request] = self._tenants[closed.request], closed.usage
             self.open.discard(closed.request)
 
     def _count_starts(self, plan: StepPlan) -> None:

@@ -10,7 +10,7 @@ from simulator.child import SimProcesses
 from simulator.clients import Client
 from simulator.faults import CRASHES
 from simulator.fronts import Fronts
-from simulator.history import Record, Verdict, may_end
+from simulator.history import Record, Verdict, check_accounts, may_end
 from simulator.invariants import check_admission, check_baseline, waiting_for
 from simulator.model import Language, chat_template, oracle_language
 from simulator.oracle_ready import worker_ready
@@ -221,10 +221,9 @@ class World(Watch):
             )
         for wrong in check_admission(system.admission):
             self.fail(wrong)
-        for account in system.admission.quotas.snapshot():
-            counted = account.prompt_tokens + account.completion_tokens
-            if account.inside or counted != self.used[account.name]:
-                self.fail(f"9: {account} at the end, {self.used[account.name]} tokens were used")
+        records = {client.request: client.record for client in self.clients}
+        for wrong in check_accounts(system.admission.quotas.snapshot(), self.used, records):
+            self.fail(wrong)
 
     async def _stop(self) -> None:
         with anyio.move_on_after(STOP_SECONDS) as scope:
