@@ -1,6 +1,6 @@
 """A guide that sleeps until a mark was generated: thinking comes before, the guided output behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ class Mark:
     """What must be known of a mark and a vocabulary; shared by rows.
 
     Before the mark anything goes but the end, and but tokens that would hold the mark and more: what comes behind it
-    belongs to the guide.
+    belongs to the guide. Where the mark is a name between two tokens of their own, as a channel's header is, nothing
+    but the second one may follow the name: gpt-oss writes more into the header, and the guide would never wake.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: str = "") -> None:
@@ -31,6 +32,10 @@ class Mark:
         beyond = [(token_id, piece) for token_id, piece in pieces if last in piece[:-1]]
         self._masks = [self._masked(open_mask, known, beyond) for known in range(len(self.text))]
         """By how many of the mark's bytes have been generated."""
+        named, ending = _header(text, tokenizer.added_tokens)
+        if ending is not None and ending // BITS < open_mask.size:
+            self._masks[named] = np.zeros_like(open_mask)
+            self._masks[named].view(np.uint32)[ending // BITS] = np.uint32(1 << ending % BITS)
 
     def mask(self, known: int) -> Mask:
         """What may come when the text so far ends in the mark's first `known` bytes, int32 [words]."""
@@ -89,6 +94,15 @@ class Sleep:
     @property
     def mask(self) -> Mask:
         return self._mark.mask(min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1))
+
+
+def _header(text: str, added: Mapping[str, int]) -> tuple[int, int | None]:
+    """How many bytes of a mark come before the token that it ends with, and that token, if it is a header."""
+    first = max(filter(text.startswith, added), key=len, default="")
+    last = max(filter(text.endswith, added), key=len, default="")
+    if not first or not last or len(first) + len(last) >= len(text):
+        return 0, None
+    return len(text.removesuffix(last).encode()), added[last]
 
 
 def allows(mask: Mask, token_id: int) -> bool:

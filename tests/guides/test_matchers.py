@@ -14,7 +14,7 @@ from troupellm.models.guides.backend import GuideError, Matcher
 from troupellm.models.guides.backends import check_start, make_backend, mask_words, masked_tokens, program_text
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.rows import GuidedRows
-from troupellm.models.guides.thinking import Mark, Sleep
+from troupellm.models.guides.thinking import Mark, Sleep, allows
 from troupellm.models.speculation.drafts import RowDrafts
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideProgram, GuideSpec
@@ -173,6 +173,18 @@ class TestSleep:
                 whole = text[:known] + tokenizer.token_bytes(token)
                 beyond = text in whole and not whole.endswith(text)
                 assert bool(bits[token]) == (token not in ends and not beyond)
+
+    def test_behind_the_name_in_a_header_nothing_but_its_end_may_come(self, tokenizer):
+        """gpt-oss goes on with ` <|constrain|>json<|message|>` where it may."""
+        end = tokenizer.added_tokens["<tool_call>"]
+        sleep = Sleep(Mark("<|im_start|>final<tool_call>", tokenizer, VOCAB))
+        for token in tokenizer.encode("<|im_start|>final", add_special_tokens=False):
+            assert allows(sleep.mask, end)
+            assert allows(sleep.mask, 5)
+            sleep.accept([token])
+        assert [token for token in range(VOCAB) if allows(sleep.mask, token)] == [end]
+        sleep.accept([end])
+        assert sleep.awake
 
     def test_drafts_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
         rows = GuidedRows(library, helper)
