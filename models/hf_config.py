@@ -305,11 +305,13 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
     longest = reader.integer("max_position_embeddings")
     home = reader if reader.has("original_max_position_embeddings") else scaling
     original = home.integer("original_max_position_embeddings", longest) if kind != "dynamic" else longest
-    implied = longest / original if kind in ("yarn", "longrope") else None
+    factor = scaling.number("factor", longest / original if kind in ("yarn", "longrope") else None)
+    if factor * original > MOST:
+        raise scaling.refuse("factor", f"must stretch {original} positions to at most {MOST}")
     return RopeConfig(
         kind=kind,
         theta=theta,
-        factor=scaling.number("factor", implied),
+        factor=factor,
         original_max_position=original,
         attention_factor=scaling.optional("attention_factor"),
         yarn_attn_factor=scaling.number("attn_factor", 1.0),

@@ -47,10 +47,10 @@ class GivenThreads:
         with _lock:
             self._thread = threading.get_ident()
             others = [given for given in _given if given._thread != self._thread]
-            self._found = others[-1].number if others else torch.get_num_threads()
+            self._found: int = others[-1].number if others else torch.get_num_threads()
             processes = others[0]._found if others else self._found
             self._changes = number is not None or bool(others)
-            self.number = processes if number is None else number
+            self.number: int = processes if number is None else number
             if self._changes:
                 torch.set_num_threads(self.number)
             _given.append(self)

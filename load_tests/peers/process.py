@@ -23,9 +23,12 @@ class ContestantError(Exception):
 @contextmanager
 def unwinding() -> Iterator[None]:
     """What would end the benchmark at once, also a terminal that closes, ends it as an error would, so that no
-    contestant is left behind, stopped for ever."""
+    contestant is left behind, stopped for ever. A closing terminal's shell and the kernel each send a signal: the next
+    one must not end the cleaning up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

@@ -15,6 +15,7 @@ import torch
 from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
 from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.peers.environments import link_package
+from troupellm.load_tests.peers.process import unwinding
 from troupellm.load_tests.peers.servers import ServerPlan, plan_server
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     threads = args.num_threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    with ExitStack() as stack:
+    with unwinding(), ExitStack() as stack:  # its server is in a session of its own and would stay
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="troupe-step-")))
         bench = StepBench(args, device, threads, work)
         print(ceiling_text(bench.ceilings), flush=True)

@@ -1,6 +1,6 @@
 """A guide that sleeps until a mark was generated: thinking comes before, the guided output behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ class Mark:
     """What must be known of a mark and a vocabulary; shared by rows.
 
     Before the mark anything goes but the end, and but tokens that would hold the mark and more: what comes behind it
-    belongs to the guide.
+    belongs to the guide. Where the mark is a name between two tokens of their own, as a channel's header is, nothing
+    but the second one may follow the name: gpt-oss writes more into the header, and the guide would never wake.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: EarlyEnd | None = None) -> None:
@@ -40,6 +41,11 @@ class Mark:
             closed_mask = open_mask.copy()
             _forbid(closed_mask, [early])
             self._masks = [self._masked(closed_mask, known, beyond) for known in range(len(self.text))]
+        named, ending = _header(text, tokenizer.added_tokens)
+        if ending is not None and ending // BITS < open_mask.size:
+            only = np.zeros_like(open_mask)
+            only.view(np.uint32)[ending // BITS] = np.uint32(1 << ending % BITS)
+            self._called[named] = self._masks[named] = only
 
     def mask(self, known: int, *, called: bool = False) -> Mask:
         """What may come when the text so far ends in the mark's first `known` bytes, int32 [words].
@@ -110,6 +116,15 @@ class Sleep:
     def mask(self) -> Mask:
         known = min(self._mark.progress(self._tails[-1]), len(self._mark.text) - 1)
         return self._mark.mask(known, called=self._places[-1].part == "call")
+
+
+def _header(text: str, added: Mapping[str, int]) -> tuple[int, int | None]:
+    """How many bytes of a mark come before the token that it ends with, and that token, if it is a header."""
+    first = max(filter(text.startswith, added), key=len, default="")
+    last = max(filter(text.endswith, added), key=len, default="")
+    if not first or not last or len(first) + len(last) >= len(text):
+        return 0, None
+    return len(text.removesuffix(last).encode()), added[last]
 
 
 def allows(mask: Mask, token_id: int) -> bool:

@@ -2,7 +2,7 @@
 
 The patterns come with a model from anywhere and Python's matcher has no limit on its time, so those that could take
 long are refused: a repeat of a group that holds a repeat or a choice, many repeats in one pattern, what may be there or
-not being one of them, and many choices, which multiply.
+not being one of them, and many choices, which multiply, with each other and with the repeats behind them.
 """
 
 import re
@@ -14,8 +14,10 @@ from troupellm.protocol.errors import ModelLoadError
 EXPRESSION = "re:"
 MOST_CHARACTERS = 512
 MOST_REPEATS = 5
-MOST_WAYS = 2**16
-"""Through all choices of a pattern, each with each."""
+MOST_WAYS = 2**18
+"""Through all choices and repeats of a pattern, each with each."""
+REPEAT_WAYS = 8
+"""What a repeat counts for."""
 MOST_PATTERNS = 4096
 _HARMLESS = ("(?:", "(?=", "(?!", "(?i:")
 
@@ -94,4 +96,4 @@ def _is_quick(text: str) -> bool:
                 return False
             if character != "{" or "," in bare[index:].partition("}")[0]:
                 groups[-1], repeats = True, repeats + 1
-    return repeats <= MOST_REPEATS and ways * choices[0] <= MOST_WAYS
+    return repeats <= MOST_REPEATS and ways * choices[0] * REPEAT_WAYS**repeats <= MOST_WAYS

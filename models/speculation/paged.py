@@ -15,8 +15,6 @@ Entries of drafts lie where those of true tokens will, and give way to them.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ from troupellm.models.layers.attention import KVPair
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.marks import Marks, reread
+from troupellm.models.speculation.merging import as_trees, joined, spread
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
 from troupellm.models.speculation.pending import Pending
@@ -153,7 +152,9 @@ class PagedProposer:
                 slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
             )
         if self._marks is not None:
-            self._marks.put(seen.blocks, slots, starts, starts + counts)
+            # Entries of a row that went on inside a block do not lie at their positions: nobody else may read them.
+            lying = self._paging.gaps.shift(slots) % self._paging.block_size == 0
+            self._marks.put(seen.blocks, slots[lying], starts[lying], (starts + counts)[lying])
 
     def miss(self, slots: Ints, starts: Ints) -> None:
         """As `Sleeper.miss`. Tokens are read later. States are lost: those of entries that are still to be made, too,
@@ -175,15 +176,18 @@ class PagedProposer:
         size, whole = self._paging.block_size, begins // self._paging.block_size
         lead, trail = (whole, whole) if self._marks is None else self._marks.runs(blocks, slots, whole)
         if self._network.reads_states:
-            behind = np.maximum(lead, trail)
+            nothing = (lead < whole) & (trail == whole)
+            # Where a block has none, a beginning of the next one that was copied has none either.
+            behind = np.where(nothing, begins, np.maximum(lead, trail) * size)
             # Nothing in front of them is read, nor made anew.
-            self._covered[slots[(lead < whole) & (trail == whole)]] = 0
+            self._covered[slots[nothing]] = 0
         else:  # a beginning of a block that was copied is read again, too
-            begin, behind = reread(lead, trail, whole, size)
+            begin, passed = reread(lead, trail, whole, size)
             self._covered[slots] = self._marked[slots] = begin * size
-        bare = lead < behind
+            behind = passed * size
+        bare = lead * size < behind
         if bare.any():
-            self._paging.gaps.open(slots[bare], lead[bare] * size, behind[bare] * size)
+            self._paging.gaps.open(slots[bare], lead[bare] * size, behind[bare])
 
     def _resume(self, slots: Ints, starts: Ints) -> None:
         """Rows that are seen again after some time have their next entries from here on."""
@@ -232,7 +236,7 @@ class PagedProposer:
             for draft, part in ((self._trees, whole), (self._chains, ~whole))
             if (limits * part).any()
         ]
-        return _joined([_as_trees(part) for part in found])
+        return joined([as_trees(part) for part in found])
 
     def _drafted_by(
         self, draft: Callable[[Work, Ints], Drafts], batch: ProposalBatch, limits: Ints, rows: Ints
@@ -240,7 +244,7 @@ class PagedProposer:
         """Drafts of some of a batch's rows, among those of all."""
         work = Work(batch, rows, self._states[self._index(batch.slots[rows])], self._paging.device)
         found = draft(work, limits[rows])
-        return found if rows.size == limits.size else _spread(found, rows, limits.size)
+        return found if rows.size == limits.size else spread(found, rows, limits.size)
 
     def _trees(self, work: Work, limits: Ints) -> Drafts:
         return grow_trees(self._network, self._paging, self._caches, self._guesser, work, self._widths).cut(limits)
@@ -356,42 +360,3 @@ def _spans(slots: Ints, starts: Ints, counts: Ints) -> list[Spans]:
 def _fitting(table: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     missing = width - table.shape[1]
     return table if missing <= 0 else np.pad(table, ((0, 0), (0, missing)), constant_values=UNKNOWN)
-
-
-def _spread(found: Drafts, rows: Ints, total: int) -> Drafts:
-    """The drafts of some rows among those of all."""
-
-    def among(part: NDArray[np.generic]) -> NDArray[np.generic]:
-        whole = np.zeros((total, *part.shape[1:]), dtype=part.dtype)
-        whole[rows] = part
-        return whole
-
-    return Drafts(
-        token_ids=among(found.token_ids),  # type: ignore[arg-type]
-        counts=among(found.counts),  # type: ignore[arg-type]
-        parents=None if found.parents is None else among(found.parents),  # type: ignore[arg-type]
-        confidence=None if found.confidence is None else among(found.confidence),  # type: ignore[arg-type]
-    )
-
-
-def _as_trees(found: Drafts) -> Drafts:
-    """Chains as trees without branches."""
-    if found.parents is not None:
-        return found
-    parents = np.broadcast_to(np.arange(-1, found.token_ids.shape[1] - 1, dtype=np.int32), found.token_ids.shape)
-    return replace(found, parents=parents)
-
-
-def _joined(found: list[Drafts]) -> Drafts:
-    """Trees of different rows of the same batch as one, each as wide as the widest."""
-    width = max(part.token_ids.shape[1] for part in found)
-
-    def table(name: str) -> NDArray[Any]:
-        parts = [getattr(part, name) for part in found]
-        padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-        owned = [np.where((drafts.counts > 0)[:, None], part, 0) for drafts, part in zip(found, padded, strict=True)]
-        summed: NDArray[Any] = np.sum(owned, axis=0, dtype=parts[0].dtype)
-        return summed
-
-    counts = np.sum([part.counts for part in found], axis=0)
-    return Drafts(table("token_ids"), counts, table("parents"))

@@ -197,6 +197,18 @@ class TestSleep:
         accept("<m>{}")
         assert allows(sleep.mask, end)
 
+    def test_behind_the_name_in_a_header_nothing_but_its_end_may_come(self, tokenizer):
+        """gpt-oss goes on with ` <|constrain|>json<|message|>` where it may."""
+        end = tokenizer.added_tokens["<tool_call>"]
+        sleep = Sleep(Mark("<|im_start|>final<tool_call>", tokenizer, VOCAB))
+        for token in tokenizer.encode("<|im_start|>final", add_special_tokens=False):
+            assert allows(sleep.mask, end)
+            assert allows(sleep.mask, 5)
+            sleep.accept([token])
+        assert [token for token in range(VOCAB) if allows(sleep.mask, token)] == [end]
+        sleep.accept([end])
+        assert sleep.awake
+
     def test_drafts_are_taken_back_beyond_the_mark(self, library, helper, tokenizer):
         rows = GuidedRows(library, helper)
         ids = tokenizer.encode("So</think>", add_special_tokens=False)

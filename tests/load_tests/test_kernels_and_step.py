@@ -3,6 +3,7 @@
 import argparse
 import gc
 import json
+import signal
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -207,6 +208,25 @@ def test_bench_kernels_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {one["operation"] for one in report["found"]} == {*OPERATIONS} - {"fused_moe"}
     assert report["ceilings"]["read"] > 1e8
     assert "cases are right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_bench_step_cleans_up_where_it_is_ended(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server is in a session of its own, and would be left behind."""
+
+    def measure(*_: object) -> None:
+        handler = signal.getsignal(number)
+        assert callable(handler), "it would end at once"
+        handler(number, None)
+
+    monkeypatch.setattr("troupellm.load_tests.step.command.StepBench", measure)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as left:
+            bench("step", "--model", "tiny", "--num-threads", "1")
+    finally:
+        signal.signal(number, before)
+    assert left.value.code == 128 + number
 
 
 @pytest.mark.slow

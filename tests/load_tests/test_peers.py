@@ -115,6 +115,32 @@ def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant,
 
 
 @pytest.mark.usefixtures("as_usual")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_again_goes_on_cleaning_up(number: signal.Signals) -> None:
+    """Of a terminal that closes one signal comes from the shell and one from the kernel."""
+    closed: list[str] = []
+
+    def close(name: str) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        closed.append(name)
+
+    def ended() -> None:
+        with unwinding():
+            try:
+                signal.raise_signal(number)
+            finally:
+                for name in ("one", "other"):
+                    close(name)
+
+    with pytest.raises(SystemExit) as left:
+        ended()
+    assert left.value.code == 128 + number
+    assert closed == ["one", "other"]
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("as_usual")
 def test_a_benchmark_that_shall_survive_its_terminal_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with unwinding():

@@ -58,6 +58,10 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
         ({"rope_scaling": [1]}, "config.json: rope_scaling must be an object, got [1]"),
         ({"rope_scaling": {"type": "linear"}}, "config.json: rope_scaling.factor is missing"),
         (
+            {"rope_scaling": {"type": "yarn", "factor": 1e307}},
+            "config.json: rope_scaling.factor must stretch 128 positions to at most 2147483647, got 1e+307",
+        ),
+        (
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}},
             "config.json: rope_scaling.llama_4_scaling_beta is not supported, got 0.1",
         ),

@@ -245,6 +245,8 @@ def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path])
                                      r".*\.experts\.\d+\.(gate|up)_proj$", r"^(?!.*mlp).*", r"a{2,3}b",
                                      r"(?:language_model\.|model\.)?layers?\.3\.(?:mlp|self_attn)\.[a-z]*?.*",
                                      r"model\.layers\.(?:" + "|".join(map(str, range(60))) + r")\.(?:mlp|self_attn)\.",
+                                     r".*\.(?:" + "|".join(map(str, range(60))) + r")\..*\.(?:gate|up|down)_proj$",
+                                     r".*model.*layers.*mlp.*experts.*(?:gate|up|down)_proj",
                                      ])  # fmt: skip
 def test_usual_patterns(pattern: str) -> None:
     name = "model.layers.3.mlp.experts.12.up_proj"
@@ -254,7 +256,8 @@ def test_usual_patterns(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|a)*$", r"(.*a){20}", r".*.*.*.*.*.*x", r"(?P<n>a)(?P=n)",
                                      r"((a)*b)*", r"x" * 600, r"(a*){3}", r"(?:a?b*)+c",
                                      ".?" * 40 + "!", "(?:.?){40}!", "(?:a?){9}",
-                                     r"(?:.|[a-z.])" * 40 + "!"])  # fmt: skip
+                                     r"(?:.|[a-z.])" * 40 + "!",
+                                     r"(?:.|[a-z.])" * 16 + ".*.*.*.*.*!"])  # fmt: skip
 def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
     with pytest.raises(ModelLoadError, match="could take too long"):
         safe_pattern(pattern, "ignore")

@@ -15,6 +15,7 @@ from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.speculation.gaps import Gaps
+from troupellm.models.speculation.paged import PagedProposer
 from troupellm.models.speculation.proposer import ROOT
 from troupellm.protocol.speculative import SpeculativeConfig
 
@@ -152,6 +153,50 @@ def test_shared_blocks_count_where_somebody_was_followed_who_wrote_them(
     for _ in range(4):
         bench.step(MOST, 8, check)
     assert checked == [1, 1, 1]
+
+
+@pytest.mark.parametrize("make", [eagle, eagle3])
+@pytest.mark.parametrize(
+    ("steps", "shared", "before"),
+    [
+        # It goes on at 14, in the third place of a block, and each of its entries lies two places before its own.
+        (((8, True), (6, False), (8, True), (2, True)), 24, 8),
+        # The other row begins inside a block, whose beginning is a copy.
+        (((8, False),) * 4, 26, 0),
+    ],
+)
+def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
+    target: Path, tmp_path: Path, make: Callable[[Path, Path], tuple[DraftBench, States, Step, States]],
+    steps: tuple[tuple[int, bool], ...], shared: int, before: int,
+) -> None:  # fmt: skip
+    bench, states_of, head, score = make(target, tmp_path / "head")
+    words = text(50)
+    first = bench.add(0, words[:30], range(40))
+    for chunk, is_shown in steps:
+        bench.step(0, chunk, shown=is_shown)
+    bench.drop(first)
+    bench.cache.copy([(shared // BLOCK, 100)])
+    checked: list[int] = []
+
+    @torch.inference_mode()
+    def check(row: Row, drafts: list[int]) -> None:
+        places = [*range(before), *range(shared, len(row.tokens) - 1)]
+        states = states_of(bench.tapped(row.tokens[:-1]))[places]
+        tokens = [row.tokens[place + 1] for place in places]
+        assert len(drafts) == MOST
+        for draft in drafts:
+            found = head(states, tokens, torch.tensor(places))[-1:]
+            assert draft == int(score(found).argmax())
+            states, tokens, places = torch.cat((states, found)), [*tokens, draft], [*places, places[-1] + 1]
+        checked.append(row.slot)
+
+    blocks = [*range(shared // BLOCK), *range(100, 140 - shared // BLOCK)]
+    bench.add(1, words[:shared] + words[40:45], blocks, computed=shared)
+    for _ in range(4):
+        bench.step(MOST, 8, check)
+    assert checked == [1, 1, 1]
+    assert isinstance(bench.proposer, PagedProposer)
+    assert bool(bench.proposer._states[1].isfinite().all())
 
 
 def test_trees_grow_behind_a_gap_beside_rows_without_one(target: Path, tmp_path: Path) -> None:
