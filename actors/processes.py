@@ -22,7 +22,7 @@ MOST_LINE_BYTES = 8192
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.5
-"""What is left in the pipe of a process that has ended is read for so long."""
+"""What is left of the output of a process that has ended is read for so long."""
 
 
 class ChildProcess(Protocol):
@@ -150,7 +150,7 @@ class SystemChild:
         if self._process.returncode is not None:
             deadline = min(deadline, loop.time() + _LAST_WORDS_SECONDS)
             while not (self.link_end.over and self.lines.over):
-                if loop.time() > deadline:  # somebody else holds the pipe
+                if loop.time() > deadline:  # somebody else holds its output
                     self.output.close()
                     break
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
