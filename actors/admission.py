@@ -6,7 +6,7 @@ Among those who wait in line the tenant with the fewest sequences inside comes f
 tenant's own limits are looked at when one asks and again when it is let in, since others of its may have come between.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from troupellm.actors.ports import Clock
@@ -106,8 +106,8 @@ class Admission:
         self._tokens = None if config.max_num_queued_tokens is None else Room(config.max_num_queued_tokens, weights)
         self._clock = clock
         self._parties: dict[str, _Party] = {}
-        self._line: dict[str, deque[_Applicant]] = {}
-        """By tenant; only those who have somebody in it."""
+        self._line: dict[str, OrderedDict[_Applicant, None]] = {}
+        """By tenant, only those who have somebody in it; whoever is anywhere in it leaves it at once."""
         self._closed = False
         self.refusal: Callable[[], EngineStopped] | None = None
         """Why nobody is let in for the moment who does not wait; None as a rule."""
@@ -151,7 +151,7 @@ class Admission:
         if self._goes_first(demand):
             return self._admit(demand)
         applicant = _Applicant(demand)
-        self._line.setdefault(demand.tenant, deque()).append(applicant)
+        self._line.setdefault(demand.tenant, OrderedDict())[applicant] = None
         try:
             await applicant.waiter.wait()
         except BaseException:
@@ -262,7 +262,7 @@ class Admission:
     def _serve(self) -> None:
         """Let in whoever comes next, until that one has to wait for somebody to leave."""
         while (demand := self._next()) is not None:
-            applicant = self._line[demand.tenant][0]
+            applicant = next(iter(self._line[demand.tenant]))
             self._take_out(applicant)
             try:
                 if not self._has_room_of_its_party(demand):
@@ -275,13 +275,14 @@ class Admission:
     def _next(self, newcomer: Demand | None = None) -> Demand | None:
         """Whose turn it is: of the first of each tenant in line, or of one who has just come.
 
-        Tenants at their own limit let others pass. Who waits for the common part lets them have what is kept for them;
-        who needs more than that part holds them back, since it waits until the room is empty.
+        Tenants at their own limit let others pass. Who waits for the common part of either room lets them have what is
+        kept for them in both, since it needs both at once. Who needs more than that part holds them back: it waits
+        until the room is empty.
         """
-        firsts = {tenant: line[0].demand for tenant, line in self._line.items()}
+        firsts = {tenant: next(iter(line)).demand for tenant, line in self._line.items()}
         if newcomer is not None:
             firsts[newcomer.tenant] = newcomer
-        waited_for: list[Room] = []
+        somebody_waits = False
         for tenant in sorted(firsts, key=self._fullness):
             demand = firsts[tenant]
             if self._has_room_of_its_party(demand):
@@ -289,11 +290,11 @@ class Admission:
             if not self.quotas.fits(tenant, _whole(demand)[0]):
                 continue
             rooms = self._rooms(demand)
-            if all(room.fits(tenant, amount, kept_only=room in waited_for) for room, amount in rooms):
+            if all(room.fits(tenant, amount, kept_only=somebody_waits) for room, amount in rooms):
                 return demand
             if not all(room.may_fit(tenant, amount) for room, amount in rooms):
                 return None
-            waited_for += [room for room, amount in rooms if not room.fits(tenant, amount)]
+            somebody_waits = True
         return None
 
     def _goes_first(self, demand: Demand) -> bool:
@@ -305,7 +306,7 @@ class Admission:
 
     def _take_out(self, applicant: _Applicant) -> None:
         line = self._line[applicant.demand.tenant]
-        line.remove(applicant)
+        del line[applicant]
         if not line:
             del self._line[applicant.demand.tenant]
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from math import inf
+from sys import getsizeof
 from typing import Generic, TypeVar
 
 import msgspec
@@ -60,11 +61,16 @@ class GuideCache:
         return None
 
     def keep(self, key: GuideKey, program: GuideProgram) -> None:
-        self._programs.keep(key, program, len(key.spec.source) + len(program.text))
+        self._programs.keep(key, program, _size(key, program.text))
 
     def keep_refusal(self, key: GuideKey, message: str, until: float = inf) -> None:
         """until: on the clock of `refusal`."""
-        self._refusals.keep(key, (message, until), len(key.spec.source) + len(message))
+        self._refusals.keep(key, (message, until), _size(key, message))
+
+
+def _size(key: GuideKey, text: str) -> int:
+    """What a client's own texts take, and what was made of them; one wide character makes all of its text wide."""
+    return sum(map(getsizeof, (key.spec.source, key.spec.whitespace_pattern, text)))
 
 
 class _Lru(Generic[ValueT]):

@@ -307,9 +307,9 @@ class ProcessSeat:
         return worker
 
     async def _drop_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            await spare.end()
+        if self._spare is not None:  # forgotten when it has gone, not before: who is cancelled leaves it to `close`
+            await self._spare.end()
+            self._spare = None
 
     async def _heard(self, worker: RemoteWorker, doing: str) -> FromWorker:
         """The next message, which comes in time unless the model is loaded for the first time."""

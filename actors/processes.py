@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ MOST_LINE_BYTES = 8192
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.5
-"""What is left in the pipe of a process that has ended is read for so long."""
+"""What is left of the output of a process that has ended is read for so long."""
 
 
 class ChildProcess(Protocol):
@@ -73,36 +73,34 @@ class SystemProcesses:
     """Implements `Processes` on asyncio."""
 
     async def start(self, module: str, events: ProcessEvents) -> "SystemChild":
-        near, far = socket.socketpair()
-        loop = asyncio.get_running_loop()
-        try:
-            with far:
-                process = subprocess.Popen(  # noqa: ASYNC220 - see the module
-                    [sys.executable, "-P", "-m", module, str(far.fileno()), str(os.getpid())],
-                    pass_fds=(far.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | {"PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"},
-                    start_new_session=True,  # what a terminal tells everybody in front of it is our own business
-                )
-        except BaseException:
-            near.close()
-            raise
-        child = SystemChild(process)
-        assert process.stdout is not None
-        try:
-            near.setblocking(False)
-            with anyio.CancelScope(shield=True):  # uvloop closes what it was cancelled over, and so would we: twice
-                child.link, child.link_end = await loop.create_unix_connection(lambda: _Link(events), sock=near)
-                child.output, child.lines = await loop.connect_read_pipe(lambda: _Lines(events.said), process.stdout)
-        except BaseException:
-            child.kill()
-            for end in (near, process.stdout):
-                with suppress(OSError):
-                    end.close()
-            process.wait()
-            raise
+        with ExitStack() as stack:
+            near, far = map(stack.enter_context, socket.socketpair())
+            heard, spoken = map(stack.enter_context, socket.socketpair())  # no pipe: uvloop closes those twice
+            spoken.setblocking(True)  # whatever the host's default is
+            process = subprocess.Popen(  # noqa: ASYNC220 - see the module
+                [sys.executable, "-P", "-m", module, str(far.fileno()), str(os.getpid())],
+                pass_fds=(far.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=spoken.fileno(),
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # what a terminal tells everybody in front of it is our own business
+            )
+            far.close()
+            spoken.close()
+            child = SystemChild(process)
+            connect = asyncio.get_running_loop().create_unix_connection
+            try:
+                for end in (near, heard):
+                    end.setblocking(False)
+                with anyio.CancelScope(shield=True):  # the child is there: whoever is cancelled ends it
+                    child.link, child.link_end = await connect(lambda: _Link(events), sock=near)
+                    child.output, child.lines = await connect(lambda: _Lines(events.said), sock=heard)
+            except BaseException:
+                child.kill()
+                process.wait()
+                raise
+            stack.pop_all()
         return child
 
     def oom_kills(self) -> int | None:
@@ -152,7 +150,7 @@ class SystemChild:
         if self._process.returncode is not None:
             deadline = min(deadline, loop.time() + _LAST_WORDS_SECONDS)
             while not (self.link_end.over and self.lines.over):
-                if loop.time() > deadline:  # somebody else holds the pipe
+                if loop.time() > deadline:  # somebody else holds its output
                     self.output.close()
                     break
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)

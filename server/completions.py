@@ -103,6 +103,7 @@ async def _stream(
             stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
+        stack.callback(_abort_all, streams)  # first: each cancellation waits for the engine to let go of its own
         # All at once: the room of a call is given back when those of it who are in have left, and over a front the
         # first could have its whole answer before the second had asked.
         async with anyio.create_task_group() as group:
@@ -118,6 +119,11 @@ async def _stream(
             rest = await _pump_all(streams, events, writer, echoes, params.n)
             usage = usage_body([final_usage(stream.usage) for stream in streams], hide_completion=writer.scoring)
             await events.finish(rest + (writer.usage_chunk(usage) if include_usage(request) else b""))
+
+
+def _abort_all(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.abort()
 
 
 async def _pump_all(

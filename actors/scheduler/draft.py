@@ -1,16 +1,23 @@
 """A plan while it is drawn up."""
 
+from typing import Final
+
 from troupellm.actors.scheduler.flight import Flight
 from troupellm.actors.scheduler.sequence import Sequence
-from troupellm.protocol.worker import NewRow, RowChange
+from troupellm.protocol.worker import NewRow, RowChange, SamplingState
+
+MOST_NEW_BYTES: Final = 16 * 2**20
+"""Of new rows in one plan, which is one frame to a worker process and must fit it: others begin in the next one."""
+_ID_BYTES = 5
+"""Of a token id in a frame, at most."""
 
 
 class Draft:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "limits", "new_rows", "plain", "prefill", "sequences",
-        "starts",
+        "budget", "changes", "counts", "expected", "flight", "limits", "new_bytes", "new_rows", "plain", "prefill",
+        "sequences", "starts",
     )  # fmt: skip
 
     def __init__(self, flight: Flight, budget: int) -> None:
@@ -25,13 +32,26 @@ class Draft:
         self.limits: list[int] = []
         """As in `StepPlan`; empty where no row is ever elastic."""
         self.new_rows: list[NewRow] = []
+        self.new_bytes = 0
+        """What they bring."""
         self.changes: list[RowChange] = []
         self.plain = True
         """One position for every row, and a token from it."""
 
-    @property
-    def has_embeddings(self) -> bool:
-        return any(new.embeddings is not None for new in self.new_rows)
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether there is room for a sequence that the worker does not know; there is for one, whatever it brings."""
+        if not self.new_rows:
+            return True
+        embeddings = sequence.request.embeddings
+        if embeddings is not None and any(new.embeddings is not None for new in self.new_rows):
+            return False
+        tokens = len(sequence.tokens) * sequence.tokens.itemsize
+        return self.new_bytes + _num_bytes(tokens, sequence.sampling, embeddings) <= MOST_NEW_BYTES
+
+    def introduce(self, new: NewRow) -> None:
+        """The worker hears of a row."""
+        self.new_rows.append(new)
+        self.new_bytes += _num_bytes(len(new.token_ids), new.sampling, new.embeddings)
 
     def drop_preempted(self, retired: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""
@@ -48,3 +68,14 @@ class Draft:
                 retired.remove(new.row)  # the worker has not heard of it
         self.new_rows = [new for new in self.new_rows if new.row in rows]
         self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
+
+
+def _num_bytes(tokens: int, sampling: SamplingState, embeddings: bytes | None) -> int:
+    """What is long of a new row. tokens: bytes of its ids."""
+    ids = len(sampling.allowed_token_ids) + len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
+    ids += sum(map(len, sampling.bad_words))
+    texts = sum([len(arguments) for _, arguments in sampling.processors])
+    if sampling.guide is not None:
+        text = sampling.guide.text
+        texts += len(text) if text.isascii() else 4 * len(text)
+    return tokens + _ID_BYTES * ids + texts + len(embeddings or b"")

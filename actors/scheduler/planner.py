@@ -211,7 +211,7 @@ class Planner:
         if self.elastic is not None and self.elastic.takes(sequence):
             return self.elastic.plan_one(draft, sequence, self.step, self._make_room)
         count = self._allowed(max(len(sequence.tokens) - start, 1), draft)
-        if count == 0:
+        if count == 0 or not (sequence.known_to_worker or draft.holds(sequence)):
             return False
         if start + count > sequence.capacity:
             added = self._make_room(sequence, partial(self._tables.grow, sequence, start + count))
@@ -293,8 +293,8 @@ class Planner:
             sequence = missed or self._next()
             if sequence is None or not self._allowed(sequence.num_wanted, draft):
                 return
-            if sequence.request.embeddings is not None and draft.has_embeddings:
-                return  # they are long, and a plan is one message
+            if not draft.holds(sequence):
+                return
             if offload is not None and offload.asks_first(sequence):
                 if not offload.may_ask:
                     return
@@ -328,7 +328,7 @@ class Planner:
 
     def _introduce(self, draft: Draft, sequence: Sequence) -> None:
         """The worker hears of a sequence, whose blocks are settled for this step."""
-        draft.new_rows.append(
+        draft.introduce(
             NewRow(
                 row=sequence.row,
                 epoch=sequence.epoch,

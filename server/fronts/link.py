@@ -92,14 +92,15 @@ class Link(Generic[SentT, ReceivedT]):
 
 
 async def open_link(peer: socket.socket, receives: Any, version: str) -> Link[Any, Any]:
-    """Take a connected socket over, whatever comes of it, and say Hello.
+    """Take a connected socket over, whatever comes of it, and say Hello. Whoever is cancelled meanwhile has the link.
 
     Args:
         receives: union of the messages that may come.
     """
     peer.setblocking(False)
     try:
-        reader, writer = await asyncio.open_unix_connection(sock=peer, limit=READ_BYTES)
+        with anyio.CancelScope(shield=True):  # what uvloop before 0.23 is cancelled over it closes, and so would we
+            reader, writer = await asyncio.open_unix_connection(sock=peer, limit=READ_BYTES)
     except BaseException:
         peer.close()
         raise

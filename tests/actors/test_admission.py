@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from troupellm.actors.admission import Admission, Place
+from troupellm.actors.admission import Admission, Place, _Applicant
 from troupellm.actors.demand import estimate_tokens, party_of
 from troupellm.protocol.config import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
@@ -126,6 +126,27 @@ async def test_leaving_the_line_frees_it_for_the_next() -> None:
         await anyio.wait_all_tasks_blocked()
         assert admission.waiting == 0
     first.leave()
+
+
+async def test_a_crowd_leaves_the_line_without_a_look_at_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may be cancelled at once, and the event loop would stand still while each searches the line."""
+    compared: list[_Applicant] = []
+
+    def equals(self: _Applicant, other: object) -> bool:
+        compared.append(self)
+        return self is other
+
+    monkeypatch.setattr(_Applicant, "__eq__", equals)
+    admission, _ = door(seqs=1, queued=0)
+    admission.enter(want(1, 1))
+    async with anyio.create_task_group() as group:
+        for _ in range(30):
+            group.start_soon(admission.wait, want(1, 1))
+        await anyio.wait_all_tasks_blocked()
+        assert admission.waiting == 30
+        group.cancel_scope.cancel()
+    assert admission.waiting == 0
+    assert not compared
 
 
 async def test_closing_turns_everybody_away() -> None:

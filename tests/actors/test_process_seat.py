@@ -338,3 +338,27 @@ async def test_the_deepest_sleep_needs_no_spare_and_survives_the_death_of_the_sl
     assert await seat.command(WakeWorker()) == WorkerReport(ready=READY, renewed=True)
     assert seat.pid == processes.children[-1].pid != sleeper.pid
     await seat.close()
+
+
+async def test_a_seat_that_is_closed_while_its_spare_ends_waits_for_it(
+    seat: ProcessSeat, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await seat.start()
+    await seat.stand_by()
+    spare = processes.children[1]
+    waits: list[float] = []
+
+    async def ended(timeout: float) -> int | None:
+        waits.append(timeout)
+        if len(waits) == 1:
+            await anyio.sleep_forever()
+        return spare.code
+
+    monkeypatch.setattr(spare, "ended", ended)
+    async with anyio.create_task_group() as group:
+        group.start_soon(seat.command, SleepWorker(2))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    assert len(waits) == 1
+    assert await seat.close()
+    assert len(waits) == 2

@@ -45,6 +45,15 @@ async def test_being_cancelled_over_a_start_is_no_failed_start() -> None:
     assert listener.lines
 
 
+async def test_what_a_child_says_comes_through_a_socket() -> None:
+    """uvloop closes a pipe twice, and the second time its number may be that of a file of another thread."""
+    listener = Listener()
+    child = await SystemProcesses().start("platform", listener)
+    assert child.output.get_extra_info("pipe") is None
+    assert await child.ended(60) == 0
+    assert listener.lines
+
+
 EVENTS = "low 0\nhigh 4\nmax 9\noom 3\noom_kill {}\noom_group_kill 0\n"
 
 

@@ -1,6 +1,7 @@
 """Rows C5 and C6 of the fault table: what thousands of strangers leave behind, and texts that are dear to prepare."""
 
 import json
+import sys
 from itertools import chain
 
 import anyio
@@ -84,6 +85,25 @@ def test_C5_ten_thousand_schemas_are_kept_within_their_bytes_and_evictions_are_c
         assert cache.num_bytes <= 1.25 * capacity
     assert 0 < len(cache) < STRANGERS
     assert cache.evicted == STRANGERS - len(cache)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GuideSpec(kind="json_object", whitespace_pattern="x" * 200_000),
+        GuideSpec(kind="regex", source="\U0001f468" + "x" * 200_000),
+    ],
+    ids=["white space", "one wide letter"],
+)
+def test_C5_a_guide_is_kept_with_all_that_its_texts_take(spec):
+    """Else refusals of such guides fill the memory as long as anybody sends new ones."""
+    cache = GuideCache(16 * MEBIBYTE)
+    key = key_of(spec, "llguidance")
+    taken = sum(map(sys.getsizeof, (spec.source, spec.whitespace_pattern)))
+    cache.keep_refusal(key, "it is refused")
+    assert taken <= cache.num_bytes < taken + 1000
+    cache.keep(key, GuideProgram(backend="llguidance", text="program"))
+    assert 2 * taken <= cache.num_bytes < 2 * taken + 2000
 
 
 DEAR = {

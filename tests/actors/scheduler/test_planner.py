@@ -2,10 +2,15 @@
 
 import struct
 
+import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
+from troupellm.actors.scheduler.draft import MOST_NEW_BYTES
 from troupellm.actors.scheduler.planner import SchedulerFrozen
+from troupellm.protocol.frames import MAX_FRAME_BYTES
+from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.worker import SamplingState
 
 
 def prompt(length: int, first: int = 1) -> list[int]:
@@ -30,6 +35,23 @@ def test_a_new_row_carries_everything_and_a_decode_row_four_integers() -> None:
     second = harness.plan()
     assert second is not None
     assert (second.starts, second.counts, second.new_rows, second.changes) == ((6,), (1,), (), ())
+
+
+def test_new_rows_that_bring_much_are_spread_over_plans_each_of_which_fits_a_frame() -> None:
+    """A frame that is too large would end the engine, with everybody's requests."""
+    guide = GuideProgram(backend="llguidance", text="x" * (MOST_NEW_BYTES // 5 * 2))
+    harness = Harness(make_core())
+    for request in range(1, 5):
+        harness.submit(submission(request, prompt(3), rows=2, sampling=SamplingState(guide=guide), max_tokens=2))
+    harness.run()
+    news = [len(plan.new_rows) for plan in harness.plans]
+    assert (sum(news), max(news)) == (8, 2)
+    for plan in harness.plans:
+        assert len(msgspec.msgpack.encode(plan)) < MAX_FRAME_BYTES // 2
+    alone = GuideProgram(backend="llguidance", text="x" * (MOST_NEW_BYTES + 1))
+    harness.submit(submission(5, prompt(3), sampling=SamplingState(guide=alone)))
+    harness.run()
+    assert harness.plans[-1].rows == (500,)
 
 
 def test_blocks_are_appended_when_the_table_ends() -> None:

@@ -43,6 +43,23 @@ async def test_what_was_posted_before_the_end_arrives() -> None:
     await parent.aclose()
 
 
+async def test_being_cancelled_over_the_opening_of_a_link_is_no_failed_opening() -> None:
+    """Who is cancelled there has a link, and closes it."""
+    ours, theirs = socket.socketpair()
+    front: Link[Any, Any] = await open_link(theirs, ToFront, "1")
+    parent: Link[Any, Any] | None = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        parent = await open_link(ours, FromFront, "1")
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert parent is not None
+    parent.post(Admitted(1))
+    assert await front.receive() == Admitted(1)
+    await parent.aclose()
+    await front.aclose()
+
+
 async def test_who_sends_much_waits_for_the_peer() -> None:
     parent, front = await pair()
     text = b"x" * 1_000_000
