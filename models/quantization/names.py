@@ -17,7 +17,9 @@ MOST_REPEATS = 5
 MOST_WAYS = 2**18
 """Through all choices and repeats of a pattern, each with each."""
 REPEAT_WAYS = 8
-"""What a repeat counts for."""
+"""What a repeat counts for that begins behind a certain letter, or that may be there or not."""
+CLOSE_REPEAT_WAYS = 64
+"""What one counts for that may begin anywhere in the one before it."""
 MOST_PATTERNS = 4096
 _HARMLESS = ("(?:", "(?=", "(?!", "(?i:")
 
@@ -71,9 +73,10 @@ def safe_pattern(text: str, where: str) -> re.Pattern[str]:
 
 def _is_quick(text: str) -> bool:
     """Whether the time to match grows with a small power of the name's length."""
-    bare = re.sub(r"\\.", "x", text)
-    bare = re.sub(r"\[\^?\]?[^\]]*\]", "x", bare)
-    groups, choices, ways, closed, repeats = [False], [1], 1, False, 0
+    bare = re.sub(r"\\(.)", lambda found: "." if found[1].isalnum() else "x", text)
+    bare = re.sub(r"\[\^?\]?[^\]]*\]", ".", bare).replace("(?i:", "(?:")
+    bare = re.sub(r"\{\d*(,?)\d*\}", r"{\1}", bare)
+    groups, choices, ways, closed, repeats, apart = [False], [1], 1, False, 0, True
     for index, character in enumerate(bare):
         optional = character == "?" and bare[index - 1 : index] != "("
         repeating = optional or character in "*+{"
@@ -96,4 +99,10 @@ def _is_quick(text: str) -> bool:
                 return False
             if character != "{" or "," in bare[index:].partition("}")[0]:
                 groups[-1], repeats = True, repeats + 1
-    return repeats <= MOST_REPEATS and ways * choices[0] * REPEAT_WAYS**repeats <= MOST_WAYS
+                ways *= REPEAT_WAYS if optional or apart else CLOSE_REPEAT_WAYS
+                apart = False
+        if character in "|)":  # what stood before need not be on the way
+            apart = False
+        elif character.isalnum() or character == "_":
+            apart = True
+    return repeats <= MOST_REPEATS and ways * choices[0] <= MOST_WAYS

@@ -4,7 +4,9 @@ What it keeps of a position depends on nothing but the row's tokens up to there 
 states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
 an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
 Where drafts do not pay for a while nothing is written; a network that reads tokens reads them later, of another one the
-states are lost, and its rows go on without (`gaps`). So do rows that share blocks of that time (`marks`).
+states are lost, and its rows go on without (`gaps`). So do rows that share blocks of that time (`marks`). Of a block
+whose beginning alone was copied nothing is marked: behind one with entries it is taken to have them, and the few that
+its row had yet to make are wrong there, which costs hardly a draft.
 
 The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
 Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
@@ -15,6 +17,7 @@ Entries of drafts lie where those of true tokens will, and give way to them.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -77,6 +80,8 @@ class PagedProposer:
         """Slots of rows whose shared blocks were not looked at."""
         self._marked: Ints = np.zeros(0, dtype=np.int64)
         """For a network that reads tokens: positions up to which a row's blocks have marks."""
+        self._first: Ints = np.zeros(0, dtype=np.int64)
+        """For a network that reads states: where a row's own entries begin."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -89,13 +94,14 @@ class PagedProposer:
             self._lost = np.concatenate((self._lost, np.zeros(more, dtype=np.bool_)))
             self._unchecked = np.concatenate((self._unchecked, np.zeros(more, dtype=np.bool_)))
             self._marked = np.concatenate((self._marked, np.zeros(more, dtype=np.int64)))
+            self._first = np.concatenate((self._first, np.zeros(more, dtype=np.int64)))
             if self._network.reads_states:
                 self._pending.grow(self._ready.size)
             self._drafted = np.pad(self._drafted, ((0, more), (0, 0)), constant_values=UNKNOWN)
             self._states = torch.cat((self._states, self._states.new_zeros(more, self._states.shape[1])))
         self._ready[slot], self._covered[slot], self._drafted[slot] = 0, UNKNOWN, UNKNOWN
         self._prompts[slot], self._lost[slot] = new.num_prompt_tokens, False
-        self._unchecked[slot], self._marked[slot] = True, 0
+        self._unchecked[slot], self._marked[slot], self._first[slot] = True, 0, 0
         self._paging.gaps.close(slot)
         if self._network.reads_states:
             self._pending.restart(np.array([slot]), np.array([UNKNOWN]))
@@ -115,7 +121,10 @@ class PagedProposer:
         """As `Proposer.observe`: what completes a block gets its entries, since it may be shared from now on, and so do
         prompts; the rest waits for the next drafts, and many tokens cost little more than one."""
         self._check(seen.slots, seen.starts, seen.blocks)
-        wanted = seen.starts + seen.counts < self._longest
+        early = np.clip(self._first[seen.slots] - seen.starts, 0, seen.counts)
+        if early.any():
+            seen = _without(seen, early)
+        wanted = (seen.counts > 0) & (seen.starts + seen.counts < self._longest)
         missed = self._lost[seen.slots]
         if missed.any():
             wanted &= ~missed | self._paging.gaps.may_open(seen.starts)
@@ -177,8 +186,10 @@ class PagedProposer:
         lead, trail = (whole, whole) if self._marks is None else self._marks.runs(blocks, slots, whole)
         if self._network.reads_states:
             nothing = (lead < whole) & (trail == whole)
-            # Where a block has none, a beginning of the next one that was copied has none either.
-            behind = np.where(nothing, begins, np.maximum(lead, trail) * size)
+            # Where a block has none, a beginning of the next one that was copied has none either. The row's own begin
+            # with the one behind that: they lie at their positions, where others may read them and windows keep them.
+            behind = np.where(nothing, -(-begins // size) * size, np.maximum(lead, trail) * size)
+            self._first[slots[nothing]] = behind[nothing]
             # Nothing in front of them is read, nor made anew.
             self._covered[slots[nothing]] = 0
         else:  # a beginning of a block that was copied is read again, too
@@ -349,6 +360,14 @@ class PagedProposer:
 
     def _index(self, numbers: Ints) -> Tensor:
         return to_device(numbers, self._paging.device)
+
+
+def _without(seen: Observation, early: Ints) -> Observation:
+    """The same but for so many first positions of each row [rows]."""
+    firsts = np.cumsum(seen.counts) - seen.counts + early
+    inside = np.flatnonzero(np.arange(seen.counts.sum()) >= np.repeat(firsts, seen.counts))
+    hidden = seen.hidden[to_device(inside, seen.hidden.device)]
+    return replace(seen, starts=seen.starts + early, counts=seen.counts - early, hidden=hidden)
 
 
 def _spans(slots: Ints, starts: Ints, counts: Ints) -> list[Spans]:

@@ -257,7 +257,8 @@ def test_usual_patterns(pattern: str) -> None:
                                      r"((a)*b)*", r"x" * 600, r"(a*){3}", r"(?:a?b*)+c",
                                      ".?" * 40 + "!", "(?:.?){40}!", "(?:a?){9}",
                                      r"(?:.|[a-z.])" * 40 + "!",
-                                     r"(?:.|[a-z.])" * 16 + ".*.*.*.*.*!"])  # fmt: skip
+                                     r"(?:.|[a-z.])" * 16 + ".*.*.*.*.*!",
+                                     r"(?:.|[a-z.])" * 3 + ".*.*.*.*.*!", r".*\w.*\w.*\w.*\w.*!"])  # fmt: skip
 def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
     with pytest.raises(ModelLoadError, match="could take too long"):
         safe_pattern(pattern, "ignore")

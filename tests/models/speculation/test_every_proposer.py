@@ -1,5 +1,5 @@
 """What is drawn has the model's distribution whoever drafts: chi-square tests of every proposer with layers, index and
-tables of its own, over 10^5 draws that had drafts to judge, over fewer in `make test`.
+tables of its own, over 10^5 draws behind the first one of each row, over fewer in `make test`.
 
 The models are real ones of eight tokens, and rows go through a worker's steps, many at once. All of them have the same
 prompt and draw four tokens behind it: the first one with the prompt, the others where drafts are kept or refused. How

@@ -176,11 +176,12 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
         bench.step(0, chunk, shown=is_shown)
     bench.drop(first)
     bench.cache.copy([(shared // BLOCK, 100)])
+    begin = -(-shared // BLOCK) * BLOCK
     checked: list[int] = []
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        places = [*range(before), *range(shared, len(row.tokens) - 1)]
+        places = [*range(before), *range(begin, len(row.tokens) - 1)]
         states = states_of(bench.tapped(row.tokens[:-1]))[places]
         tokens = [row.tokens[place + 1] for place in places]
         assert len(drafts) == MOST
@@ -197,6 +198,27 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
     assert checked == [1, 1, 1]
     assert isinstance(bench.proposer, PagedProposer)
     assert bool(bench.proposer._states[1].isfinite().all())
+    assert bench.proposer._marks is not None
+    _, trail = bench.proposer._marks.runs(bench.blocks, np.array([1]), np.array([8]))
+    assert trail.tolist() == [begin // BLOCK], "what it wrote may be read by others"
+
+
+def test_where_blocks_are_kept_for_a_window_who_goes_on_behind_a_bare_copy_begins_with_a_block(
+    target: Path, tmp_path: Path
+) -> None:
+    bench, *_ = eagle(target, tmp_path / "head")
+    assert isinstance(bench.proposer, PagedProposer)
+    gaps = bench.proposer._paging.gaps = Gaps(BLOCK, whole=False)
+    words = text(50)
+    first = bench.add(0, words[:30], range(40))
+    for _ in range(4):
+        bench.step(0, 8, shown=False)
+    bench.drop(first)
+    bench.cache.copy([(6, 100)])
+    bench.add(1, words[:26] + words[40:46], [*range(6), *range(100, 134)], computed=26)
+    bench.step(0, 1)
+    bench.step(0, 4)
+    assert gaps.shift(np.array([1])).tolist() == [28]
 
 
 def test_trees_grow_behind_a_gap_beside_rows_without_one(target: Path, tmp_path: Path) -> None:
