@@ -312,17 +312,16 @@ class OutputCore:
             request.prompt_entries = None
 
     def _on_row_failed(self, number: int, error: TroupeError, closed: Sequence[RequestClosed]) -> None:
-        """One failed sequence fails its request; the scheduler is told unless it has closed it already."""
+        """One failed sequence fails its request; where that is closed already, its end says so, and what it used."""
         row = self._rows.get(number)
-        if row is None:
+        if row is None or any(other.request == row.request.number for other in closed):
             return
         request = row.request
         self._settle_all(request)
         self._forget(request)
         request.outbox.fail(error)
         request.outbox.wake()
-        if all(other.request != request.number for other in closed):
-            self._to_scheduler(AbortRequest(request.number))
+        self._to_scheduler(AbortRequest(request.number))
 
     def _on_closed(self, closed: RequestClosed) -> None:
         request = self._requests.get(closed.request)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,6 +99,9 @@ class SystemProcesses:
             except BaseException:
                 child.kill()
                 process.wait()
+                for end in (near, heard):
+                    with suppress(OSError):  # uvloop before 0.23 has closed what it was cancelled over
+                        end.close()
                 raise
             stack.pop_all()
         return child

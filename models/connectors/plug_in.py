@@ -9,6 +9,7 @@ and tried again) is what `offload/tier.py` does with every store.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from operator import index
 from threading import Lock, Thread
 from typing import Final
@@ -30,14 +31,17 @@ class PlugInStore(BlockStore):
     def __init__(self, store: BlockStore, seal: Seal) -> None:
         self._store, self._seal = store, seal
         self._use = StoreUse()
-        self._looking = Lock()
+        self._looks = count(1)
+        self._newest = 0
+        """Of the looks, the one that `_use` is from."""
+        self._lock = Lock()
 
     def contains(self, keys: Sequence[bytes]) -> int:
         with self._its_errors():
-            count = int(index(self._store.contains(keys)))
-            if not 0 <= count <= len(keys):
-                raise StoreError(f"it says that it has {count} of {len(keys)} blocks")
-            return count
+            found = int(index(self._store.contains(keys)))
+            if not 0 <= found <= len(keys):
+                raise StoreError(f"it says that it has {found} of {len(keys)} blocks")
+            return found
 
     def put(self, key: bytes, data: memoryview) -> None:
         frame = memoryview(b"".join((self._seal.header(key, data), data)))
@@ -81,14 +85,17 @@ class PlugInStore(BlockStore):
             logger.warning("the connector %s could not be closed", self.name, exc_info=error)
 
     def _look(self) -> None:
-        """One at a time, so that the newest numbers are those that stay."""
-        with self._looking, self._its_errors():
+        """Side by side, since one of them may hang; the numbers of the newest one are those that stay."""
+        number = next(self._looks)
+        with self._its_errors():
             use = self._store.use()
             said = use.blocks, use.used_bytes, use.capacity_bytes, use.evicted
-            numbers = [int(index(number)) for number in said]
-            if not all(0 <= number < _MOST for number in numbers):
+            numbers = [int(index(each)) for each in said]
+            if not all(0 <= each < _MOST for each in numbers):
                 raise StoreError("what it says of its use cannot be")
-            self._use = StoreUse(*numbers)
+            with self._lock:
+                if number > self._newest:
+                    self._newest, self._use = number, StoreUse(*numbers)
 
     @contextmanager
     def _its_errors(self) -> Iterator[None]:

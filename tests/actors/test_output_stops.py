@@ -80,3 +80,16 @@ def test_a_row_that_fails_beside_one_that_met_a_stop_string_fails_both(core: Out
     core.handle(step({}, failed=(failed,), closed=(closed(error=RequestFailed("logits are not numbers")),)), 0.0)
     assert isinstance(slot.error, RequestFailed)
     assert slot.closed is None
+
+
+def test_tokens_behind_a_stop_string_are_not_used_where_another_row_fails() -> None:
+    ends: list[RequestClosed] = []
+    core = OutputCore(TABLES, lambda message: None, 0.0, ends.append)
+    core.handle(opened(Slot(), rows=(10, 11), stop_strings=("\n",)), 0.0)
+    shown, behind, beside = [*ids("a"), *ids("\n")], ids("bcd"), ids("b")
+    core.handle(step({10: [*shown, *behind], 11: beside}), 0.0)
+    failed = RowFailed(11, "logits are not numbers", "engine_request_failed")
+    end = over(len(shown) + len(behind) + len(beside))
+    end = msgspec.structs.replace(end, error=RequestFailed("logits are not numbers"))
+    core.handle(step({}, failed=(failed,), closed=(end,)), 0.0)
+    assert [told.usage.completion_tokens for told in ends] == [len(shown) + len(beside)]

@@ -242,3 +242,29 @@ def test_one_that_hangs_in_its_close_is_left_behind(
     assert "the connector toy does not close" in caplog.text
     gate.set()
     assert ended.wait(60.0)
+
+
+def test_numbers_that_do_not_come_hold_up_no_other_call(
+    store: PlugInStore, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one call that hangs would take the tier's other thread along, and no probe would ever end."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def hang() -> StoreUse:
+        asked.set()
+        gate.wait()
+        return StoreUse(blocks=99)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "use", hang)
+        hanging = threading.Thread(target=store.probe, daemon=True)
+        hanging.start()
+        assert asked.wait(60.0)
+    other = threading.Thread(target=store.probe, daemon=True)
+    other.start()
+    other.join(60.0)
+    ended = not other.is_alive()
+    gate.set()
+    hanging.join(60.0)
+    assert ended
+    assert store.use().blocks == 3
