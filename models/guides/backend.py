@@ -5,13 +5,17 @@ and may take tokens back. Nothing here raises for a grammar or a token: a matche
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Masks = NDArray[np.int32]
 """[rows, ceil(vocab / 32)]: bit i of word w is token 32 * w + i; 1 allows it."""
+
+
+MASK_SECONDS: Final = 2e-3
+"""CPU time that each mask of a row may take; it is charged for more."""
 
 
 class GuideError(Exception):

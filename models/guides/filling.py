@@ -1,7 +1,7 @@
 """Filling the masks of a step's guided rows, where drafts are behind them too."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from weakref import ReferenceType, ref
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from troupellm.models.guides.backend import Masks
+from troupellm.models.guides.backend import MASK_SECONDS, Masks
 from troupellm.models.guides.backends import BITS
 from troupellm.models.guides.guided_row import FilledAhead, GuidedRow
 from troupellm.models.guides.library import GuideLibrary
@@ -44,7 +44,7 @@ class FilledLater:
 
     def __init__(
         self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow],
-        drafts: Mapping[int, RowDrafts],
+        drafts: Mapping[int, RowDrafts], clock: Callable[[], float] = perf_counter,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -52,11 +52,13 @@ class FilledLater:
                 of them.
             numbers: the rows' own.
             drafts: by the place in `rows` of a row's first entry.
+            clock: seconds, on the thread that fills, by which this is timed.
         """
         self._index = index
         self._numbers = numbers
         self._rows = rows
         self._drafts = drafts
+        self._clock = clock
         self._masks: Masks = np.empty((0, 0), dtype=np.int32)
         self._forbidden: NDArray[np.uint8] | None = None
         self._done: Future[None] | None = None
@@ -84,7 +86,7 @@ class FilledLater:
         for row in self._rows:
             if row.building is not None:
                 row.wait()
-        begin = perf_counter()
+        begin = self._clock()
         self._masks = np.full((len(self._rows), library.mask_words), -1, dtype=np.int32)
         places: Iterable[int] = range(len(self._rows))
         if self._drafts:
@@ -95,15 +97,16 @@ class FilledLater:
             self._fill_drafts(library, first, drafts)
         vocab = library.vocab_width
         self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
-        self.seconds = perf_counter() - begin
+        self.seconds = self._clock() - begin
 
     def _fill_rows(self, library: GuideLibrary, places: Iterable[int], *, drafts: bool = False) -> None:
         """drafts: the rows are behind drafts; see `_judge`."""
         awake: dict[str, list[int]] = {}
         sure: list[tuple[int, int]] = []
         ready: defaultdict[FilledAhead, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        rows = self._rows
         for place in places:
-            row = self._rows[place]
+            row = rows[place]
             if row.error is not None:
                 self._masks[place] = 0
             elif row.ahead is not None:  # so it is awake and not complete
@@ -111,15 +114,16 @@ class FilledLater:
                 here, there = ready[filled]
                 here.append(place)
                 there.append(number)
-            elif row.asleep:
-                assert row.sleep is not None
+            elif row.sleep is not None and not row.sleep.awake:
                 self._masks[place] = row.sleep.mask
             elif row.stopped:  # whatever a complete one draws is dropped
                 continue
             elif row.only is not None:
                 sure.append((place, row.only))
+            elif row.backend in awake:
+                awake[row.backend].append(place)
             else:
-                awake.setdefault(row.backend, []).append(place)
+                awake[row.backend] = [place]
         if sure:
             at, tokens = np.array(sure).T
             self._masks[at] = 0
@@ -160,8 +164,9 @@ class FilledLater:
             seconds: as `Backend.fill` returns them.
             drafts: what goes wrong here has not happened yet. Where the drafts are kept it does a step later.
         """
+        rows = self._rows
         for number, place in enumerate(places):
-            row = self._rows[place]
+            row = rows[place]
             broken = row.matcher is not None and row.matcher.error is not None
             if drafts:
                 if seconds:
@@ -169,11 +174,12 @@ class FilledLater:
                 if broken:
                     self._masks[place] = 0
                 continue
-            if seconds or row.debt:
+            owes = row.debt > 0.0 or (bool(seconds) and seconds[number] > MASK_SECONDS)
+            if owes:
                 row.charge(seconds[number] if seconds else 0.0)
             if broken and row.retry() and row.matcher is not None:
                 library.backend(row.backend).fill([row.matcher], self._masks[place : place + 1])
-            if (broken or seconds) and not row.check():
+            if (broken or owes) and not row.check():
                 self._masks[place] = 0
 
 

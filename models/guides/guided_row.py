@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from troupellm.models.guides.backend import BackendError, GuideError, Masks, Matcher
+from troupellm.models.guides.backend import MASK_SECONDS, BackendError, GuideError, Masks, Matcher
 from troupellm.models.guides.library import Built, GuideLibrary
 from troupellm.models.guides.thinking import Sleep, allows
 from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
@@ -13,8 +13,6 @@ from troupellm.protocol.worker import RowError
 
 LEAST_FORCED: Final = 2
 """The plan under way does not know of them and computes the first one alone, so that a single one saves no step."""
-MASK_SECONDS: Final = 2e-3
-"""CPU time that each mask of a row may take."""
 MOST_DEBT: Final = 0.1
 """CPU seconds beyond that which a row may be behind, before it ends: its masks hold up the whole batch."""
 _DEAD_END = (

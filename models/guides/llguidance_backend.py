@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from troupellm.models.guides.backend import GuideError, Masks, Matcher
+from troupellm.models.guides.backend import MASK_SECONDS, GuideError, Masks, Matcher
 from troupellm.models.tokenizer import Tokenizer
 
 FEW_MATCHERS = 4
@@ -19,8 +19,9 @@ JSON schemas get by with a handful, and with one for each alternative of an anyO
 MOST_LEXER_STATES: Final = 20_000
 """Of one grammar, 0.35 kB each, which live as long as it is kept."""
 SLOW_SECONDS: Final = 1e-3
-"""Where masks take longer than this, all of a call on one thread or on average on several, they are timed one by one:
-to read a thread's clock is a system call, too much for each quick one."""
+"""Where masks that several threads fill take longer than this on average, they are timed one by one: to read a
+thread's clock is a system call, too much for each quick one. On one thread they are where all of a call take longer
+than one mask may."""
 WATCHED_CALLS: Final = 1000
 """So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
 _LEXER = "lexer error"
@@ -165,7 +166,7 @@ class LLGuidance:
         return LLGuidanceMatcher(inner)
 
     def fill(self, matchers: Sequence[Matcher], masks: Masks) -> Sequence[float]:
-        inner = [cast(LLGuidanceMatcher, matcher).inner for matcher in matchers]
+        inner = [matcher.inner for matcher in cast(Sequence[LLGuidanceMatcher], matchers)]
         row_bytes = masks.shape[1] * masks.itemsize
         first = masks.ctypes.data
         places = range(first, first + len(inner) * row_bytes, row_bytes)
@@ -188,13 +189,17 @@ class LLGuidance:
     def _fill_here(self, inner: Sequence[LLMatcher], places: Sequence[int], row_bytes: int) -> Sequence[float]:
         """One after the other."""
         seconds: list[float] = []
-        begin = thread_time()
+        begin = end = thread_time()
         if self._watched or len(inner) <= FEW_MATCHERS:
-            seconds = [_fill_one(matcher, place, row_bytes) for matcher, place in zip(inner, places, strict=True)]
+            for matcher, place in zip(inner, places, strict=True):
+                matcher.unsafe_compute_mask_ptr(place, row_bytes)
+                last, end = end, thread_time()
+                seconds.append(end - last)
         else:
             for matcher, place in zip(inner, places, strict=True):
                 matcher.unsafe_compute_mask_ptr(place, row_bytes)
-        self._watch(thread_time() - begin > SLOW_SECONDS)
+            end = thread_time()
+        self._watch(end - begin > MASK_SECONDS)
         return seconds
 
     def _watch(self, slow: bool) -> None:

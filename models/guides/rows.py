@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
+from time import perf_counter, thread_time
 from weakref import ReferenceType
 
 import torch
@@ -28,9 +29,9 @@ from troupellm.protocol.worker import SamplingState
 
 ON_THE_SPOT_SECONDS = 150e-6
 """Filling that is expected to take no longer is not handed to another thread."""
-CROWDED_SECONDS = 500e-6
-"""The same where the step's own threads have all cores: another one would only hold them up, and take the interpreter
-from them for every mask."""
+CROWDED_SECONDS = 2e-3
+"""The same, of CPU time, where the step's own threads have all cores: another one would only hold them up, and take the
+interpreter from them for every mask. By the clock it would take as long again, and so stay where it is."""
 LEAST_AHEAD = 5
 """Rows whose masks are worth another thread before they are wanted."""
 KEPT_AHEAD = 4
@@ -116,7 +117,7 @@ class GuidedRows:
         if drafts:
             firsts = {number: place for place, number in reversed(list(enumerate(numbers)))}
             followed = {firsts[row]: drafts[row] for row in firsts if row in drafts}
-        filled = FilledLater(index, numbers, guided, followed)
+        filled = FilledLater(index, numbers, guided, followed, thread_time if self._crowded else perf_counter)
         expected = self._seconds_per_row * len(guided)
         most = CROWDED_SECONDS if self._crowded else ON_THE_SPOT_SECONDS
         quick = 0.0 < expected < most and not any(map(_building, guided))

@@ -9,8 +9,9 @@ from guide_crowd import VOCAB, Crowd
 from llguidance import LLMatcher
 
 from troupellm.models.guides import llguidance_backend
+from troupellm.models.guides.backend import MASK_SECONDS
 from troupellm.models.guides.backends import program_text
-from troupellm.models.guides.guided_row import MASK_SECONDS, MOST_DEBT, GuidedRow
+from troupellm.models.guides.guided_row import MOST_DEBT, GuidedRow
 from troupellm.models.guides.library import MOST_PROGRAMS, GuideLibrary
 from troupellm.models.guides.llguidance_backend import FEW_MATCHERS, WATCHED_CALLS, LLGuidance
 from troupellm.protocol.guide import GuideProgram, GuideSpec
@@ -174,17 +175,22 @@ def test_masks_are_timed_one_by_one_while_calls_are_slow_and_are_the_same(librar
     backend = LLGuidance(library.backend("llguidance")._tokens, threads)
     matchers = [backend.compile(program("regex", f"[a-z]{{{number},90}}").text) for number in range(1, 12)]
     plain, timed = (np.zeros((len(matchers), library.mask_words), dtype=np.int32) for _ in range(2))
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
+
+    def slow_from(seconds):
+        for name in ("SLOW_SECONDS", "MASK_SECONDS"):
+            monkeypatch.setattr(llguidance_backend, name, seconds)
+
+    slow_from(1e9)
     assert not backend.fill(matchers, plain)
     for few in range(1, FEW_MATCHERS + 1):  # they always are
         assert len(backend.fill(matchers[:few], plain[:few])) == few
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 0.0)  # so that all are slow
+    slow_from(0.0)  # so that all are slow
     assert not backend.fill(matchers, plain)
     seconds = backend.fill(matchers, timed)
     assert len(seconds) == len(matchers)
     assert all(taken > 0 for taken in seconds)
     assert (plain == timed).all()
-    monkeypatch.setattr(llguidance_backend, "SLOW_SECONDS", 1e9)
+    slow_from(1e9)
     for _ in range(WATCHED_CALLS):
         assert backend.fill(matchers, timed)
     assert not backend.fill(matchers, timed)

@@ -9,7 +9,8 @@ import pytest
 from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.guides import xgrammar_backend
-from troupellm.models.guides.guided_row import MASK_SECONDS, MOST_DEBT
+from troupellm.models.guides.backend import MASK_SECONDS
+from troupellm.models.guides.guided_row import MOST_DEBT
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.models.guides.xgrammar_backend import (
     ACCEPT_SECONDS,
