@@ -37,6 +37,10 @@ MODULE = "troupellm.models.guides.compile_main"
 START_SECONDS = 60.0
 """Reading the tokenizer of a large vocabulary takes seconds, on a busy machine many."""
 KILL_SECONDS = 5.0
+PATIENCE = 10
+"""A guide that did not get the processor time it may take is waited for so many times as long."""
+SHORTEST_WAIT_SECONDS = 0.01
+"""What a guide still has is not asked for more often."""
 
 
 class GuideRefused(Exception):
@@ -76,7 +80,7 @@ class CompilerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Also out of the folder."""
     vocab_width: int
     timeout: float
-    """Seconds that one guide may take."""
+    """Seconds of processor time that one guide may take; of any time where the system does not count those."""
     memory_bytes: int
     depth: int
     parallel: int = 2
@@ -116,13 +120,9 @@ class ProcessCompiler:
         try:
             if backend not in child.backends:
                 await child.load(backend)
-            with anyio.move_on_after(self._settings.timeout) as limit:
-                begun = True
-                child.send(Compile(spec=spec, backend=backend, depth=self._settings.depth))
-                answer = await child.next()
-                healthy = True
-            if limit.cancelled_caught:
-                raise GuideTooCostly(f"it takes longer than {self._settings.timeout:g} s to compile")
+            begun = True
+            answer = await self._ask(child, Compile(spec=spec, backend=backend, depth=self._settings.depth))
+            healthy = True
         except _NoBackend:
             healthy = True
             raise
@@ -149,6 +149,20 @@ class ProcessCompiler:
                 raise GuideRefused(message)
             case _:
                 raise RequestFailed("the guide could not be compiled")
+
+    async def _ask(self, child: "_Child", message: Compile) -> FromCompiler:
+        """Give a child a guide. A busy machine may leave it little of the time that a guide may take."""
+        timeout = left = self._settings.timeout
+        before = child.cpu_seconds
+        child.send(message)
+        with anyio.move_on_after(PATIENCE * timeout):
+            while left > 0.0:
+                with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
+                    return await child.next()
+                now = child.cpu_seconds
+                left = 0.0 if before is None or now is None else timeout - (now - before)
+            raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
+        raise _not_now()
 
     async def warm_up(self) -> None:
         if self._idle or self._all:
@@ -237,6 +251,10 @@ class _Child:
         if not isinstance(answer, Prepared) or answer.error is not None:
             logger.error("guides cannot be compiled for this model: %s", getattr(answer, "error", "no answer"))
             raise RequestFailed("structured outputs are not possible with this model's tokenizer")
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        return None if self.process is None else self.process.cpu_seconds
 
     async def load(self, backend: str) -> None:
         """Raises _NoBackend when there is none of this name here, _ChildGone when it did not survive."""

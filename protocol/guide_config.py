@@ -20,7 +20,8 @@ class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
         _help("grammar backend that requests may name beside guide_backend, repeatable (default: all)"),
     ] = ("llguidance", "xgrammar")
     guide_timeout: Annotated[
-        float, Meta(gt=0.0, le=60.0, description="seconds a grammar may take to compile; then it is refused")
+        float,
+        Meta(gt=0.0, le=60.0, description="processor seconds a grammar may take to compile; then it is refused"),
     ] = 1.0
     guide_memory_bytes: Annotated[PositiveInt, _help("memory a grammar may take in the process that compiles it")] = (
         512 * 2**20

@@ -1,8 +1,11 @@
 """Compiling guides in processes that only exist in the test: whose fault it is when one of them dies."""
 
 import signal
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
+import msgspec
 import pytest
 
 from troupellm.actors.guide_compiler import (
@@ -20,6 +23,7 @@ from troupellm.protocol.guide_link import HELLO, Compile, Compiled, Prepare, Pre
 pytestmark = pytest.mark.anyio
 
 SPEC = GuideSpec(kind="regex", source="a+")
+_COMPILED = -1.0
 SETTINGS = CompilerSettings(tokenizer_folder="", vocab_width=8, timeout=10.0, memory_bytes=1, depth=8)
 
 
@@ -29,8 +33,10 @@ class FakeChild:
     pid = 1
     stopped = False
 
-    def __init__(self, events: Any, deaths: list[int]) -> None:
+    def __init__(self, events: Any, deaths: list[int], used: Iterable[float | None] | None) -> None:
+        """used: processor time, whenever it is asked for; the guide is compiled when there is no more of it."""
         self.events, self.deaths = events, deaths
+        self.used = None if used is None else iter(used)
         self.code: int | None = None
         self._codec: Codec[Any] = Codec()
         self._assembler: Assembler[ToCompiler] = Assembler(ToCompiler, HELLO)
@@ -40,6 +46,8 @@ class FakeChild:
         for message in self._assembler.feed(data):
             if isinstance(message, Prepare):
                 self.say(Prepared())
+            elif self.used is not None:
+                continue
             elif self.deaths:
                 self.die(self.deaths.pop(0))
             else:
@@ -52,6 +60,15 @@ class FakeChild:
         self.code = code
         self.events.closed()
 
+    @property
+    def cpu_seconds(self) -> float | None:
+        if self.used is None:
+            return 0.0
+        used = next(self.used, _COMPILED)
+        if used == _COMPILED:
+            self.say(Compiled(text="a late program"))
+        return used
+
     def kill(self) -> None:
         if self.code is None:
             self.die(-signal.SIGKILL)
@@ -63,8 +80,13 @@ class FakeChild:
 class FakeProcesses:
     """`deaths` are exit codes, of those that get a guide or a backend next."""
 
-    def __init__(self, *deaths: int, out_of_memory: bool = False) -> None:
-        """out_of_memory: it is the kernel that kills."""
+    def __init__(self, *deaths: int, out_of_memory: bool = False, used: Iterable[float | None] | None = None) -> None:
+        """
+        Args:
+            out_of_memory: it is the kernel that kills.
+            used: see `FakeChild`.
+        """
+        self.used = used
         self.deaths = list(deaths)
         self.out_of_memory = out_of_memory
         self.children: list[FakeChild] = []
@@ -74,7 +96,7 @@ class FakeProcesses:
 
     async def start(self, module: str, events: Any) -> FakeChild:
         assert module == MODULE
-        self.children.append(FakeChild(events, self.deaths))
+        self.children.append(FakeChild(events, self.deaths, self.used))
         return self.children[-1]
 
 
@@ -131,4 +153,32 @@ async def test_a_guide_that_no_process_saw_is_not_refused() -> None:
     with pytest.raises(EngineStopped):
         await compiler.compile(SPEC, "xgrammar")
     assert (await compiler.compile(SPEC, "xgrammar")).backend == "xgrammar"
+    assert await compiler.close()
+
+
+HASTY = msgspec.structs.replace(SETTINGS, timeout=0.02)
+
+
+async def test_a_guide_is_waited_for_while_its_process_gets_no_processor() -> None:
+    processes = FakeProcesses(used=[0.0, 0.0, 0.015, 0.019])
+    compiler = ProcessCompiler(HASTY, processes)
+    assert (await compiler.compile(SPEC, "llguidance")).text == "a late program"
+    assert (len(processes.children), compiler.num_killed) == (1, 0)
+    assert await compiler.close()
+
+
+@pytest.mark.parametrize("used", [[1.0, 1.0, 1.02], [None, None], [1.0, None]])
+async def test_a_guide_that_has_had_its_time_is_refused(used: list[float | None]) -> None:
+    compiler = ProcessCompiler(HASTY, FakeProcesses(used=used))
+    with pytest.raises(GuideTooCostly, match=r"longer than 0\.02 s"):
+        await compiler.compile(SPEC, "llguidance")
+    assert compiler.num_killed == 1
+    assert await compiler.close()
+
+
+async def test_a_guide_whose_process_never_gets_a_processor_is_not_at_fault() -> None:
+    compiler = ProcessCompiler(HASTY, FakeProcesses(used=repeat(0.0)))
+    with pytest.raises(EngineStopped) as caught:
+        await compiler.compile(SPEC, "llguidance")
+    assert (caught.value.code, caught.value.retryable, compiler.num_killed) == ("engine_restarting", True, 1)
     assert await compiler.close()

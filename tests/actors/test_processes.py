@@ -1,9 +1,11 @@
 """Processes of ours, for real."""
 
 import os
+import sys
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from troupellm.actors.processes import SystemProcesses, count_oom_kills
@@ -52,6 +54,19 @@ async def test_what_a_child_says_comes_through_a_socket() -> None:
     assert child.output.get_extra_info("pipe") is None
     assert await child.ended(60) == 0
     assert listener.lines
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted on Linux")
+async def test_the_processor_time_of_a_child_is_its_own() -> None:
+    child = await SystemProcesses().start("this", Listener())  # which prints a poem
+    used = [child.cpu_seconds]
+    while (now := child.cpu_seconds) is not None and child._process.poll() is None:
+        used.append(now)
+        await anyio.lowlevel.checkpoint()
+    assert await child.ended(60) == 0
+    assert used == sorted(used)
+    assert 0.0 < used[-1] < 60.0
+    assert child.cpu_seconds is None
 
 
 EVENTS = "low 0\nhigh 4\nmax 9\noom 3\noom_kill {}\noom_group_kill 0\n"
