@@ -15,10 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling import draw, draw_truncated
+from troupellm.kernels.sampling import draw, draw_tempered, draw_truncated
 from troupellm.kernels.sampling.adjust import (
     add_at,
-    forbid,
     keep_bits,
     keep_only,
     matches,
@@ -194,10 +193,7 @@ class Sampler:
         # The processing below works in place.
         raw = [group.raw(logits) for group in groups]
         if masks is not None:
-            if masks.forbidden is None:
-                keep_bits(logits, masks.index, masks.bits)
-            else:
-                forbid(logits, masks.index, masks.forbidden)
+            keep_bits(logits, masks.index, masks.bits)
         failures = self._adjust(batch, logits, positions, histories, sure) if batch.adjusted else {}
         if batch.adjusted or masks is not None:
             peaks = logits.amax(-1)
@@ -228,14 +224,13 @@ class Sampler:
         """Tokens int64 [random rows]."""
         if random.index.numel() < logits.shape[0]:
             logits, peaks = logits.index_select(0, random.index), peaks[random.index]
-        # With its peak at 0 a row cannot overflow, however low the temperature.
-        scaled = logits.sub_(peaks[:, None]).mul_(random.inverse_temperature)
-        if random.log_min_p is not None:
-            scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
         at = torch.tensor(positions, device=self._device)[random.index]
         keys = position_keys(random.streams, at)
         if random.plain is None:
-            return draw(scaled, keys, self._codes)
+            return draw_tempered(logits, peaks, random.inverse_temperature, random.log_min_p, keys, self._codes)
+        scaled = logits.sub_(peaks[:, None]).mul_(random.inverse_temperature)
+        if random.log_min_p is not None:
+            scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
         tokens = torch.zeros_like(at)
         if random.plain.numel():
             tokens[random.plain] = draw(_rows(scaled, random.plain), keys[random.plain], self._codes)

@@ -2,9 +2,10 @@
 
 All `.cpp` files of this folder become one library. What it computes goes further than attention and products of a few
 rows: all decoder layers of a step in one call (`kernels.decoder_layers`, up to 64 rows, 32 with int8 weights), float32
-products of up to 512 rows (`kernels.linear`), those with int8 and other coded weights (`kernels.quantized`). Nothing
-depends on it being there: without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where
-an operation's answer differs from its reference, torch does the work, and gives the same tokens.
+products of up to 512 rows (`kernels.linear`), those with int8 and other coded weights (`kernels.quantized`), masks and
+draws (`kernels.sampling`). Nothing depends on it being there: without a compiler, with an unusual one, with
+`TROUPE_NATIVE=0` in the environment, or where an operation's answer differs from its reference, torch does the work,
+and gives the same tokens.
 
 How an operation is added:
 

@@ -6,6 +6,7 @@ A place is row * vocab + token in the flat view of contiguous logits [rows, voca
 import torch
 from torch import Tensor
 
+from troupellm.kernels.sampling import native
 from troupellm.kernels.triton_support import usable
 
 
@@ -15,19 +16,6 @@ def keep_only(logits: Tensor, rows: Tensor, places: Tensor) -> None:
     kept = flat[places]
     logits.index_fill_(0, rows, -torch.inf)
     flat[places] = kept
-
-
-def forbid(logits: Tensor, rows: Tensor, forbidden: Tensor) -> None:
-    """Mask tokens of some rows, in place.
-
-    Args:
-        rows: int64 [n], rising and without repeats.
-        forbidden: bool [n, vocab].
-    """
-    if rows.numel() == logits.shape[0]:
-        logits.masked_fill_(forbidden, -torch.inf)
-    else:
-        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
 
 
 def add_at(logits: Tensor, places: Tensor, values: Tensor) -> None:
@@ -86,8 +74,11 @@ def keep_bits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         from troupellm.kernels.sampling.triton_adjust import keep_bits_triton
 
         keep_bits_triton(logits, rows, bits)
+    elif logits.device.type == "cpu" and logits.stride(1) == 1 and (functions := native.compiled()) is not None:
+        functions.keep_bits(logits, rows, bits)
     else:
-        forbid(logits, rows, ~unpacked(bits, logits.shape[1]))
+        kept = logits.index_select(0, rows).masked_fill_(~unpacked(bits, logits.shape[1]), -torch.inf)
+        logits.index_copy_(0, rows, kept)
 
 
 def penalize(

@@ -367,7 +367,7 @@ class CudaRunner(ModelRunner):
     def _masks(self, guides: GuidedRows, filled: FilledLater) -> TokenMasks:
         masks = guides.filled(filled)
         device = self.device.torch_device
-        return replace(masks, index=to_device(masks.index, device), forbidden=None, bits=to_device(masks.bits, device))
+        return replace(masks, index=to_device(masks.index, device), bits=to_device(masks.bits, device))
 
     def _vectors(self, hidden: Tensor) -> Tensor:
         """Pooled on the host."""

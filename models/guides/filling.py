@@ -8,7 +8,6 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from troupellm.models.guides.backend import MASK_SECONDS, Masks
 from troupellm.models.guides.backends import BITS
@@ -60,7 +59,6 @@ class FilledLater:
         self._drafts = drafts
         self._clock = clock
         self._masks: Masks = np.empty((0, 0), dtype=np.int32)
-        self._forbidden: NDArray[np.uint8] | None = None
         self._done: Future[None] | None = None
         self.seconds = 0.0
 
@@ -74,10 +72,8 @@ class FilledLater:
     def wait(self) -> TokenMasks:
         if self._done is not None:
             self._done.result()
-        assert self._forbidden is not None
         return TokenMasks(
             index=torch.from_numpy(np.fromiter(self._index, np.int64, len(self._index))),
-            forbidden=torch.from_numpy(self._forbidden).view(torch.bool),
             bits=torch.from_numpy(self._masks),
             reasons=Reasons(self._index, self._numbers, self._rows),
         )
@@ -95,8 +91,6 @@ class FilledLater:
         self._fill_rows(library, places)
         for first, drafts in self._drafts.items():
             self._fill_drafts(library, first, drafts)
-        vocab = library.vocab_width
-        self._forbidden = np.unpackbits(~self._masks.view(np.uint8), axis=1, count=vocab, bitorder="little")
         self.seconds = self._clock() - begin
 
     def _fill_rows(self, library: GuideLibrary, places: Iterable[int], *, drafts: bool = False) -> None:

@@ -10,14 +10,12 @@ from troupellm.protocol.worker import RowError
 
 @dataclass(frozen=True)
 class TokenMasks:
-    """What the guided rows of a step may not draw."""
+    """What the guided rows of a step may draw."""
 
     index: Tensor
     """int64 [guided], which of the step's sampled rows they are, rising."""
-    forbidden: Tensor | None
-    """bool [guided, vocab]; None where `bits` are to be read."""
     bits: Tensor
-    """int32 [guided, words], the same packed: what may be drawn, as for `kernels.sampling.adjust.keep_bits`."""
+    """int32 [guided, words]: what may be drawn, as for `kernels.sampling.adjust.keep_bits`."""
     reasons: Mapping[int, RowError]
     """By index among the sampled rows: what to say if such a row finds no token."""
 

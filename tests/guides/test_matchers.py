@@ -36,6 +36,11 @@ def allowed(library: GuideLibrary, matcher: Matcher) -> list[int]:
     return np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()
 
 
+def how_many(mask: np.ndarray) -> int:
+    """Tokens that it allows."""
+    return int.from_bytes(mask.tobytes(), "little").bit_count()
+
+
 def pieces(tokenizer: Tokenizer, tokens: list[int]) -> set[bytes]:
     return {tokenizer.token_bytes(token) for token in tokens}
 
@@ -216,18 +221,18 @@ class TestSleep:
         rows.add(1, state, ids)
         a, b = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
 
-        awake = rows.filled(rows.begin([1])).forbidden.numpy().copy()
+        awake = rows.filled(rows.begin([1])).bits.numpy().copy()
         others = GuidedRows(library, helper)
         others.add(1, state, ids[:-1])
         others.filled(others.begin([1]))  # until it is built nothing is drafted for it
         drafts = RowDrafts([ids[-1], a, b, a, b])
         others.trim(1, drafts)
         assert drafts.tokens == [ids[-1], a, b]
-        masks = others.filled(others.begin([1] * 4, {1: drafts})).forbidden.numpy()
-        assert masks[0].sum() < awake[0].sum()
+        masks = others.filled(others.begin([1] * 4, {1: drafts})).bits.numpy()
+        assert how_many(masks[0]) > how_many(awake[0])
         assert (masks[1] == awake[0]).all()
         others.advance([1], [[ids[-1], a]], [100])
-        assert (others.filled(others.begin([1])).forbidden.numpy()[0] == masks[2]).all()
+        assert (others.filled(others.begin([1])).bits.numpy()[0] == masks[2]).all()
 
     def test_a_tree_of_drafts_is_followed_branch_by_branch(self, library, helper, tokenizer):
         a, b, c = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc")
@@ -238,12 +243,12 @@ class TestSleep:
         rows.trim(1, drafts)
         assert drafts.tokens == [a, b, b, a, c, a, c]
         assert drafts.parents == [-1, -1, 0, 1, 2, 3, 3]
-        masks = rows.filled(rows.begin([1] * 8, {1: drafts})).forbidden.numpy()
+        masks = rows.filled(rows.begin([1] * 8, {1: drafts})).bits.numpy()
         for node in range(7):
             alone = GuidedRows(library, helper)
             path = [drafts.tokens[index] for index in drafts.ancestors(node)]
             alone.add(1, SamplingState(guide=program("regex", "(ab|ba)(c|a)")), path)
-            assert (masks[node + 1] == alone.filled(alone.begin([1])).forbidden.numpy()[0]).all()
+            assert (masks[node + 1] == alone.filled(alone.begin([1])).bits.numpy()[0]).all()
         advanced = rows.advance([1], [[a, b, c, a]], [100])
         assert advanced.kept == {1: 3}
         assert list(advanced.finished) == [1]
