@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.sampling.native import Columns
 from troupellm.models.row_options import RowOptions
 from troupellm.models.sampling_batch import Choice, RandomRows
 
@@ -27,9 +28,7 @@ class PlainRows:
         """Rows that ask for more; they have no slots."""
         self._greedy: set[int] = set()
         self._with_min_p: set[int] = set()
-        self._streams: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._inverse_temperatures: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-        self._log_min_p: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        self.columns = Columns(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
     def put(self, row: int, options: RowOptions) -> None:
         """Make a row known, or replace it."""
@@ -40,9 +39,9 @@ class PlainRows:
         if not self._free:
             self._grow()
         slot = self._slots[row] = self._free.pop()
-        self._streams[slot] = options.stream
-        self._inverse_temperatures[slot] = options.inverse_temperature
-        self._log_min_p[slot] = options.log_min_p
+        self.columns.streams[slot] = options.stream
+        self.columns.scales[slot] = options.inverse_temperature
+        self.columns.floors[slot] = options.log_min_p
         if options.greedy:
             self._greedy.add(row)
         elif options.state.min_p > 0:
@@ -55,6 +54,16 @@ class PlainRows:
             self._free.append(slot)
         for rows in (self._others, self._greedy, self._with_min_p):
             rows.discard(row)
+
+    def slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
+        """Where they lie in the columns; None where one of them asks for more.
+
+        Args:
+            rows: known ones; each may stand there more than once.
+        """
+        if not self._others.isdisjoint(rows):
+            return None
+        return np.fromiter(map(self._slots.__getitem__, rows), np.int64, len(rows))
 
     def choice(self, rows: Sequence[int], device: torch.device) -> Choice | None:
         """How a step's rows choose, in the order of their logits; None where one of them asks for more.
@@ -74,11 +83,11 @@ class PlainRows:
             slots = slots[index]
         log_min_p: Tensor | None = None
         if not self._with_min_p.isdisjoint(rows):
-            log_min_p = torch.from_numpy(self._log_min_p.take(slots)).to(device)[:, None]
+            log_min_p = torch.from_numpy(self.columns.floors.take(slots)).to(device)[:, None]
         random = RandomRows(
             index=torch.from_numpy(index).to(device),
-            streams=torch.from_numpy(self._streams.take(slots)).to(device),
-            inverse_temperature=torch.from_numpy(self._inverse_temperatures.take(slots)).to(device)[:, None],
+            streams=torch.from_numpy(self.columns.streams.take(slots)).to(device),
+            inverse_temperature=torch.from_numpy(self.columns.scales.take(slots)).to(device)[:, None],
             log_min_p=log_min_p,
             plain=None,
             groups=(),
@@ -86,9 +95,8 @@ class PlainRows:
         return Choice(torch.from_numpy(greedy).to(device), random)
 
     def _grow(self) -> None:
-        size = self._streams.size
+        size = self.columns.streams.size
         more = max(size, _FIRST_SLOTS)
-        self._streams = np.concatenate((self._streams, np.zeros(more, dtype=np.int64)))
-        self._inverse_temperatures = np.concatenate((self._inverse_temperatures, np.zeros(more, dtype=np.float32)))
-        self._log_min_p = np.concatenate((self._log_min_p, np.zeros(more, dtype=np.float32)))
+        old = (self.columns.streams, self.columns.scales, self.columns.floors)
+        self.columns = Columns(*(np.concatenate((column, np.zeros(more, column.dtype))) for column in old))
         self._free += range(size, size + more)

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling import draw, draw_tempered, draw_truncated
+from troupellm.kernels.sampling import draw, draw_truncated, native
 from troupellm.kernels.sampling.adjust import (
     add_at,
     keep_bits,
@@ -105,6 +106,7 @@ class Sampler:
         self._vocab = vocab_width
         self._device = device
         self._codes = token_codes(vocab_width, device)
+        self._compiled = native.compiled() if device.type == "cpu" else None
         self._rows: dict[int, RowOptions] = {}
         self._plain = PlainRows()
         self._batch: SamplingBatch | None = None
@@ -182,8 +184,13 @@ class Sampler:
         Raises:
             KeyError: a row is not known.
         """
-        batch = self._batch_of(tuple(rows))
         logits = logits.float().contiguous()
+        if self._compiled is not None and (slots := self._plain.slots(rows)) is not None:
+            guided, bits, reasons = (None, None, {}) if masks is None else (masks.index, masks.bits, masks.reasons)
+            at = np.array(positions, dtype=np.int64)
+            tokens, peaks = self._compiled.choose(logits, self._plain.columns, slots, at, self._codes, guided, bits)
+            return Sampled(tokens, tuple(rows), tuple(positions), peaks, (), {}, reasons)
+        batch = self._batch_of(tuple(rows))
         if batch.random is None and masks is None and not batch.adjusted and not batch.logprob_groups:
             tokens, peaks = row_best(logits)
             tokens = tokens.masked_fill_((peaks.abs() < torch.inf).logical_not_(), -1)
@@ -224,13 +231,14 @@ class Sampler:
         """Tokens int64 [random rows]."""
         if random.index.numel() < logits.shape[0]:
             logits, peaks = logits.index_select(0, random.index), peaks[random.index]
-        at = torch.tensor(positions, device=self._device)[random.index]
-        keys = position_keys(random.streams, at)
-        if random.plain is None:
-            return draw_tempered(logits, peaks, random.inverse_temperature, random.log_min_p, keys, self._codes)
+        # With its peak at 0 a row cannot overflow, however low the temperature.
         scaled = logits.sub_(peaks[:, None]).mul_(random.inverse_temperature)
         if random.log_min_p is not None:
             scaled.masked_fill_(scaled < random.log_min_p, -torch.inf)
+        at = torch.tensor(positions, device=self._device)[random.index]
+        keys = position_keys(random.streams, at)
+        if random.plain is None:
+            return draw(scaled, keys, self._codes)
         tokens = torch.zeros_like(at)
         if random.plain.numel():
             tokens[random.plain] = draw(_rows(scaled, random.plain), keys[random.plain], self._codes)

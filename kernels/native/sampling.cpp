@@ -1,5 +1,6 @@
 // Sampling: masks of guides, and the exponential race of `kernels/sampling/noise.py`.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "simd.h"
@@ -29,7 +30,7 @@ inline bool any(Ints lanes) {
     return all != 0;
 }
 
-// One row's race. `Score` makes a logit what its distribution is the softmax of, -inf for what must not be drawn.
+// One row's race; -inf is never drawn.
 struct Race {
     uint32_t first, second;
     float best = -kInfinity;
@@ -52,41 +53,118 @@ struct Race {
     }
 };
 
+// A row of logits, without what a mask of 32 tokens per word forbids.
+struct Row {
+    const float* logits;
+    const int32_t* allowed;  // may be null
+    int64_t vocab;
+
+    Floats at(int64_t place) const {
+        Floats values = Floats{} - kInfinity;
+        if (place + kLanes <= vocab) values = load(logits + place);
+        else std::memcpy(&values, logits + place, sizeof(float) * (vocab - place));
+        if (allowed == nullptr) return values;
+        const Ints kept = ((allowed[place / 32] >> (place % 32)) >> lanes()) & 1;
+        return kept != 0 ? values : Floats{} - kInfinity;
+    }
+};
+
+Words codes_at(const int32_t* codes, int64_t place, int64_t vocab) {
+    Words some{};
+    const int64_t count = vocab - place < kLanes ? vocab - place : kLanes;
+    std::memcpy(&some, codes + place, sizeof(int32_t) * count);
+    return some;
+}
+
+// The largest number; NaN where there is one.
+float peak_of(const Row& row) {
+    Floats most = Floats{} - kInfinity;
+    Ints broken{};
+    for (int64_t at = 0; at < row.vocab; at += kLanes) {
+        const Floats values = row.at(at);
+        most = values > most ? values : most;
+        broken |= values != values;
+    }
+    return any(broken) ? std::numeric_limits<float>::quiet_NaN() : largest(most, -kInfinity);
+}
+
+// The first token with this logit.
+int64_t find(const Row& row, float logit) {
+    for (int64_t at = 0; at < row.vocab; at += kLanes) {
+        const Ints equal = row.at(at) == logit;
+        if (!any(equal)) continue;
+        for (int lane = 0; lane < kLanes; ++lane)
+            if (equal[lane]) return at + lane;
+    }
+    return 0;
+}
+
+// The key of a draw: SplitMix64's finaliser.
+uint64_t key_of(int64_t stream, int64_t position) {
+    uint64_t key = static_cast<uint64_t>(stream ^ position) + 0x9E3779B97F4A7C15u;
+    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9u;
+    key = (key ^ (key >> 27)) * 0x94D049BB133111EBu;
+    return key ^ (key >> 31);
+}
+
+int64_t team_for(int64_t logits, int64_t threads) {
+    const int64_t worth = logits / kLogitsPerThread + 1;
+    return worth < threads ? worth : threads;
+}
+
 }  // namespace
 
-// One token of each row from softmax((logits - peak) * scale), where that is no less than `floor`.
+// One token of each row from softmax(logits).
 //
-// logits [rows, vocab]; peaks, scales, floors [rows], each of the latter may be null: 0, 1 and -inf; keys [rows, 2];
-// codes [vocab]; tokens [rows] are written: 0 where nothing can be drawn.
+// logits [rows, vocab]; keys [rows, 2]; codes [vocab]; tokens [rows] are written: 0 where nothing can be drawn.
 extern "C" void draw_tokens(
-    const float* logits, int64_t stride, int64_t rows, int64_t vocab, const float* peaks, const float* scales,
-    const float* floors, const int32_t* keys, const int32_t* codes, int64_t* tokens, int64_t threads) {
-    const int64_t worth = rows * vocab / kLogitsPerThread + 1;
-    const int64_t team = worth < threads ? worth : threads;
+    const float* logits, int64_t stride, int64_t rows, int64_t vocab, const int32_t* keys, const int32_t* codes,
+    int64_t* tokens, int64_t threads) {
+    const int64_t team = team_for(rows * vocab, threads);
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t row = 0; row < rows; ++row) {
-        const float* from = logits + row * stride;
-        const float peak = peaks ? peaks[row] : 0.0f, scale = scales ? scales[row] : 1.0f;
-        const float floor = floors ? floors[row] : -kInfinity;
-        Race race{static_cast<uint32_t>(keys[2 * row]), static_cast<uint32_t>(keys[2 * row + 1])};
-        const auto scored = [&](Floats values) {
-            const Floats scores = (values - peak) * scale;
-            return scores < floor ? Floats{} - kInfinity : scores;
-        };
-        int64_t at = 0;
-        for (; at + kLanes <= vocab; at += kLanes) {
-            Words some;
-            std::memcpy(&some, codes + at, sizeof some);
-            race.run(scored(load(from + at)), some, at);
+    for (int64_t i = 0; i < rows; ++i) {
+        const Row row{logits + i * stride, nullptr, vocab};
+        Race race{static_cast<uint32_t>(keys[2 * i]), static_cast<uint32_t>(keys[2 * i + 1])};
+        for (int64_t at = 0; at < vocab; at += kLanes) race.run(row.at(at), codes_at(codes, at, vocab), at);
+        tokens[i] = race.winner;
+    }
+}
+
+// Each row's next token: the likeliest where its scale is 0, else one from softmax((logits - largest) * scale), where
+// that is no less than its floor.
+//
+// logits [rows, vocab]; slots [rows], where each row's options lie in streams, scales and floors; positions [rows];
+// codes [vocab]. Row guided[i], of `num_guided` that rise, has mask i of bits [num_guided, words]. tokens and peaks
+// [rows] are written: -1 where logits, or those that a mask leaves, have no finite largest one, and the largest logit.
+extern "C" void choose_tokens(
+    const float* logits, int64_t stride, int64_t rows, int64_t vocab, const int64_t* slots, const int64_t* streams,
+    const float* scales, const float* floors, const int64_t* positions, const int32_t* codes, const int64_t* guided,
+    int64_t num_guided, const int32_t* bits, int64_t words, int64_t* tokens, float* peaks, int64_t threads) {
+    const int64_t team = team_for(rows * vocab, threads);
+#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t i = 0; i < rows; ++i) {
+        Row row{logits + i * stride, nullptr, vocab};
+        float peak = peaks[i] = peak_of(row);
+        tokens[i] = -1;
+        if (!std::isfinite(peak)) continue;
+        const int64_t* mask = std::lower_bound(guided, guided + num_guided, i);
+        if (mask != guided + num_guided && *mask == i) {
+            row.allowed = bits + (mask - guided) * words;
+            peak = peak_of(row);
+            if (!std::isfinite(peak)) continue;
         }
-        if (at < vocab) {
-            Floats last = Floats{} - kInfinity;
-            Words some{};
-            std::memcpy(&last, from + at, sizeof(float) * (vocab - at));
-            std::memcpy(&some, codes + at, sizeof(int32_t) * (vocab - at));
-            race.run(scored(last), some, at);
+        const float scale = scales[slots[i]], floor = floors[slots[i]];
+        if (scale == 0.0f) {
+            tokens[i] = find(row, peak);
+            continue;
         }
-        tokens[row] = race.winner;
+        const uint64_t key = key_of(streams[slots[i]], positions[i]);
+        Race race{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
+        for (int64_t at = 0; at < vocab; at += kLanes) {
+            const Floats scores = (row.at(at) - peak) * scale;
+            race.run(scores < floor ? Floats{} - kInfinity : scores, codes_at(codes, at, vocab), at);
+        }
+        tokens[i] = race.winner;
     }
 }
 
@@ -94,18 +172,15 @@ extern "C" void draw_tokens(
 extern "C" void keep_bits(
     float* logits, int64_t stride, int64_t vocab, const int64_t* places, int64_t count, const int32_t* bits,
     int64_t words, int64_t threads) {
-    const int64_t worth = count * vocab / kLogitsPerThread + 1;
-    const int64_t team = worth < threads ? worth : threads;
+    const int64_t team = team_for(count * vocab, threads);
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t i = 0; i < count; ++i) {
-        float* row = logits + places[i] * stride;
-        const int32_t* allowed = bits + i * words;
+        float* to = logits + places[i] * stride;
+        const Row row{to, bits + i * words, vocab};
         int64_t at = 0;
-        for (; at + kLanes <= vocab; at += kLanes) {
-            const Ints kept = ((allowed[at / 32] >> (at % 32)) >> lanes()) & 1;
-            store(row + at, kept != 0 ? load(row + at) : Floats{} - kInfinity);
-        }
-        for (; at < vocab; ++at)
-            if (!((allowed[at / 32] >> (at % 32)) & 1)) row[at] = -kInfinity;
+        for (; at + kLanes <= vocab; at += kLanes) store(to + at, row.at(at));
+        if (at == vocab) continue;
+        const Floats last = row.at(at);
+        std::memcpy(to + at, &last, sizeof(float) * (vocab - at));
     }
 }

@@ -30,7 +30,7 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
         from troupellm.kernels.sampling.triton_draw import best_triton
 
         return best_triton(scaled, keys, codes)[0]
-    functions = _functions(scaled)
+    functions = native.compiled() if scaled.device.type == "cpu" and scaled.stride(1) == 1 else None
     if functions is not None:
         return functions.draw(scaled, keys.contiguous(), codes)
     step = max(1, _CHUNK_ELEMENTS // scaled.shape[1])
@@ -38,31 +38,6 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
         return row_argmax(scaled - log_exponential(codes, keys))
     parts = zip(torch.split(scaled, step), torch.split(keys, step), strict=True)
     return torch.cat([row_argmax(part - log_exponential(codes, key)) for part, key in parts])
-
-
-def draw_tempered(
-    logits: Tensor, peaks: Tensor, inverse_temperature: Tensor, log_min_p: Tensor | None, keys: Tensor, codes: Tensor
-) -> Tensor:
-    """One token per row from softmax((logits - peaks) * inverse_temperature), int64 [rows]; logits are overwritten.
-
-    Args:
-        logits: float32 [rows, vocab]; -inf is never drawn.
-        peaks: float32 [rows]. Where they are the largest logits a row cannot overflow, however low its temperature.
-        inverse_temperature: float32 [rows, 1].
-        log_min_p: float32 [rows, 1]: what is less likely than the peak by more than this is never drawn; None is -inf.
-        keys, codes: as `draw`.
-    """
-    functions = _functions(logits)
-    if functions is not None:
-        return functions.draw(logits, keys.contiguous(), codes, peaks, inverse_temperature, log_min_p)
-    scaled = logits.sub_(peaks[:, None]).mul_(inverse_temperature)
-    if log_min_p is not None:
-        scaled.masked_fill_(scaled < log_min_p, -torch.inf)
-    return draw(scaled, keys, codes)
-
-
-def _functions(logits: Tensor) -> native.Functions | None:
-    return native.compiled() if logits.device.type == "cpu" and logits.stride(1) == 1 else None
 
 
 def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:

@@ -3,7 +3,9 @@
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels import native
@@ -11,22 +13,60 @@ from troupellm.kernels.sampling.noise import log_exponential, position_keys, tok
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """What `choose` is to know of rows, each in a slot of its own. Arrays are parallel and contiguous."""
+
+    streams: NDArray[np.int64]
+    """`noise.stream_key`s."""
+    scales: NDArray[np.float32]
+    """Inverse temperatures; 0 where the likeliest token is to be taken."""
+    floors: NDArray[np.float32]
+    """What lies further below a row's largest logit, over its temperature, is never drawn; -inf allows all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Functions:
     _draw: native.Function
+    _choose: native.Function
     _keep: native.Function
 
-    def draw(
-        self, logits: Tensor, keys: Tensor, codes: Tensor, peaks: Tensor | None = None, scales: Tensor | None = None,
-        floors: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """`sampling.draw`, or with the last ones `draw_tempered`: contiguous, but for logits whose rows are."""
+    def draw(self, logits: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
+        """`sampling.draw` for contiguous `keys` and `codes`, and logits whose rows are."""
         rows, vocab = logits.shape
         tokens = torch.empty(rows, dtype=torch.int64)
         self._draw(
-            logits.data_ptr(), logits.stride(0), rows, vocab, _address(peaks), _address(scales), _address(floors),
-            keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(), torch.get_num_threads(),
+            logits.data_ptr(), logits.stride(0), rows, vocab, keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
         return tokens
+
+    def choose(
+        self, logits: Tensor, columns: Columns, slots: NDArray[np.int64], positions: NDArray[np.int64], codes: Tensor,
+        guided: Tensor | None = None, bits: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Each row's next token, from logits that nothing else is to change.
+
+        Args:
+            logits: float32 [rows, vocab], contiguous.
+            slots, positions: [rows], where its options lie and the index of the token in its sequence.
+            codes: `noise.token_codes`.
+            guided, bits: int64 [n], rising, and int32 [n, words], contiguous: see `adjust.keep_bits`.
+
+        Returns:
+            tokens int64 [rows], -1 where the logits, or those that a mask leaves, have no finite largest one; the
+            largest logits float32 [rows], NaN where one is.
+        """
+        rows, vocab = logits.shape
+        tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        masks, words, mask_of, allowed = 0, 0, None, None
+        if guided is not None and bits is not None:
+            masks, words, mask_of, allowed = *bits.shape, guided.data_ptr(), bits.data_ptr()
+        self._choose(
+            logits.data_ptr(), vocab, rows, vocab, slots.ctypes.data, columns.streams.ctypes.data,
+            columns.scales.ctypes.data, columns.floors.ctypes.data, positions.ctypes.data, codes.data_ptr(), mask_of,
+            masks, allowed, words, tokens.data_ptr(), peaks.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return tokens, peaks
 
     def keep_bits(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """`adjust.keep_bits` for contiguous `rows` and `bits`, and logits whose rows are."""
@@ -36,10 +76,6 @@ class Functions:
         )  # fmt: skip
 
 
-def _address(values: Tensor | None) -> int | None:
-    return None if values is None else values.data_ptr()
-
-
 @functools.cache
 def compiled() -> Functions | None:
     """None where the compiled code is not there or wrong."""
@@ -47,7 +83,9 @@ def compiled() -> Functions | None:
     if library is None:
         return None
     functions = Functions(
-        library.function("draw_tokens", "piii" + "pppppp" + "i"), library.function("keep_bits", "piipipii")
+        library.function("draw_tokens", "piiipppi"),
+        library.function("choose_tokens", "piii" + "pppp" + "pp" + "pipi" + "ppi"),
+        library.function("keep_bits", "piipipii"),
     )
     return functions if _agrees(functions) else None
 
@@ -56,14 +94,21 @@ def _agrees(functions: Functions) -> bool:
     generator = torch.Generator().manual_seed(1)
     vocab, everyone = 77, torch.arange(64)
     logits = torch.randn(64, vocab, generator=generator) * 3.0
-    bits = torch.randint(-(2**31), 2**31, (32, 3), generator=generator).to(torch.int32)
+    bits = torch.randint(-(2**31), 2**31, (32, 3), generator=generator).int()
     allowed = ((bits[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :vocab].bool()
     rows = everyone[::2].contiguous()
     masked = logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+    codes = token_codes(vocab, logits.device)
+    scales, floors = torch.rand(64, generator=generator) + 0.5, torch.full((64,), -4.0)
+    scores = (masked - masked.amax(-1, keepdim=True)) * scales[:, None]
+    scores = scores.masked_fill_(scores < -4.0, -torch.inf)
+    keys = position_keys(everyone * 7, everyone)
+    right = (scores - log_exponential(codes, keys)).argmax(-1)
+    likeliest = everyone % 5 == 0
+    columns = Columns((everyone * 7).numpy(), scales.masked_fill(likeliest, 0.0).numpy(), floors.numpy())
+    tokens, peaks = functions.choose(logits, columns, everyone.numpy(), everyone.numpy(), codes, rows, bits)
+    wanted = torch.where(likeliest, masked.argmax(-1), right)
+    if not torch.equal(tokens, wanted) or not torch.equal(peaks, logits.amax(-1)):
+        return False
     functions.keep_bits(logits, rows, bits)
-    keys, codes = position_keys(everyone * 7, everyone), token_codes(vocab, logits.device)
-    peaks, scales, floors = masked.amax(-1), torch.rand(64, generator=generator) + 0.5, torch.full((64,), -4.0)
-    scores = (masked - peaks[:, None]) * scales[:, None]
-    scores = scores.masked_fill_(scores < -4.0, -torch.inf) - log_exponential(codes, keys)
-    drawn = functions.draw(logits, keys, codes, peaks, scales, floors)
-    return torch.equal(logits, masked) and torch.equal(drawn, scores.argmax(-1))
+    return torch.equal(logits, masked) and torch.equal(functions.draw(scores, keys, codes), right)

@@ -1,11 +1,13 @@
 """Sampling by compiled code is sampling by torch."""
 
+import numpy as np
 import pytest
 import torch
 
-from troupellm.kernels.sampling import draw, draw_tempered, native
+from troupellm.kernels.sampling import draw, native
 from troupellm.kernels.sampling.adjust import keep_bits
 from troupellm.kernels.sampling.cases import make_logits
+from troupellm.kernels.sampling.native import Columns
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 
 CPU = torch.device("cpu")
@@ -46,14 +48,49 @@ def test_the_same_tokens_are_drawn(torch_alone, width):
     assert draw(logits.mul(1e-3), keys, codes).tolist() == torch_alone(draw, logits.mul(1e-3), keys, codes).tolist()
 
 
+def chosen_by_torch(logits, columns, slots, positions, codes, guided=None, bits=None):
+    """What `Functions.choose` computes, step by step."""
+    masked = logits.clone()
+    if guided is not None:
+        keep_bits(masked, guided, bits)
+    streams, scales, floors = (
+        torch.from_numpy(column[slots]) for column in (columns.streams, columns.scales, columns.floors)
+    )
+    scores = (masked - masked.amax(-1, keepdim=True)) * scales[:, None]
+    scores = scores.masked_fill(scores < floors[:, None], -torch.inf)
+    drawn = draw(scores, position_keys(streams, torch.from_numpy(positions)), codes)
+    tokens = torch.where(scales == 0, masked.argmax(-1), drawn)
+    usable = masked.amax(-1).isfinite() & logits.amax(-1).isfinite()
+    return torch.where(usable, tokens, -1), logits.amax(-1)
+
+
+def columns_of(rows, *, min_p=False):
+    random = np.random.default_rng(3)
+    floors = -30.0 * random.random(rows) if min_p else np.full(rows, -np.inf)
+    scales = np.where(random.random(rows) < 0.3, 0.0, np.linspace(0.01, 40.0, rows))
+    return Columns(random.integers(-(2**63), 2**63, rows), scales.astype(np.float32), floors.astype(np.float32))
+
+
+@pytest.mark.parametrize("guided", [None, range(0, ROWS, 2), range(ROWS), [69]])
 @pytest.mark.parametrize("min_p", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_same_tokens_are_drawn_at_any_temperature(torch_alone, width, min_p):
-    logits, keys, codes = case(width)
-    peaks, heat = logits.amax(-1), torch.linspace(0.01, 40.0, ROWS)[:, None]
-    floors = torch.linspace(-30.0, 0.0, ROWS)[:, None] if min_p else None
-    got = draw_tempered(logits.clone(), peaks, heat, floors, keys, codes)
-    assert got.tolist() == torch_alone(draw_tempered, logits.clone(), peaks, heat, floors, keys, codes).tolist()
+def test_the_same_tokens_are_chosen(torch_alone, width, min_p, guided):
+    logits, _, codes = case(width)
+    logits[5], logits[6, 0], logits[7, width - 1] = -torch.inf, torch.nan, torch.inf
+    random = np.random.default_rng(width)
+    slots, positions = random.integers(0, 200, ROWS), random.integers(0, 2**40, ROWS)
+    masks: tuple = ()
+    if guided is not None:
+        bits = torch.from_numpy(random.integers(-(2**31), 2**31, (len(guided), -(-width // 32) + 1), dtype=np.int32))
+        bits[0] = 0
+        masks = (torch.tensor(list(guided)), bits)
+    before = logits.clone()
+    found = native.compiled().choose(logits, columns_of(200, min_p=min_p), slots, positions, codes, *masks)
+    right = torch_alone(chosen_by_torch, logits, columns_of(200, min_p=min_p), slots, positions, codes, *masks)
+    assert found[0].tolist() == right[0].tolist()
+    assert torch.equal(found[1].nan_to_num(nan=7.0), right[1].nan_to_num(nan=7.0))
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    assert set(found[0][5:8].tolist()) == {-1}
 
 
 def test_the_number_of_threads_does_not_matter():

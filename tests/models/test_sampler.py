@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from troupellm.kernels.sampling import reference
+from troupellm.kernels.sampling import native, reference
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
 from troupellm.models.described import prompt_logprobs
 from troupellm.models.plain_rows import PlainRows
@@ -19,6 +19,14 @@ CPU = torch.device("cpu")
 PROMPT = [3, 8, 20, 20, 31]
 GENERATED = [8, 9, 8, 8]
 TOKENS = PROMPT + GENERATED
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def _who_samples(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "compiled", lambda: None)
+    elif native.compiled() is None:
+        pytest.skip("there is no compiled code here")
 
 
 def make_sampler(*states, vocab=VOCAB, prompt=PROMPT):
