@@ -12,10 +12,11 @@ from troupellm.kernels.linear import native as products
 from troupellm.kernels.native import build
 from troupellm.kernels.paged_attention import native as attention
 from troupellm.kernels.quantized import coded_cpu, int8_cpu
+from troupellm.kernels.sampling import native as sampling
 
 REMEMBERED = (
     native.load, products.load, attention.load, decoder_layers.load, int8_cpu.compiled, int8_cpu.row_quantizer,
-    coded_cpu.load,
+    coded_cpu.load, sampling.compiled,
 )  # fmt: skip
 SOME = (
     "llama", "llama_biases", "mistral_window", "qwen2_tied_window", "qwen3", "gemma2", "gemma3", "phi3", "granite",
