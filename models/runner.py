@@ -105,7 +105,7 @@ class ModelRunner:
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
         trial: Trial | None = None
-        if self.speculator is not None:
+        if self.speculator is not None and not self.speculator.passes(whole.slots, starts, starts + counts):
             trial = self.speculator.begin(plan, whole.slots, starts, counts)
             whole = trial.spans
             if not whole.slots.size:

@@ -148,6 +148,14 @@ class DraftLength:
             self._wake(rounded(batch_size))
         return rests
 
+    def passes(self, batch_size: int) -> bool:
+        """Whether the next step rests far from the end of a sleep, and is not measured: then there is no call of `rests`
+        either."""
+        if not self._adaptive or not self._stretches.passes(batch_size):
+            return False
+        self._last = None
+        return True
+
     def asleep(self, batch_size: int) -> bool:
         """Whether nobody will draft for long, so that the proposer need not follow what rows say."""
         return self._sleeps and self._stretches.asleep(batch_size)

@@ -41,13 +41,16 @@ one time to the next, twice as much."""
 _LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
 """Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
 steps are not measured."""
-_HASTE: Final = 4
-"""A new row, whose text may be of another kind, is tried after so small a part of the sleep."""
+_HASTE, _HASTE_OF_MANY = 2, 4
+"""A new row, whose text may be of another kind, is tried after so small a part of the sleep. With few
+rows a sleep lasts a handful of answers, so that many a one would begin with a try."""
 _HESITATION: Final = 64
 """Steps before the first try with fewer rows than those with which drafts do not pay."""
 _NAP: Final = 16
 """Steps of sleep after which drafts that have paid before, or were never tried, are tried again; the proposer follows
 meanwhile."""
+_MEASURED_EACH: Final = 16
+"""So many steps of a long sleep, of which one is measured."""
 _MOST_CREDIT, _MOST_FAILS = 2, 8
 """Successes and failures in a row that count."""
 
@@ -92,6 +95,15 @@ class Stretches:
         self._fresh, self._gained = False, 0
         self._last = None if mixed else (moment, rows, rests)
         return rests
+
+    def passes(self, rows: int) -> bool:
+        """Whether nobody drafts in the coming step, and nobody measures it: then there is no call of `rests`."""
+        spell = self._spells.get(1 << (rows - 1).bit_length())
+        if spell is None or spell.left <= _MEASURED_EACH or spell.left % _MEASURED_EACH < 2 or self._fresh:
+            return False
+        spell.left -= 1
+        self._last = None
+        return True
 
     def asleep(self, rows: int) -> bool:
         """Whether nobody drafts for long."""
@@ -197,6 +209,7 @@ class _Spell:
     def __init__(self, *, few: bool) -> None:
         """few: rows."""
         self._worth, self._share = (_WORTH, 2.0) if few else (_WORTH_OF_MANY, 1.0)
+        self._part = _HASTE if few else _HASTE_OF_MANY
         self._least_lost = _LEAST_LOST if few else _LEAST_LOST_OF_MANY
         self.left, self.naps, self.look = 0, False, _LOOK
         self.awake, self.stale, self.waited = 0, _STALE_STEPS, 0
@@ -217,7 +230,7 @@ class _Spell:
 
     def sleep(self, steps: int) -> None:
         """Begin to."""
-        self.left, self._haste = steps, steps - steps // _HASTE
+        self.left, self._haste = steps, steps - steps // self._part
 
     def step(self, *, new_row: bool) -> bool:
         """Sleep one step further; whether that was the last one."""

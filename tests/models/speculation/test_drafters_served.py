@@ -185,17 +185,22 @@ async def test_a_text_in_the_middle_of_which_the_engine_sleeps_is_drafted_for_be
 
 
 class Dozes:
-    """A proposer is neither asked nor shown anything in three steps of ten."""
+    """A proposer is neither asked nor shown anything in six steps of twenty."""
 
     def __init__(self) -> None:
-        self._steps = 0
+        self._steps = self.passed = 0
 
     def add_row(self, slot: int) -> None:
         """All are alike."""
 
     def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
         self._steps += 1
-        return self._steps % 10 < 3
+        return self._steps % 20 < 6
+
+    def passes(self, batch_size: int) -> bool:
+        passes = 2 < self._steps % 20 < 5
+        self._steps, self.passed = self._steps + passes, self.passed + passes
+        return passes
 
     def asleep(self, batch_size: int) -> bool:
         return True
@@ -223,10 +228,12 @@ async def test_rows_draft_again_behind_every_sleep_of_their_drafter(
     home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, object]
 ) -> None:
     folder = home / ("small" if wanted["method"] == "draft_model" else str(wanted["method"]))
-    monkeypatch.setattr(drafter, "_length", lambda *_: Dozes())
+    dozes = Dozes()
+    monkeypatch.setattr(drafter, "_length", lambda *_: dozes)
     settings = {"max_num_batched_tokens": 64}
     found = await answers(home / "target", wanted | {"model": str(folder)}, **(ROOMY | settings))
-    assert sum(drafted > 0 for drafted, _ in kept) > 200, "most rows are there for some four such sleeps"
+    assert sum(drafted > 0 for drafted, _ in kept) > 200, "most rows are there for some two such sleeps"
+    assert dozes.passed >= 4
     small = await answers(home / "target", wanted | {"model": str(folder)}, **(SMALL | settings))
     assert found == small == await without_drafts(home / "target", **(ROOMY | settings))
 
@@ -238,6 +245,9 @@ class Naps(Dozes):
 
     def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
         return self.asleep_now
+
+    def passes(self, batch_size: int) -> bool:
+        return False
 
 
 @pytest.mark.anyio

@@ -66,7 +66,7 @@ class Crowd:
         if length is not None:
             for row in new:
                 length.add_row(row)
-            rests = length.rests(size, self._wall - self._idled, mixed=bool(new))
+            rests = length.passes(size) or length.rests(size, self._wall - self._idled, mixed=bool(new))
             asleep = rests and length.asleep(size)
             for row in rows:
                 self._able[row] = row in new or (self._able[row] and not asleep)

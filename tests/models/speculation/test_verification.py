@@ -194,6 +194,9 @@ def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], pl
         def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
             return False
 
+        def passes(self, batch_size: int) -> bool:
+            return False
+
         def asleep(self, batch_size: int) -> bool:
             raise AssertionError("nobody rests")
 
@@ -227,6 +230,9 @@ class Pattern:
         self.steps += 1
         self.rested += self.steps % 5 < 3
         return self.steps % 5 < 3
+
+    def passes(self, batch_size: int) -> bool:
+        raise AssertionError("this host is always a step behind")
 
     def asleep(self, batch_size: int) -> bool:
         self.slept += self.steps % 10 < 3
