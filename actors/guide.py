@@ -37,7 +37,8 @@ from troupellm.protocol.snapshot import GuideSnapshot
 
 DEFAULT_BACKEND: Final = "llguidance"
 COSTLY_SECONDS: Final = 60.0
-"""How long a guide that took too long or too much memory is refused at once: the machine may have been busy."""
+"""How long a guide that took too much processor time, or memory that was not there, is refused at once: memory comes
+back, and where the system does not count processor time the machine may have been busy."""
 _MOST_MESSAGE: Final = 480
 
 _Waiting = dict[int, GuideRequest]

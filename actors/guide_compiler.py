@@ -39,6 +39,8 @@ START_SECONDS = 60.0
 KILL_SECONDS = 5.0
 PATIENCE = 10
 """A guide that did not get the processor time it may take is waited for so many times as long."""
+MOST_PATIENCE_SECONDS = 10.0
+"""But for no more than so much longer: it holds one of few processes, which others wait for."""
 SHORTEST_WAIT_SECONDS = 0.01
 """What a guide still has is not asked for more often."""
 
@@ -48,7 +50,7 @@ class GuideRefused(Exception):
 
 
 class GuideTooCostly(GuideRefused):
-    """There was not the time or the memory for it, which on a busy machine there may be for no guide."""
+    """It had the time that a guide may take, or there was no memory left for it: another try may fare better."""
 
 
 class _NoBackend(GuideRefused):
@@ -151,18 +153,25 @@ class ProcessCompiler:
                 raise RequestFailed("the guide could not be compiled")
 
     async def _ask(self, child: "_Child", message: Compile) -> FromCompiler:
-        """Give a child a guide. A busy machine may leave it little of the time that a guide may take."""
+        """Give a child a guide. A busy machine may leave it little of the time that a guide may take.
+
+        An answer that comes as the wait ends is taken all the same.
+        """
         timeout = left = self._settings.timeout
         before = child.cpu_seconds
         child.send(message)
-        with anyio.move_on_after(PATIENCE * timeout):
+        with anyio.move_on_after(min(PATIENCE * timeout, timeout + MOST_PATIENCE_SECONDS)):
             while left > 0.0:
                 with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
                     return await child.next()
                 now = child.cpu_seconds
                 left = 0.0 if before is None or now is None else timeout - (now - before)
-            raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
-        raise _not_now()
+        answer = child.take()
+        if answer is not None:
+            return answer
+        if left > 0.0:
+            raise _not_now()
+        raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
 
     async def warm_up(self) -> None:
         if self._idle or self._all:
@@ -273,12 +282,16 @@ class _Child:
 
     async def next(self) -> FromCompiler:
         """The next message. Raises _ChildGone."""
-        while not self._messages:
+        while (message := self.take()) is None:
             if self.gone:
                 raise _ChildGone("it has closed its connection")
             waiter = self._waiter = new_waiter()
             await waiter.wait()
-        return self._messages.popleft()
+        return message
+
+    def take(self) -> FromCompiler | None:
+        """The next message, if it has come."""
+        return self._messages.popleft() if self._messages else None
 
     async def was_killed(self) -> bool:
         """Whether somebody else has killed it, perhaps the kernel; no limit of its own does."""

@@ -173,12 +173,12 @@ class Sampler:
         """Choose each row's next token.
 
         Args:
-            logits: [rows, vocab]; overwritten when it is contiguous float32.
+            logits: [rows, vocab]; may be overwritten when it is contiguous float32.
             rows: known rows; one that has drafts stands here once for itself and once for each of them.
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
                 position, and only for rows whose options look at what they have said.
-            masks: what rows with a guide may not draw.
+            masks: what rows with a guide may draw.
             sure: how many tokens of each history are the row's; those behind are drafts. None: all.
 
         Raises:

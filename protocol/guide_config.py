@@ -21,7 +21,12 @@ class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ("llguidance", "xgrammar")
     guide_timeout: Annotated[
         float,
-        Meta(gt=0.0, le=60.0, description="processor seconds a grammar may take to compile; then it is refused"),
+        Meta(
+            gt=0.0,
+            le=60.0,
+            description="processor seconds a grammar may take to compile, then it is refused; a busy machine has up to "
+            "10 s more to give them",
+        ),
     ] = 1.0
     guide_memory_bytes: Annotated[PositiveInt, _help("memory a grammar may take in the process that compiles it")] = (
         512 * 2**20

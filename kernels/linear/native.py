@@ -69,7 +69,7 @@ class NativeWeight:
         [rows, out] times `factor`."""
         rows, adds, threads = x.shape[0], out is not None, torch.get_num_threads()
         if out is None:
-            out = torch.empty(rows, self.out_features)
+            out = torch.empty(rows, self.out_features, dtype=torch.float32)
         gain = None if norm is None else norm.data_ptr()
         source, target = x.data_ptr(), out.data_ptr()
         step, out_step = x.stride(0), out.stride(0)
@@ -83,7 +83,7 @@ class NativeWeight:
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
         """activation(first half) * second half of the product of `x` [rows, in]: [rows, out / 2]."""
         rows, size = x.shape[0], self.out_features // 2
-        out = torch.empty(rows, size)
+        out = torch.empty(rows, size, dtype=torch.float32)
         gain = None if norm is None else norm.data_ptr()
         source, target, step, threads = x.data_ptr(), out.data_ptr(), x.stride(0), torch.get_num_threads()
         for begin, end in tiles(rows, self.most_rows):
@@ -157,16 +157,18 @@ def load() -> Functions | None:
     if library is None:
         return None
     functions = Functions(library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"))
-    return functions if _agrees(functions) else None
+    return native.checked(functions, _agrees(functions), "products")
 
 
 def _agrees(functions: Functions) -> bool:
     """On a weight that is packed by hand."""
     generator = torch.Generator().manual_seed(0)
     out, depth, rows = 96, 33, 7
-    x, weight = torch.randn(rows, depth, generator=generator), torch.randn(out, depth, generator=generator)
-    bias, norm = torch.randn(out, generator=generator), torch.rand(depth, generator=generator)
-    residual = torch.randn(rows, out, generator=generator)
+    x, weight, bias, residual = (
+        torch.randn(shape, generator=generator, dtype=torch.float32)
+        for shape in ((rows, depth), (out, depth), (out,), (rows, out))
+    )
+    norm = torch.rand(depth, generator=generator, dtype=torch.float32)
     panels = functional.pad(weight, (0, 3, 0, 32)).view(2, 64, depth + 3).transpose(1, 2).contiguous()
     held = NativeWeight.__new__(NativeWeight)
     held._functions, held.out_features, held._held = functions, out, (panels, bias)

@@ -54,9 +54,9 @@ def onednn_supports(weight: Tensor) -> bool:
 @functools.cache
 def _works() -> bool:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 33, generator=generator)
-    weight = torch.randn(17, 33, generator=generator)
-    bias = torch.randn(17, generator=generator)
+    x = torch.randn(3, 33, generator=generator, dtype=torch.float32)
+    weight = torch.randn(17, 33, generator=generator, dtype=torch.float32)
+    bias = torch.randn(17, generator=generator, dtype=torch.float32)
     try:
         product = onednn_linear(x, onednn_pack(weight), bias)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):

@@ -5,7 +5,7 @@ rows: all decoder layers of a step in one call (`kernels.decoder_layers`, up to 
 products of up to 512 rows (`kernels.linear`), those with int8 and other coded weights (`kernels.quantized`), masks and
 draws (`kernels.sampling`). Nothing depends on it being there: without a compiler, with an unusual one, with
 `TROUPE_NATIVE=0` in the environment, or where an operation's answer differs from its reference, torch does the work,
-and gives the same tokens.
+and draws the same tokens from the same logits, up to the last bit of a logarithm.
 
 How an operation is added:
 
@@ -18,7 +18,8 @@ How an operation is added:
   A second pool would spin against the first one after every operation.
 * Which thread computes a number must not change how it is computed: sums are never split by the number of threads.
 * `kernels/<operation>/` binds it: `library.function("name", "pip")` with one letter per argument, compares it once with
-  the reference on a small case, and keeps to torch where it differs. `x.data_ptr()` of a temporary is a mistake.
+  the reference on a small case, and keeps to torch where it differs (`checked`). `x.data_ptr()` of a temporary is a
+  mistake, and so is a new tensor without a `dtype`: what it has then is the host's to say.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from troupellm.kernels.native import build
 from troupellm.kernels.profiling import in_profiles
@@ -34,6 +35,7 @@ from troupellm.kernels.profiling import in_profiles
 logger = logging.getLogger("troupellm.kernels")
 
 Function = Callable[..., None]
+Bound = TypeVar("Bound")
 
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
@@ -79,4 +81,12 @@ def load() -> Library | None:
         broken.append(path)
     if broken:
         logger.warning("compiled code cannot be built anew, torch computes instead")
+    return None
+
+
+def checked(functions: Bound, agrees: bool, what: str) -> Bound | None:
+    """What an operation binds; None where its answers differ from the reference, which the log then says."""
+    if agrees:
+        return functions
+    logger.warning("compiled code for %s differs from its reference, torch computes instead", what)
     return None

@@ -76,7 +76,8 @@ def make_inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Ten
 def make_sinks(case: Case, device: str, seed: int) -> Tensor | None:
     """The sinks of a case that has some: float32 [heads]."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(case.heads, generator=generator).to(device) * 2 if case.sinks else None
+    sinks = torch.randn(case.heads, generator=generator, dtype=torch.float32) * 2
+    return sinks.to(device) if case.sinks else None
 
 
 def all_items(case: Case) -> Tensor:

@@ -78,7 +78,7 @@ class NativeAttention:
             [rows, heads * head_dim]; 0 behind the tokens.
         """
         count, width = projected.shape[0], self.num_heads * self.head_dim
-        out = torch.empty(count, width)
+        out = torch.empty(count, width, dtype=torch.float32)
         if count > plan.num_tokens:
             out[plan.num_tokens :] = 0
         self._call(projected, projected.shape[1], caches, plan, rows, angles, out)
@@ -155,7 +155,8 @@ def load() -> native.Function | None:
     if library is None:
         return None
     function = library.function("paged_attention", "pppii" + "ppi" + "ppp" + "pii")
-    return function if _agrees(function) and all(_keeps(function, kind) for kind in CELLS) else None
+    right = _agrees(function) and all(_keeps(function, kind) for kind in CELLS)
+    return native.checked(function, right, "attention")
 
 
 def _keeps(function: native.Function, kind: torch.dtype) -> bool:
@@ -163,14 +164,15 @@ def _keeps(function: native.Function, kind: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(1)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     starts, counts, size = np.array([19, 6, 20]), np.array([1, 2, 40]), 32
-    before = torch.randn(2, 30, 2, 7, size, generator=generator) * torch.tensor([0.01, 9.0])[:, None, None, None, None]
+    before = torch.randn(2, 30, 2, 7, size, generator=generator, dtype=torch.float32)
+    before *= torch.tensor([0.01, 9.0], dtype=torch.float32)[:, None, None, None, None]
     found = [kv_codes.encode(cache, kind) for cache in before]
     expected = [cache.clone() for cache in found]
     plan = AttentionPlan(tables.numpy(), starts, counts, block_size=7, num_kv_heads=2)
     items = AttentionPlan(tables.numpy(), starts, counts, block_size=7, num_kv_heads=2, by_token=True).items
     blocks = tables[items[:, 1].long(), ((items[:, 3] - 1) // 7).long()]
     rows = kv_rows((blocks * 7 + (items[:, 3] - 1) % 7).long(), 2, 7)
-    projected = torch.randn(int(counts.sum()), 10 * size, generator=generator)
+    projected = torch.randn(int(counts.sum()), 10 * size, generator=generator, dtype=torch.float32)
     query, key, value = projected.view(-1, 10, size).split((6, 2, 2), dim=1)  # type: ignore[no-untyped-call]
     kv_write(key, value, expected[0], expected[1], rows)
     wanted = paged_attention_reference(query, expected[0], expected[1], tables, items, scale=0.2)
@@ -184,7 +186,8 @@ def _agrees(function: native.Function) -> bool:
     """One row of one token, one of two and one of many, and a batch of single tokens; with all that comes before."""
     generator = torch.Generator().manual_seed(0)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
-    sinks, norms = torch.randn(6, generator=generator), tuple(torch.rand(2, 32, generator=generator))
+    sinks = torch.randn(6, generator=generator, dtype=torch.float32)
+    norms = tuple(torch.rand(2, 32, generator=generator, dtype=torch.float32))
     every = (
         (np.array([19, 6, 20]), np.array([1, 2, 40]), None, 0.0, None),
         (np.array([19, 6, 20]), np.array([1, 2, 40]), 11, 0.7, sinks),
@@ -192,9 +195,9 @@ def _agrees(function: native.Function) -> bool:
     )
     for starts, counts, window, softcap, given in every:
         tokens = int(counts.sum())
-        caches = torch.randn(2, 30, 2, 7, 32, generator=generator)
-        projected = torch.randn(tokens, 10 * 32, generator=generator)
-        angles = torch.rand(2, tokens, 1, 12, generator=generator)
+        caches = torch.randn(2, 30, 2, 7, 32, generator=generator, dtype=torch.float32)
+        projected = torch.randn(tokens, 10 * 32, generator=generator, dtype=torch.float32)
+        angles = torch.rand(2, tokens, 1, 12, generator=generator, dtype=torch.float32)
         plan, single = (
             AttentionPlan(
                 tables.numpy(), starts, counts, block_size=7, num_kv_heads=2, window=window, by_token=by_token

@@ -72,7 +72,7 @@ class CodedProduct(ToldWeight):
         if x.shape[0] <= MOST_ROWS:
             return self.linear(x if x.stride(-1) == 1 else x.contiguous(), None, 0.0, None, 1.0)
         out, threads = x.new_empty(x.shape[0], self.out_features), torch.get_num_threads()
-        piece = torch.empty(self._depth, UNIT * min(PIECE_UNITS, self._units))
+        piece = torch.empty(self._depth, UNIT * min(PIECE_UNITS, self._units), dtype=torch.float32)
         for unit in range(0, self._units, PIECE_UNITS):
             count = min(PIECE_UNITS, self._units - unit)
             begin, end = unit * UNIT, min(self.out_features, (unit + count) * UNIT)
@@ -109,25 +109,25 @@ def load() -> CodedFunctions | None:
         library.function("coded_linear_gated", "ppiipdipii"),
         library.function("coded_decode", "piipi"),
     )
-    return functions if _agrees(functions) else None
+    return native.checked(functions, _agrees(functions), "products with codes")
 
 
 def _agrees(functions: CodedFunctions) -> bool:
     generator = torch.Generator().manual_seed(2)
-    plain, bias = torch.randn(96, 64, generator=generator), torch.randn(96, generator=generator)
-    norm = torch.rand(64, generator=generator)
+    plain, bias = (torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((96, 64), (96,)))
+    norm = torch.rand(64, generator=generator, dtype=torch.float32)
     for weight in (Int4Group.quantize(plain, 32), Int8WeightOnly.quantize(plain)):
         codes = coded(weight)
         if codes is None:
             return False
         product = CodedProduct(functions, codes, weight.shape, bias)
         for rows in (1, 7, MOST_ROWS + 1):
-            x = torch.randn(rows, 64, generator=generator)
+            x = torch.randn(rows, 64, generator=generator, dtype=torch.float32)
             normed = weight.product(functional.rms_norm(x, (64,), norm, 1e-5), bias)
             gate, up = normed.chunk(2, dim=-1)
             found = (
                 (product(x), weight.product(x, bias)),
-                (product.linear(x, norm, 1e-5, torch.ones(rows, 96), 0.5), 1 + 0.5 * normed),
+                (product.linear(x, norm, 1e-5, torch.ones_like(normed), 0.5), 1 + 0.5 * normed),
                 (product.gated(x, norm, 1e-5, "silu"), functional.silu(gate) * up),
             )
             if not all(torch.allclose(got, expected, atol=1e-3) for got, expected in found):

@@ -29,7 +29,7 @@ class ToldWeight:
         """As `FewRows.linear`."""
         adds = out is not None
         if out is None:
-            out = torch.empty(x.shape[0], self.out_features)
+            out = torch.empty(x.shape[0], self.out_features, dtype=torch.float32)
         self._functions.linear(
             self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
             factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
@@ -38,7 +38,7 @@ class ToldWeight:
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
         """As `FewRows.gated`."""
-        out = torch.empty(x.shape[0], self.out_features // 2)
+        out = torch.empty(x.shape[0], self.out_features // 2, dtype=torch.float32)
         self._functions.gated(
             self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
             ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),

@@ -149,7 +149,7 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
     rows, size = x.shape
-    unsigned, scale = torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows)
+    unsigned, scale = torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows, dtype=torch.float32)
     quantize(
         x.data_ptr(), x.stride(0), rows, size, unsigned.data_ptr(), size, scale.data_ptr(), ZERO,
         torch.get_num_threads(),
@@ -205,13 +205,14 @@ def row_quantizer() -> native.Function | None:
         return None
     function = library.function("int8_quantize", "piiipipii")
     _, x = _small_case()
-    got, got_scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0])
+    got, got_scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], dtype=torch.float32)
     function(
         x.data_ptr(), x.stride(0), *x.shape, got.data_ptr(), x.shape[1], got_scale.data_ptr(), ZERO,
         torch.get_num_threads(),
     )  # fmt: skip
     values, scale = quantize_rows(x)
-    return function if torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale) else None
+    right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
+    return native.checked(function, right, "int8 inputs")
 
 
 @functools.cache
@@ -223,15 +224,17 @@ def compiled() -> Functions | None:
     functions = Functions(
         library.function("int8_linear", "ppiipdidpii"), library.function("int8_linear_gated", "ppiipdipii")
     )
-    return functions if _agrees(functions) else None
+    return native.checked(functions, _agrees(functions), "int8 products")
 
 
 def _agrees(functions: Functions) -> bool:
     generator = torch.Generator().manual_seed(1)
     values = torch.randint(-128, 128, (96, 33), generator=generator, dtype=torch.int8)
-    weight = Int8Channel(values, torch.rand(96, generator=generator) / 1000)
-    x, bias = torch.randn(7, 33, generator=generator), torch.randn(96, generator=generator)
-    norm, residual = torch.rand(33, generator=generator), torch.randn(7, 96, generator=generator)
+    weight = Int8Channel(values, torch.rand(96, generator=generator, dtype=torch.float32) / 1000)
+    x, bias, residual = (
+        torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((7, 33), (96,), (7, 96))
+    )
+    norm = torch.rand(33, generator=generator, dtype=torch.float32)
     panels = in_panels(values, 64)
     few = Int8FewRows(functions, panels.data_ptr(), 64, weight, bias, panels)
     plain = weight.product(x, bias)
@@ -251,4 +254,5 @@ def _agrees(functions: Functions) -> bool:
 def _small_case() -> tuple[Int8Channel, Tensor]:
     generator = torch.Generator().manual_seed(0)
     values = torch.randint(-128, 128, (17, 33), generator=generator, dtype=torch.int8)
-    return Int8Channel(values, torch.rand(17, generator=generator)), torch.randn(3, 33, generator=generator)
+    weight = Int8Channel(values, torch.rand(17, generator=generator, dtype=torch.float32))
+    return weight, torch.randn(3, 33, generator=generator, dtype=torch.float32)

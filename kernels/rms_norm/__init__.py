@@ -77,4 +77,4 @@ def _on_gpu(x: Tensor) -> bool:
 
 @functools.cache
 def _constant(value: float) -> Tensor:
-    return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.float32)

@@ -57,7 +57,7 @@ class Functions:
             largest logits float32 [rows], NaN where one is.
         """
         rows, vocab = logits.shape
-        tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
         masks, words, mask_of, allowed = 0, 0, None, None
         if guided is not None and bits is not None:
             masks, words, mask_of, allowed = *bits.shape, guided.data_ptr(), bits.data_ptr()
@@ -87,19 +87,20 @@ def compiled() -> Functions | None:
         library.function("choose_tokens", "piii" + "pppp" + "pp" + "pipi" + "ppi"),
         library.function("keep_bits", "piipipii"),
     )
-    return functions if _agrees(functions) else None
+    return native.checked(functions, _agrees(functions), "sampling")
 
 
 def _agrees(functions: Functions) -> bool:
     generator = torch.Generator().manual_seed(1)
     vocab, everyone = 77, torch.arange(64)
-    logits = torch.randn(64, vocab, generator=generator) * 3.0
+    logits = torch.randn(64, vocab, generator=generator, dtype=torch.float32) * 3.0
     bits = torch.randint(-(2**31), 2**31, (32, 3), generator=generator).int()
     allowed = ((bits[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :vocab].bool()
     rows = everyone[::2].contiguous()
     masked = logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
     codes = token_codes(vocab, logits.device)
-    scales, floors = torch.rand(64, generator=generator) + 0.5, torch.full((64,), -4.0)
+    scales = torch.rand(64, generator=generator, dtype=torch.float32) + 0.5
+    floors = torch.full((64,), -4.0, dtype=torch.float32)
     scores = (masked - masked.amax(-1, keepdim=True)) * scales[:, None]
     scores = scores.masked_fill_(scores < -4.0, -torch.inf)
     keys = position_keys(everyone * 7, everyone)

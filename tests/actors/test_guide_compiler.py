@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
+from troupellm.actors import guide_compiler
 from troupellm.actors.guide_compiler import (
     MODULE,
     CompilerSettings,
@@ -159,6 +161,14 @@ async def test_a_guide_that_no_process_saw_is_not_refused() -> None:
 HASTY = msgspec.structs.replace(SETTINGS, timeout=0.02)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the machine stops a test, what a guide waits for in vain is processor time alone."""
+    monkeypatch.setattr(guide_compiler, "PATIENCE", 1e9)
+    monkeypatch.setattr(guide_compiler, "MOST_PATIENCE_SECONDS", 1e9)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_a_guide_is_waited_for_while_its_process_gets_no_processor() -> None:
     processes = FakeProcesses(used=[0.0, 0.0, 0.015, 0.019])
     compiler = ProcessCompiler(HASTY, processes)
@@ -167,6 +177,7 @@ async def test_a_guide_is_waited_for_while_its_process_gets_no_processor() -> No
     assert await compiler.close()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("used", [[1.0, 1.0, 1.02], [None, None], [1.0, None]])
 async def test_a_guide_that_has_had_its_time_is_refused(used: list[float | None]) -> None:
     compiler = ProcessCompiler(HASTY, FakeProcesses(used=used))
@@ -176,9 +187,38 @@ async def test_a_guide_that_has_had_its_time_is_refused(used: list[float | None]
     assert await compiler.close()
 
 
-async def test_a_guide_whose_process_never_gets_a_processor_is_not_at_fault() -> None:
+@pytest.mark.parametrize(("times", "more"), [(1, 1e9), (1e9, 0.01)])
+async def test_a_guide_whose_process_never_gets_a_processor_is_not_at_fault(
+    times: float, more: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_compiler, "PATIENCE", times)
+    monkeypatch.setattr(guide_compiler, "MOST_PATIENCE_SECONDS", more)
     compiler = ProcessCompiler(HASTY, FakeProcesses(used=repeat(0.0)))
     with pytest.raises(EngineStopped) as caught:
         await compiler.compile(SPEC, "llguidance")
     assert (caught.value.code, caught.value.retryable, compiler.num_killed) == ("engine_restarting", True, 1)
+    assert await compiler.close()
+
+
+@pytest.mark.parametrize("limit", ["of the guide", "of the wait"])
+async def test_an_answer_that_comes_as_the_wait_ends_is_taken(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an event loop was held up: it looks at its timers first, and then at its sockets."""
+    processes = FakeProcesses(used=[0.0, 1.0])
+
+    class LateWaiter:
+        async def wait(self, timeout: float | None = None) -> bool:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                processes.children[0].say(Compiled(text="just in time"))
+
+        def wake(self) -> None:
+            pass
+
+    monkeypatch.setattr(guide_compiler, "PATIENCE", 1e9 if limit == "of the guide" else 0.5)
+    monkeypatch.setattr(guide_compiler, "MOST_PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr(guide_compiler, "new_waiter", LateWaiter)
+    compiler = ProcessCompiler(HASTY, processes)
+    assert (await compiler.compile(SPEC, "llguidance")).text == "just in time"
+    assert (len(processes.children), compiler.num_killed) == (1, 0)
     assert await compiler.close()

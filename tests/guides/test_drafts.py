@@ -30,7 +30,7 @@ def forbidden(rows: GuidedRows, drafts: RowDrafts) -> np.ndarray:
     """[1 + drafts, vocab]"""
     filled = rows.begin([0] * (1 + len(drafts)), {0: drafts})
     assert filled is not None
-    return np.unpackbits(~rows.filled(filled).bits.numpy().view(np.uint8), axis=1, bitorder="little")
+    return np.unpackbits(~rows.filled(filled).bits.numpy().view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
 
 
 @pytest.mark.parametrize("parents", [None, [-1, -1, 0, 1]])

@@ -1,15 +1,19 @@
 """Sampling by compiled code is sampling by torch."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from troupellm.kernels.native import Library
 from troupellm.kernels.sampling import draw, native
 from troupellm.kernels.sampling.adjust import keep_bits
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.native import Columns
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 CPU = torch.device("cpu")
 WIDTHS = [1, 2, 15, 16, 17, 33, 2048, 30_011]
 ROWS = 70
@@ -17,8 +21,8 @@ ROWS = 70
 
 @pytest.fixture(autouse=True)
 def _compiled():
-    if native.compiled() is None:
-        pytest.skip("there is no compiled code here")
+    """Else torch would be compared with itself."""
+    assert native.compiled() is not None
 
 
 @pytest.fixture
@@ -31,6 +35,14 @@ def torch_alone(monkeypatch):
             return function(*arguments)
 
     return run
+
+
+def test_wrong_code_is_not_used_and_said_so(monkeypatch, caplog):
+    monkeypatch.setattr(Library, "function", lambda self, name, arguments: lambda *given: None)
+    assert native.compiled.__wrapped__() is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiled code for sampling differs from its reference, torch computes instead"
+    ]
 
 
 def case(width, seed=7):
