@@ -114,8 +114,8 @@ class Speculator:
         self._idled = 0.0
         """Seconds in which the proposer followed steps without drafts, which it need not for ever."""
         self._sleeper = proposer if isinstance(proposer, Sleeper) else None
-        self._missed = b""
-        """Slots that it was told of."""
+        self._missed: set[int] = set()
+        """Slots that it was told of since it was last shown something, or a row came."""
         self._rests = self._sleeps = False
         """Nobody drafts in the step under way; nor does the proposer see it."""
         proposer.reset()
@@ -133,7 +133,7 @@ class Speculator:
     def add_row(self, new: NewRow) -> None:
         """It is in the table, and has options."""
         slot = self._rows.slot(new.row)
-        self._missed = b""
+        self._missed.clear()
         self.proposer.add_row(slot, new)
         if self._length is not None:
             self._length.add_row(slot)
@@ -153,7 +153,7 @@ class Speculator:
         Args:
             slots, starts, ends: of the plan's rows.
         """
-        told = not self.proposer.taps.wanted or (self._sleeps and self._missed == slots.tobytes())
+        told = not self.proposer.taps.wanted or (self._sleeps and self._missed.issuperset(slots.tolist()))
         if self._length is None or not told or not self._as_planned(slots, starts, ends, self._rows.lengths[slots]):
             return False
         if not self._length.passes(slots.size):
@@ -174,7 +174,7 @@ class Speculator:
         )
         self._sleeps = self._rests and self._length is not None and self._length.asleep(slots.size)
         if not self._sleeps:
-            self._missed = b""
+            self._missed.clear()
         lengths = self._rows.lengths[slots]
         if self._rests and self._as_planned(slots, starts, starts + counts, lengths):
             return Trial(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
@@ -279,8 +279,8 @@ class Speculator:
     def _miss(self, trial: Trial) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
         slots = trial.spans.slots
-        if self._sleeper is not None and (told := slots.tobytes()) != self._missed:
-            self._missed = told
+        if self._sleeper is not None and not self._missed.issuperset(slots.tolist()):
+            self._missed.update(slots.tolist())
             writing = self._rows.pooled[slots] == 0  # it knows of no others
             self._sleeper.miss(slots[writing], trial.spans.starts[writing])
 

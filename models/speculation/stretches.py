@@ -49,7 +49,7 @@ _HESITATION: Final = 64
 _NAP: Final = 16
 """Steps of sleep after which drafts that have paid before, or were never tried, are tried again; the proposer follows
 meanwhile."""
-_MEASURED_EACH: Final = 16
+_MEASURED_EACH: Final = 32
 """So many steps of a long sleep, of which one is measured."""
 _MOST_CREDIT, _MOST_FAILS = 2, 8
 """Successes and failures in a row that count."""
