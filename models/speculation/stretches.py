@@ -35,7 +35,7 @@ _LOOK: Final = 16
 """Steps in which somebody must have been worth a draft."""
 _QUIET: Final = 8
 """Steps in which nobody is worth a draft, after some in which somebody was, before all sleep."""
-_LOST_SHARE, _LEAST_LOST_SHARE = 0.0025, 0.001
+_LOST_SHARE, _LEAST_LOST_SHARE = 0.0015, 0.001
 """Of the time, for tries that fail: at first, and after several in a row. With few rows, whose texts differ more from
 one time to the next, twice as much."""
 _LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
