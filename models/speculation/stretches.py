@@ -36,7 +36,7 @@ _LOOK: Final = 16
 _QUIET: Final = 8
 """Steps in which nobody is worth a draft, after some in which somebody was, before all sleep."""
 _LOST_SHARE, _LEAST_LOST_SHARE = 0.0015, 0.001
-"""Of the time, for tries that fail: at first, and after several in a row. With few rows, whose texts differ more from
+"""Of the time, for tries that fail: for the first, and for those that follow one. With few rows, whose texts differ more from
 one time to the next, twice as much."""
 _LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
 """Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
@@ -50,9 +50,9 @@ _NAP: Final = 16
 """Steps of sleep after which drafts that have paid before, or were never tried, are tried again; the proposer follows
 meanwhile."""
 _MEASURED_EACH: Final = 32
-"""So many steps of a long sleep, of which one is measured."""
-_MOST_CREDIT, _MOST_FAILS = 2, 8
-"""Successes and failures in a row that count."""
+"""So many steps of a long sleep, of which one is measured; so many are, each of them, before it may end."""
+_MOST_CREDIT: Final = 2
+"""Successes in a row that count."""
 
 
 class Stretches:
@@ -99,7 +99,9 @@ class Stretches:
     def passes(self, rows: int) -> bool:
         """Whether nobody drafts in the coming step, and nobody measures it: then there is no call of `rests`."""
         spell = self._spells.get(1 << (rows - 1).bit_length())
-        if spell is None or spell.left <= _MEASURED_EACH or spell.left % _MEASURED_EACH < 2 or self._fresh:
+        if spell is None or not spell.unseen or self._fresh:
+            return False
+        if self._last is not None and not self._last[2]:  # what came of that step is to be seen
             return False
         spell.left -= 1
         self._last = None
@@ -232,6 +234,12 @@ class _Spell:
         """Begin to."""
         self.left, self._haste = steps, steps - steps // self._part
 
+    @property
+    def unseen(self) -> bool:
+        """The coming step need not be measured. Those before a sleep may end are, and of the others one now and then."""
+        left, each = self.left, _MEASURED_EACH
+        return left > each and abs(left - self._haste) > each and left % each > 1
+
     def step(self, *, new_row: bool) -> bool:
         """Sleep one step further; whether that was the last one."""
         self.left -= 1
@@ -291,7 +299,7 @@ class _Spell:
             return
         self._fails += 1
         lost = min(max(self._lost / max(self._plain, 1e-9), self._least_lost), _MOST_LOST)
-        share = max(_LOST_SHARE / 2 ** min(self._fails - 1, _MOST_FAILS), _LEAST_LOST_SHARE)
+        share = _LOST_SHARE if self._fails == 1 else _LEAST_LOST_SHARE
         self.sleep(round(lost / (self._share * share)))
 
     def _forget(self) -> None:

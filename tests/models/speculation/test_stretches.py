@@ -159,3 +159,45 @@ def test_each_step_of_a_stretch_is_compared_with_those_of_as_many_rows(
             took *= 1.5 / speed
         moment += took
     assert drafting > 250 if pays else 32 <= drafting < 100
+
+
+def _asleep(rows: int) -> tuple[Stretches, float]:
+    """For long, and when: no row was worth a draft."""
+    stretches, moment = Stretches(), 0.0
+    while not stretches.asleep(rows):
+        if not stretches.rests(rows, moment, mixed=False):
+            stretches.drafts(rows, worth=False, tried=True)
+        moment += 1.0
+    return stretches, moment
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+def test_most_steps_of_a_long_sleep_pass_unseen_and_it_is_as_long(rows: int) -> None:
+    stretches, moment = _asleep(rows)
+    usual = 0
+    while stretches.rests(rows, moment + usual, mixed=False):
+        usual += 1
+    assert stretches.woke
+    stretches, moment = _asleep(rows)
+    steps = passed = 0
+    stretches.woke = False
+    while not stretches.woke:
+        if stretches.passes(rows):
+            passed += 1
+        else:
+            stretches.rests(rows, moment + steps, mixed=False)
+        steps += 1
+    assert steps - 1 == usual > 500
+    assert 0.8 * usual < passed < usual - 64
+    assert not stretches.passes(rows), "all are awake"
+
+
+def test_a_new_row_does_not_pass() -> None:
+    stretches, moment = _asleep(8)
+    assert not stretches.passes(8), "it is seen how the step before it ended"
+    stretches.rests(8, moment, mixed=False)
+    assert stretches.passes(8)
+    stretches.add_row()
+    assert not stretches.passes(8)
+    stretches.rests(8, moment + 2.0, mixed=True)
+    assert stretches.passes(8)
