@@ -40,7 +40,8 @@ KILL_SECONDS = 5.0
 PATIENCE = 10
 """A guide that did not get the processor time it may take is waited for so many times as long."""
 MOST_PATIENCE_SECONDS = 10.0
-"""But for no more than so much longer: it holds one of few processes, which others wait for."""
+"""But for no more than so much longer, or as long again where a guide may take more: it holds one of few processes,
+which others wait for."""
 SHORTEST_WAIT_SECONDS = 0.01
 """What a guide still has is not asked for more often."""
 
@@ -160,7 +161,7 @@ class ProcessCompiler:
         timeout = left = self._settings.timeout
         before = child.cpu_seconds
         child.send(message)
-        with anyio.move_on_after(min(PATIENCE * timeout, timeout + MOST_PATIENCE_SECONDS)):
+        with anyio.move_on_after(min(PATIENCE * timeout, timeout + max(MOST_PATIENCE_SECONDS, timeout))):
             while left > 0.0:
                 with anyio.move_on_after(max(left, SHORTEST_WAIT_SECONDS)):
                     return await child.next()

@@ -223,7 +223,7 @@ class RandomWeights:
         if len(shape) == 1:
             value = 0.0 if name.endswith("bias") else 1.0
             return torch.full(shape, value, dtype=self._dtype, device=self._device)
-        drawn = torch.randn(shape, generator=self._generator, device=self._device)
+        drawn = torch.randn(shape, generator=self._generator, dtype=torch.float32, device=self._device)
         return drawn.mul_(self._scale).to(self._dtype)
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:

@@ -73,7 +73,7 @@ class Decoder:
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.
-        self.embedding_scale = float(torch.tensor(config.embedding_scale).to(self.embedding.dtype))
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(self.embedding.dtype))
         self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
         self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None

@@ -131,11 +131,14 @@ class LogprobGroup:
         )
         return (
             torch.tensor(drawn, dtype=torch.int64, device=self._device),
-            torch.tensor([row.inverse_temperature for row in options], device=self._device)[:, None],
-            torch.tensor([row.log_min_p for row in options], device=self._device)[:, None],
+            self._column([row.inverse_temperature for row in options]),
+            self._column([row.log_min_p for row in options]),
             torch.tensor(cut, dtype=torch.int64, device=self._device),
             nucleus,
         )
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
 
 
 def logprob_groups(rows: Sequence[RowOptions], device: torch.device) -> tuple[LogprobGroup, ...]:

@@ -56,7 +56,7 @@ class EncoderRunner:
         prepared = perf_counter()
         if meanwhile is not None:
             meanwhile()
-        pooled = torch.zeros(len(rows), self._encoder.config.hidden_size)
+        pooled = torch.zeros(len(rows), self._encoder.config.hidden_size, dtype=torch.float32)
         for members, batch in batches:
             hidden = self._encoder.forward(batch)
             counts = [rows[index].token_ids.size for index in members]

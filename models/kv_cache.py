@@ -44,7 +44,8 @@ class KVCache:
         if drafter is not None:
             more = _reserve(drafter, num_blocks, block_size, dtype, device)
             self.storages, self.draft_layers = (self.storage, more), _pairs(more, drafter)
-        borders = torch.zeros(1, 1, num_blocks if border else 0, 1, 1, border, device=device)
+        shape = (1, 1, num_blocks if border else 0, 1, 1, border)
+        borders = torch.zeros(shape, dtype=torch.float32, device=device)
         self.borders = borders.view(-1, border) if border else None
         self._of_positions = self.storages
         if border:

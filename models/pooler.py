@@ -141,6 +141,6 @@ def pool_whole(hidden: Tensor, counts: Sequence[int], pooling_type: PoolingType)
     if pooling_type == "LAST":
         return hidden[ends - 1].float()
     owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
-    sums = torch.zeros(len(counts), hidden.shape[1])
+    sums = torch.zeros(len(counts), hidden.shape[1], dtype=torch.float32)
     sums.index_add_(0, owners, hidden[: owners.shape[0]].float())
     return sums / lengths[:, None]

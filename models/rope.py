@@ -38,7 +38,7 @@ def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Te
             return _yarn(config, head_dim, plain), _yarn_amplitude(config)
         case "longrope":
             factors = config.long_factor if length > config.original_max_position else config.short_factor
-            return plain / torch.tensor(factors), _longrope_amplitude(config)
+            return plain / torch.tensor(factors, dtype=torch.float32), _longrope_amplitude(config)
         case _:
             return plain, 1.0
 

@@ -337,7 +337,7 @@ class Sampler:
             torch.cat((penalties.prompt_places, places)),
             torch.cat((penalties.prompt_penalties, penalties.repetition[owner])),
         )
-        counters = torch.zeros(len(outputs) * self._vocab, device=self._device)
+        counters = torch.zeros(len(outputs) * self._vocab, dtype=torch.float32, device=self._device)
         slots = owner * self._vocab + generated
         occurrence_penalty(logits, places, penalties.frequency[owner], penalties.presence[owner], counters, slots)
 
@@ -348,4 +348,4 @@ def _rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _masked_where(masked: Tensor) -> Tensor:
-    return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, -torch.inf)
+    return torch.zeros(masked.shape, dtype=torch.float32, device=masked.device).masked_fill_(masked, -torch.inf)

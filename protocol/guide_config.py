@@ -25,7 +25,7 @@ class GuideConfig(msgspec.Struct, frozen=True, kw_only=True):
             gt=0.0,
             le=60.0,
             description="processor seconds a grammar may take to compile, then it is refused; a busy machine has up to "
-            "10 s more to give them",
+            "10 s more to give them, or as long again where that is more",
         ),
     ] = 1.0
     guide_memory_bytes: Annotated[PositiveInt, _help("memory a grammar may take in the process that compiles it")] = (

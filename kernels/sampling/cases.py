@@ -68,4 +68,5 @@ CASES = (
 
 def make_logits(rows: int, vocab: int, spread: float, seed: int) -> Tensor:
     """float32 [rows, vocab], normal."""
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab, generator=generator, dtype=torch.float32) * spread

@@ -69,7 +69,7 @@ def sampled_of(numbers: Ints, rows: tuple[int, ...], positions: tuple[int, ...],
         numbers: [rows] or, where some are described, [2 * rows], of `Chooser.append` or of a graph.
     """
     tokens = torch.from_numpy(numbers[: len(rows)])
-    peaks = torch.zeros(tokens.shape).masked_fill_(tokens < 0, torch.nan)
+    peaks = torch.zeros(tokens.shape, dtype=torch.float32).masked_fill_(tokens < 0, torch.nan)
     parts: tuple[Described, ...] = ()
     if described:
         members = list(described)

@@ -45,7 +45,7 @@ class DecodeGraphs:
         self.columns = torch.zeros(WIDTH * largest * 2, dtype=torch.int64, device=device.torch_device)
         # In no graph's own memory, which would keep what each of them gives apart from all others'.
         most = max(largest, dispatcher.most_tokens)
-        self._logits = torch.empty(most, decoder.config.vocab_size, device=device.torch_device)
+        self._logits = torch.empty(most, decoder.config.vocab_size, dtype=torch.float32, device=device.torch_device)
         self._taps = taps
         width = 0 if taps is None else decoder.config.hidden_size * (len(taps.layers) + taps.last)
         self._tapped = torch.empty(most, width, dtype=decoder.dtype, device=device.torch_device)

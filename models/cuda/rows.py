@@ -42,7 +42,7 @@ class DeviceRows(RowTable):
         self._tables_changed: list[tuple[int, int, int, int]] = []
         self._tokens_known: list[tuple[int, int, NDArray[np.int32]]] = []
         self.generation = 0
-        self.block_tables = torch.empty(0)
+        self.block_tables = torch.empty(0, dtype=torch.int32)
         self._grow()
 
     @property

@@ -78,5 +78,5 @@ def numbers(scale: Tensor) -> Tensor:
     if scale.dtype.itemsize > 1:
         return scale.float()
     exponents = scale.view(torch.uint8)
-    scale = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+    scale = torch.ldexp(torch.ones(exponents.shape, dtype=torch.float32), exponents.int() - 127)
     return scale.masked_fill(exponents == 255, float("nan"))

@@ -104,7 +104,7 @@ def warm_up(proposer: Proposer, context: Context) -> None:
     taps, config = proposer.taps, context.decoder.config
     width = config.hidden_size * (len(taps.layers) + taps.last)
     hidden = torch.zeros(1, width, dtype=context.dtype, device=device)
-    draws = RowDraws(torch.zeros(1, dtype=torch.int64), torch.zeros(1))
+    draws = RowDraws(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float32))
     for _ in range(WARM_ROUNDS):
         proposer.add_row(0, new)
         proposer.observe(Observation(slots, slots, counts, hidden, tokens, blocks))

@@ -301,7 +301,7 @@ class Speculator:
             for place, row in enumerate(rows.tolist()):
                 path = judged[row].path if row in judged else []
                 index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)
-        hidden = torch.empty(index.size, 0)
+        hidden = torch.empty(index.size, 0, dtype=torch.float32)
         if tapped:
             states = tapped[0] if len(tapped) == 1 else torch.cat(tuple(tapped))
             hidden = states[to_device(index, states.device)]

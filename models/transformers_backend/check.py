@@ -51,7 +51,7 @@ def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len
         return  # no sequence is longer than a token, which has nothing to remember
     width = decoder.config.vocab_size
     texts = [[(7 * place * place + 3 * place + 11 + 5 * row) % width for place in range(length)] for row in range(2)]
-    error = spread = torch.zeros(())
+    error = spread = torch.zeros((), dtype=torch.float32)
     try:
         by_steps = _by_steps(decoder, cache, texts, max_model_len)
         at_once = [decoder.plain_logits(text) for text in texts]

@@ -177,7 +177,7 @@ def _fix_rotations(body: Any, max_model_len: int) -> None:
 
     Else keys that are cached would not fit those that come later, and rows would depend on what is beside them.
     """
-    last, like = torch.tensor([[max_model_len - 1]]), torch.zeros(1, 1, 1)
+    last, like = torch.tensor([[max_model_len - 1]]), torch.zeros(1, 1, 1, dtype=torch.float32)
     for module in body.modules():
         kind = getattr(module, "rope_type", None)
         if kind in STRETCHED:

@@ -200,6 +200,23 @@ async def test_a_guide_whose_process_never_gets_a_processor_is_not_at_fault(
     assert await compiler.close()
 
 
+async def test_a_guide_that_may_take_long_is_waited_for_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, on a machine that others keep busy too, it could never have what it may take."""
+    monkeypatch.setattr(guide_compiler, "MOST_PATIENCE_SECONDS", 0.01)
+    waits = []
+
+    def move_on_after(seconds: float) -> anyio.CancelScope:
+        waits.append(seconds)
+        return anyio.CancelScope()
+
+    monkeypatch.setattr(guide_compiler.anyio, "move_on_after", move_on_after)
+    for timeout in (0.001, 0.005, 60.0):
+        compiler = ProcessCompiler(msgspec.structs.replace(SETTINGS, timeout=timeout), FakeProcesses())
+        await compiler.compile(SPEC, "llguidance")
+        assert await compiler.close()
+    assert waits[::2] == pytest.approx([0.01, 0.015, 120.0])
+
+
 @pytest.mark.parametrize("limit", ["of the guide", "of the wait"])
 async def test_an_answer_that_comes_as_the_wait_ends_is_taken(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an event loop was held up: it looks at its timers first, and then at its sockets."""

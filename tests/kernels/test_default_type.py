@@ -1,11 +1,11 @@
 """Compiled code reads and writes float32, whatever type a host gives to new tensors that name none."""
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_compiled_code
 from torch.nn import functional
 
 from troupellm.kernels.kv_write import kv_rows
@@ -19,7 +19,6 @@ from troupellm.kernels.sampling.adjust import keep_bits, unpacked
 from troupellm.kernels.sampling.native import Columns
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 CPU = torch.device("cpu")
 BINDINGS = {
     "products": products.load,
@@ -33,6 +32,7 @@ BINDINGS = {
 
 @pytest.fixture(autouse=True, params=[torch.bfloat16, torch.float64], ids=str)
 def _default_type(request: pytest.FixtureRequest) -> Iterator[None]:
+    needs_compiled_code()
     before = torch.get_default_dtype()
     torch.set_default_dtype(request.param)
     yield

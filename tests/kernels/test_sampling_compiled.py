@@ -1,10 +1,9 @@
 """Sampling by compiled code is sampling by torch."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
+from compiled_code import needs_compiled_code
 
 from troupellm.kernels.native import Library
 from troupellm.kernels.sampling import draw, native
@@ -13,7 +12,6 @@ from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.native import Columns
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 CPU = torch.device("cpu")
 WIDTHS = [1, 2, 15, 16, 17, 33, 2048, 30_011]
 ROWS = 70
@@ -22,6 +20,7 @@ ROWS = 70
 @pytest.fixture(autouse=True)
 def _compiled():
     """Else torch would be compared with itself."""
+    needs_compiled_code()
     assert native.compiled() is not None
 
 

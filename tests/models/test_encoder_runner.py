@@ -97,6 +97,20 @@ def test_a_row_is_known_until_it_is_retired(runner: EncoderRunner) -> None:
         runner.run(plan(row(), new_rows=(), retired=(0,)))
 
 
+@pytest.mark.parametrize("other", [torch.bfloat16, torch.float64], ids=str)
+def test_vectors_are_float32_whatever_type_a_host_gives_to_new_tensors(folder: Path, other: torch.dtype) -> None:
+    pooled = [STATE, msgspec.structs.replace(STATE, pooling_type="MEAN")]
+    steps = plan(*(row(number, pooling=state) for number, state in enumerate(pooled)))
+    expected = load(folder).fresh_runner().run(steps).pooled
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(other)
+    try:
+        got = load(folder).fresh_runner().run(steps).pooled
+    finally:
+        torch.set_default_dtype(before)
+    assert got == expected
+
+
 def test_prompts_are_grouped_by_length() -> None:
     draw = random.Random(3)
     for _ in range(50):

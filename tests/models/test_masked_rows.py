@@ -1,9 +1,8 @@
 """Plain rows of which guides mask some tokens, or all: compiled code and torch choose alike, and say alike why not."""
 
-import shutil
-
 import pytest
 import torch
+from compiled_code import needs_compiled_code
 
 from troupellm.kernels.sampling import native
 from troupellm.kernels.sampling.adjust import unpacked
@@ -36,9 +35,9 @@ def step(states: list[SamplingState], masks: TokenMasks | None) -> Sampled:
     return sampler.sample(logits, ROWS, positions, [torch.arange(position) for position in positions], masks)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 @pytest.mark.parametrize("name", STATES)
 def test_masks_mean_the_same_to_compiled_code_and_to_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_compiled_code()
     assert native.compiled() is not None
     bits = torch.randint(-(2**31), 2**31, (len(GUIDED), -(-VOCAB // 32)), generator=torch.Generator().manual_seed(3))
     bits = bits.int()
