@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.sampling.noise import stream_key
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.row_options import RowOptions
 from troupellm.models.row_table import RowTable
@@ -21,7 +20,6 @@ from troupellm.models.spans import Spans
 from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
 from troupellm.models.speculation.proposer import (
     NO_TAPS,
-    ROOT,
     Observation,
     ProposalBatch,
     Proposer,
@@ -29,7 +27,7 @@ from troupellm.models.speculation.proposer import (
     Sleeper,
     Taps,
 )
-from troupellm.models.speculation.synthetic import PURPOSE_ACCEPTANCE, SyntheticAcceptance
+from troupellm.models.speculation.synthetic import ByLot, SyntheticAcceptance, fill_up
 from troupellm.models.speculation.transfer import to_device
 from troupellm.models.speculation.trials import Acceptance, Judged, Trial
 from troupellm.protocol.speculative import MOST_DRAFTS
@@ -145,10 +143,10 @@ class Speculator:
             self.proposer.drop_row(slot, self._rows.text(slot))
 
     def passes(self, slots: Ints, starts: Ints, ends: Ints) -> bool:
-        """Whether the step is one of a long sleep, and just what the host has planned: then no other call is made for it.
+        """Whether the step is one of a long sleep, and just what the host has planned: nothing else is called for it then.
 
-        Most steps are, where drafts do not pay. The code of other paths is in no cache by then: what takes three
-        microseconds in a loop takes twenty of a small model's step.
+        Most steps are where drafts do not pay, and what takes three microseconds in a loop takes twenty of a step whose
+        products have put all other code out of the caches.
 
         Args:
             slots, starts, ends: of the plan's rows.
@@ -212,7 +210,7 @@ class Speculator:
         """How a step's drafts are judged."""
         if self._synthetic is None:
             return Acceptance()
-        return _ByLot(self._synthetic, self._options, plan.rows, trial)
+        return ByLot(self._synthetic, self._options, plan.rows, trial)
 
     def finish_plain(self, trial: Trial) -> None:
         """A step without drafts is done: its tokens are appended."""
@@ -348,7 +346,7 @@ class Speculator:
                     "trees of drafts over latent attention are verified on the device cpu only: propose chains"
                 )
             if self._synthetic is not None:
-                _fill(drafted, int(limits[index]))
+                fill_up(drafted, int(limits[index]))
             if self._guides is not None:
                 self._guides.trim(row, drafted)
             if len(drafted):
@@ -379,26 +377,3 @@ class Speculator:
             tokens += drafts.tokens
         if tokens:
             self._rows.put(at, positions, tokens)
-
-
-def _fill(drafts: RowDrafts, limit: int) -> None:
-    """As many drafts as were asked for: what counts is the work, whatever the proposer finds in the text."""
-    missing = limit - len(drafts)
-    if missing > 0 and drafts.parents is None:
-        drafts.tokens += [0] * missing
-    elif missing > 0 and drafts.parents is not None:
-        first = len(drafts)
-        drafts.tokens += [0] * missing
-        drafts.parents += [first - 1 + number if first + number else ROOT for number in range(missing)]
-
-
-class _ByLot(Acceptance):
-    def __init__(self, lot: SyntheticAcceptance, options: Options, rows: Sequence[int], trial: Trial) -> None:
-        self._lot, self._options, self._rows, self._round = lot, options, rows, trial
-
-    def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
-        state = self._options(self._rows[int(self._round.spans.rows[row])]).state
-        stream = stream_key(state.seed, state.fork, PURPOSE_ACCEPTANCE)
-        deepest = int(drafts.depths().argmax()) if len(drafts) else 0
-        path = drafts.ancestors(deepest)
-        return path[: self._lot.count(stream, int(self._round.lengths[row]), len(path))]

@@ -36,8 +36,8 @@ _LOOK: Final = 16
 _QUIET: Final = 8
 """Steps in which nobody is worth a draft, after some in which somebody was, before all sleep."""
 _LOST_SHARE, _LEAST_LOST_SHARE = 0.0015, 0.001
-"""Of the time, for tries that fail: for the first, and for those that follow one. With few rows, whose texts differ more from
-one time to the next, twice as much."""
+"""Of the time, for tries that fail: for the first, and for those that follow one. With few rows, whose texts differ
+more from one time to the next, twice as much."""
 _LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
 """Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
 steps are not measured."""
@@ -236,7 +236,7 @@ class _Spell:
 
     @property
     def unseen(self) -> bool:
-        """The coming step need not be measured. Those before a sleep may end are, and of the others one now and then."""
+        """The coming step need not be measured. Those before a sleep may end are, and of the others a few."""
         left, each = self.left, _MEASURED_EACH
         return left > each and abs(left - self._haste) > each and left % each > 1
 

@@ -3,7 +3,13 @@
 The tokens that come out are the drafts, and not what the model would have written.
 """
 
-from troupellm.kernels.sampling.noise import uniform
+from collections.abc import Callable, Sequence
+
+from troupellm.kernels.sampling.noise import stream_key, uniform
+from troupellm.models.row_options import RowOptions
+from troupellm.models.speculation.drafts import RowDrafts
+from troupellm.models.speculation.proposer import ROOT
+from troupellm.models.speculation.trials import Acceptance, Trial
 
 PURPOSE_ACCEPTANCE = 1
 """See `kernels.sampling.noise.stream_key`."""
@@ -42,3 +48,30 @@ class SyntheticAcceptance:
             if uniform(stream, position + index) >= self.probability:
                 return index
         return drafts
+
+
+def fill_up(drafts: RowDrafts, limit: int) -> None:
+    """As many drafts as were asked for: what counts is the work, whatever the proposer finds in the text."""
+    missing = limit - len(drafts)
+    if missing > 0 and drafts.parents is None:
+        drafts.tokens += [0] * missing
+    elif missing > 0 and drafts.parents is not None:
+        first = len(drafts)
+        drafts.tokens += [0] * missing
+        drafts.parents += [first - 1 + number if first + number else ROOT for number in range(missing)]
+
+
+class ByLot(Acceptance):
+    """Of one step: which drafts of a row are kept."""
+
+    def __init__(
+        self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial
+    ) -> None:
+        self._lot, self._options, self._rows, self._round = lot, options, rows, trial
+
+    def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
+        state = self._options(self._rows[int(self._round.spans.rows[row])]).state
+        stream = stream_key(state.seed, state.fork, PURPOSE_ACCEPTANCE)
+        deepest = int(drafts.depths().argmax()) if len(drafts) else 0
+        path = drafts.ancestors(deepest)
+        return path[: self._lot.count(stream, int(self._round.lengths[row]), len(path))]
