@@ -149,7 +149,7 @@ class DraftLength:
         return rests
 
     def passes(self, batch_size: int) -> bool:
-        """Whether the next step rests far from the end of a sleep, and is not measured: there is no call of `rests` then,
+        """Whether the next step rests far from the end of a sleep, and is not measured: `rests` is not called then,
         either."""
         if not self._adaptive or not self._stretches.passes(batch_size):
             return False

@@ -143,7 +143,7 @@ class Speculator:
             self.proposer.drop_row(slot, self._rows.text(slot))
 
     def passes(self, slots: Ints, starts: Ints, ends: Ints) -> bool:
-        """Whether the step is one of a long sleep, and just what the host has planned: nothing else is called for it then.
+        """Whether the step is one of a long sleep, and just what the host has planned: no other call is made then.
 
         Most steps are where drafts do not pay, and what takes three microseconds in a loop takes twenty of a step whose
         products have put all other code out of the caches.
