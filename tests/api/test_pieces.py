@@ -65,7 +65,7 @@ async def test_a_reader_s_task_sleeps_through_its_answer(tiny_engine, monkeypatc
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         response = await client.post(route, json={**ASKED, **ROUTES[route], "stream": True})
         assert response.status_code == 200, response.text
-    assert ways.swift >= TOKENS // 2
+    assert ways.swift >= TOKENS // 4, "a quick engine has several tokens for a piece"
     assert ways.usual <= 2
     assert len(tasks) < TOKENS // 4
 
