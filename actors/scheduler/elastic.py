@@ -33,6 +33,8 @@ class Elastic:
         self._chunked = scheduler.enable_chunked_prefill
         # Groups with a window have room for what one step computes: two plans together must not want more.
         self.most = min(most, (scheduler.max_num_batched_tokens - 1) // 2)
+        self._wanted: dict[int, int] = {}
+        """Drafts of each row that the settings allow, by the rows of a step."""
         self._limit = 0
         """Of most rows in the newest plan."""
         self._crowded = False
@@ -41,11 +43,16 @@ class Elastic:
     def limit(self, num_rows: int, budget: int, *, crowded: bool) -> int:
         """Of each row in a step of so many. Every row has its one position before any has more, and prompts that wait
         have half of what is left, or all of it where they must be computed at once."""
-        wanted = min(self.most, self._config.most_drafts_at(num_rows))
+        if not num_rows:
+            return 0
+        wanted = self._wanted.get(num_rows)
+        if wanted is None:
+            wanted = self._wanted[num_rows] = min(self.most, self._config.most_drafts_at(num_rows))
         spare = budget - num_rows
         if crowded or self._crowded:
             spare = spare // 2 if self._chunked else 0
-        return max(0, min(wanted, spare // num_rows)) if num_rows else 0
+        # The usual case first, in few words: this is called in every step.
+        return wanted if wanted * num_rows <= spare else max(0, spare // num_rows)
 
     def plan(self, draft: Draft, turn: list[Sequence], step: int, *, crowded: bool) -> list[Sequence]:
         """Plan every sequence that has all its known tokens computed or planned, as far as free blocks go; the others.
@@ -53,28 +60,27 @@ class Elastic:
         Columns of `draft` are begun with them.
         """
         limit = self._limit = self.limit(len(turn), draft.budget, crowded=crowded)
-        width = 1 + limit
-        starts = [sequence.num_computed for sequence in turn]
-        odd = []
-        for index, (sequence, start) in enumerate(zip(turn, starts, strict=True)):
+        width, twice = 1 + limit, 2 + 2 * limit
+        starts: list[int] = []
+        odd: list[int] = []
+        for sequence in turn:
+            start = sequence.num_computed
             reserved = start + sequence.slack
-            if reserved + width <= sequence.fence and reserved + 2 * width <= sequence.limit:
+            if reserved + width <= sequence.fence and reserved + twice <= sequence.limit:
                 sequence.num_computed = start + 1
                 sequence.slack += limit
                 sequence.draft_limit = limit
                 sequence.last_step = step
             else:
-                odd.append(index)
-        limits = [limit] * len(turn)
-        others = []
-        for index in odd:
-            limits[index] = fitted = self._fit(draft, turn[index], width) - 1
-            if fitted == PLAIN:
-                others.append(turn[index])
-            else:
-                _advance(turn[index], fitted, step)
-        self._crowded = any(sequence.fence < 0 or not self.takes(sequence) for sequence in others)
+                odd.append(len(starts))
+            starts.append(start)
+        limits = [limit] * len(starts)
+        others: list[Sequence] = []
+        self._crowded = False
+        if odd:
+            others = self._fit_odd(draft, turn, odd, limits, step)
         if others:
+            self._crowded = any(sequence.fence < 0 or not self.takes(sequence) for sequence in others)
             kept = [index for index, fitted in enumerate(limits) if fitted != PLAIN]
             turn, starts = [turn[index] for index in kept], [starts[index] for index in kept]
             limits = [limits[index] for index in kept]
@@ -82,6 +88,19 @@ class Elastic:
         draft.counts = [1] * len(starts)
         draft.expected = draft.counts.copy()
         draft.budget -= len(limits) + sum(limits)
+        return others
+
+    def _fit_odd(
+        self, draft: Draft, turn: list[Sequence], odd: list[int], limits: list[int], step: int
+    ) -> list[Sequence]:
+        """Plan those for which not all is at hand, as far as that goes; the others, whose limits are PLAIN."""
+        width, others = 1 + self._limit, []
+        for index in odd:
+            limits[index] = fitted = self._fit(draft, turn[index], width) - 1
+            if fitted == PLAIN:
+                others.append(turn[index])
+            else:
+                _advance(turn[index], fitted, step)
         return others
 
     def takes(self, sequence: Sequence) -> bool:
