@@ -147,7 +147,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.acceptance", "                    sequence.slack -= limit\n", "                    pass\n"
     ),
     "every row drafts as if it were alone": Mutation(
-        "actors.scheduler.elastic", "return max(0, min(wanted, spare // num_rows))", "return max(0, min(wanted, spare))"
+        "actors.scheduler.elastic",
+        "return wanted if wanted * num_rows <= spare else max(0, spare // num_rows)",
+        "return max(0, min(wanted, spare))",
     ),
     "a block is given away while a load writes it": Mutation(
         "actors.scheduler.offload.loads", "        return loading.pending\n", "        return set()\n"
