@@ -117,7 +117,8 @@ class Planner:
         starved = False
         if others or len(self._room):
             streaming = any(sequence.request.streaming for sequence in draft.sequences)
-            draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming)
+            alone = not draft.sequences and len(others) + len(self._room) == 1
+            draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
             left = draft.prefill
             first = self._next()
             more = self._residents.num_rows < self._max_rows

@@ -3,7 +3,8 @@
 A step beyond what saturates the device takes longer without doing more per second, so prompts that come together would
 all get their first tokens at its end instead of one after another. And while somebody streams, a step should not take
 longer than the inter-token target; it may always take twice as long as one without prompts, so that prompts cannot
-starve either.
+starve either. A prompt that is all there is to do may take longer steps: nobody's first token comes later for them, and
+what comes with every step is paid less often.
 """
 
 from troupellm.protocol.config import SchedulerConfig
@@ -13,6 +14,8 @@ LEAST_TOKENS = 16
 """Prompt tokens that every step may compute; fewer at a time cost more in steps than they spare anybody."""
 SLOWDOWN = 2.0
 """A step with prompts may take so many times as long as one without, whatever the target."""
+LONE_SECONDS = 0.1
+"""Of a step of a prompt beside which there is nothing to do: what comes meanwhile waits for its end."""
 _WEIGHT = 0.3
 """Of the newest step in the averages."""
 
@@ -26,6 +29,7 @@ class PrefillBudget:
             wanted = ready.saturation_tokens or config.max_num_batched_tokens
         self.most = min(wanted, config.max_num_batched_tokens)
         """Tokens, without regard to streams."""
+        self._most_alone = config.max_num_batched_tokens if config.max_num_prefill_tokens == "auto" else self.most
         self._target = config.itl_target_ms / 1000
         self._per_token = ready.saturation_seconds / max(ready.saturation_tokens, 1)
         """0 is unknown."""
@@ -37,13 +41,16 @@ class PrefillBudget:
         """What a token of a prompt takes; 0 is unknown."""
         return self._per_token
 
-    def tokens(self, decode_rows: int, *, streaming: bool) -> int:
+    def tokens(self, decode_rows: int, *, streaming: bool, alone: bool = False) -> int:
         """For the next step; at least 1.
 
         Args:
             decode_rows: sequences that get a token in it whatever else it does.
             streaming: whether anybody reads along with one of them.
+            alone: only one prompt is to be computed, and nobody gets a token.
         """
+        if alone and self._per_token:
+            return max(self.most, min(self._most_alone, int(LONE_SECONDS / self._per_token)))
         if not (streaming and decode_rows and self._target and self._per_token):
             return self.most
         base = self._decode_seconds(decode_rows)

@@ -16,9 +16,7 @@ from torch.nn import functional
 from troupellm.kernels import native
 
 FEW_ROWS = 64
-"""From here on oneDNN is as fast, or faster, with AVX2 or where a panel is large: measured over shapes of models."""
-MANY_ROWS = 512
-"""With AVX-512 and small panels it is no faster before that, and slower where it would have to pad the rows."""
+"""From here on oneDNN is as fast, or faster, where a panel is large: measured over shapes of models."""
 PANEL_BYTES = 512 * 1024
 """Of a small panel: half of what a core's own cache holds, since rows have to go there too."""
 PANELS = (64, 48, 32, 16)
@@ -32,6 +30,8 @@ _ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 class Functions:
     linear: native.Function
     gated: native.Function
+    many_rows: int
+    """With how many rows they are as fast as oneDNN, where panels are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NativeWeight:
         self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None
     ) -> None:
         self.out_features, in_features = shape
-        self.most_rows = most_rows(layout)
+        self.most_rows = most_rows(layout, functions.many_rows)
         """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
         """Whether the halves can be multiplied by each other on the way."""
@@ -94,10 +94,9 @@ class NativeWeight:
         return out
 
 
-def most_rows(layout: Layout) -> int:
+def most_rows(layout: Layout, many_rows: int) -> int:
     """With how many rows a product of the compiled code is as fast as oneDNN's."""
-    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return MANY_ROWS if wide and 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
+    return many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
 
 
 @functools.cache
@@ -156,7 +155,11 @@ def load() -> Functions | None:
     library = native.load()
     if library is None:
         return None
-    functions = Functions(library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"))
+    many_rows = np.zeros(1, dtype=np.int64)
+    library.function("linear_many_rows", "p")(many_rows.ctypes.data)
+    functions = Functions(
+        library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"), int(many_rows[0])
+    )
     return native.checked(functions, _agrees(functions), "products")
 
 

@@ -16,6 +16,7 @@
 namespace {
 
 constexpr int kKeys = 64;  // of a tile
+constexpr int64_t kRows = 3 * kLanes;  // whose scores are worked out at once: they stay in the first cache until they are used
 
 // to [columns, kKeys] = the transpose of `rows` rows [rows, columns]; columns is a multiple of 4. Rows behind are 0.
 void transpose(const float* const* from, int64_t rows, int64_t columns, float* to) {
@@ -56,14 +57,15 @@ struct Workspace {
     float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
 
     void prepare(int64_t rows, int64_t size) {
-        const int64_t strips = (size + 63) / 64, needed = rows * (size + 64 + 64 * strips + 2) + 3 * kKeys * size + 16 + 2 * kLanes;
+        const int64_t strips = (size + 63) / 64;
+        const int64_t needed = rows * (size + 64 * strips + 2) + kKeys * (3 * size + kRows) + 16 + 2 * kLanes;
         if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         keys = reinterpret_cast<float*>((start + 63) / 64 * 64);
         values = keys + kKeys * size;
         decoded = values + kKeys * size;
         scores = decoded + kKeys * size;
-        total = scores + rows * 64;
+        total = scores + kRows * kKeys;
         query = total + rows * 64 * strips;
         best = query + rows * size;
         weight = best + rows + kLanes;  // looked at 16 at a time
@@ -151,24 +153,21 @@ void attend_block(const float* query, int64_t query_stride, const Cache<Cell>& c
         }
         transpose(from, keys, size, work.keys);
         const int64_t first_row = std::max<int64_t>(0, key - position) * group;  // earlier tokens see none of these
-        const int64_t seeing = rows - first_row;
-        float* scores = work.scores + first_row * 64;
-        std::memset(scores, 0, sizeof(float) * seeing * 64);
-        multiply(work.query + first_row * size, size, seeing, work.keys, kKeys, size, kKeys, scores);
         const auto seen_by = [=](int64_t r) {
             const int64_t last = position + r / group;
             return Seen{window ? last + 1 - window - key : 0, last + 1 - key};
         };
-        for (int64_t r = first_row; r < rows; r += kLanes) {
-            const int64_t count = std::min<int64_t>(kLanes, rows - r);
-            if (seen_by(r).first >= kKeys)  // nor do the tokens behind it see any of these
-                std::memset(work.scores + r * kKeys, 0, sizeof(float) * kKeys * count);
-            else
-                weigh(work.scores + r * kKeys, r, count, seen_by, rows, strips, work, rule);
+        for (int64_t row = first_row; row < rows; row += kRows) {
+            if (seen_by(row).first >= kKeys) break;  // nor do the tokens behind it see any of these
+            const int64_t some = std::min<int64_t>(kRows, rows - row);
+            std::memset(work.scores, 0, sizeof(float) * some * kKeys);
+            multiply(work.query + row * size, size, some, work.keys, kKeys, size, kKeys, work.scores);
+            for (int64_t r = 0; r < some; r += kLanes)
+                weigh(work.scores + r * kKeys, row + r, std::min<int64_t>(kLanes, some - r), seen_by, rows, strips, work, rule);
+            for (int64_t s = 0; s < strips; ++s)
+                multiply(work.scores, kKeys, some, work.values + s * 64, size, keys, std::min<int64_t>(64, size - s * 64),
+                         work.total + (s * rows + row) * 64);
         }
-        for (int64_t s = 0; s < strips; ++s)
-            multiply(scores, 64, seeing, work.values + s * 64, size, keys, std::min<int64_t>(64, size - s * 64),
-                     work.total + (s * rows + first_row) * 64);
     }
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < size; c += kLanes)

@@ -30,7 +30,18 @@ constexpr int64_t kDepth = 1 << 30;
 constexpr int64_t kDepth = 64;  // inputs at a time: the columns of a panel are several tiles, which share what is read
 #endif
 
+#if defined(__AMX_TILE__)
+constexpr int64_t kFar = 0;  // these processors read on across pages by themselves, and slower if they are asked to
+#else
 constexpr int64_t kFar = 2048;  // floats ahead of what is read: beyond the page, at whose end the processor stops
+#endif
+
+// Up to so many rows oneDNN is no faster, given that the panels are small; measured over shapes of models.
+#if defined(__AVX512F__) && !defined(__AMX_TILE__)
+constexpr int64_t kManyRows = 512;
+#else
+constexpr int64_t kManyRows = troupe::kFewRows;
+#endif
 
 struct Rows {
     const float* data;
@@ -63,7 +74,8 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
                 const int64_t first = x.count * g / groups, count = x.count * (g + 1) / groups - first;
                 const Ahead ahead = chunked ? of_chunk(data + (k + kDepth) * weight.panel + c * kWideLanes, g, most)
                                     : fetches ? of_segment(next, g)
-                                              : Ahead{data + kFar, weight.panel, 2 * kLanes};
+                                    : kFar    ? Ahead{data + kFar, weight.panel, 2 * kLanes}
+                                              : Ahead{data, 0, 0};
                 kTiles[count - 1][tile_columns - 1](x.data + first * x.stride + k, x.stride,
                                                     data + k * weight.panel + c * kWideLanes, weight.panel, depth,
                                                     ahead, sums + first * 64 + c * kWideLanes);
@@ -179,7 +191,7 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
 // `norm` [depth], the rows go through a root-mean-square norm before.
 extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
                        double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
-    Shares shares = shares_of(*weight, false, threads, rows);
+    Shares shares = shares_of(*weight, false, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, shares);
 }
@@ -189,7 +201,10 @@ extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stri
 extern "C" void linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
                              const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
                              int64_t threads) {
-    Shares shares = shares_of(*weight, true, threads, rows);
+    Shares shares = shares_of(*weight, true, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, shares);
 }
+
+// With how many rows these products are worth calling, where the panels of the weight are small.
+extern "C" void linear_many_rows(int64_t* rows) { *rows = kManyRows; }

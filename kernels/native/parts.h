@@ -63,9 +63,9 @@ struct Output {
 constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
 
 // How outputs of a weight are dealt out in one product.
-inline Shares shares_of(const FloatWeight& weight, bool gated, int64_t threads, int64_t rows = 1) {
+inline Shares shares_of(const FloatWeight& weight, bool gated, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
-    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads, rows > kFewRows};
+    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads};
 }
 
 inline Shares shares_of(const Int8Weight& weight, bool gated, int64_t threads) {

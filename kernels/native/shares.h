@@ -16,23 +16,21 @@ constexpr int64_t kShareBytes = 256 * 1024, kMostShares = 8, kPanelsPerThread = 
 // such as the interpreter's other threads, does not hold up the rest.
 class Shares {
 public:
-    // `whole`: parts of a panel are slow, so that shares are of whole ones where there are enough of them.
-    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads, bool whole = false)
-        : units_(units), per_panel_(per_panel), count_(threads) {
-        const int64_t each = bytes / kShareBytes / threads, panels = units / per_panel;
+    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads)
+        : units_(units), per_panel_(per_panel), count_(threads), whole_(units >= kPanelsPerThread * threads * per_panel) {
+        const int64_t each = bytes / kShareBytes / threads;
         if (threads > 1 && each > 1) count_ *= each < kMostShares ? each : kMostShares;
-        whole_ = whole && panels >= kPanelsPerThread * threads;
-        if (whole_ && count_ > panels) count_ = panels;
     }
     // All of this thread's: for (share = first(); has(share); share = next()).
     int64_t first() const { return omp_get_thread_num(); }
     bool has(int64_t share) const { return share < count_; }
     int64_t next() { return omp_get_num_threads() + taken_.fetch_add(1, std::memory_order_relaxed); }
 
-    // Where a share begins and, with one more, ends.
+    // Where a share begins and, with one more, ends: between two panels where there are enough of them, since a part of
+    // one takes nearly as long as all of it. A share may be empty.
     int64_t at(int64_t share) const {
-        if (!whole_ && units_ < 8 * per_panel_ * count_) return units_ * share / count_;
-        return share == count_ ? units_ : units_ / per_panel_ * share / count_ * per_panel_;
+        const int64_t unit = units_ * share / count_;
+        return whole_ && share < count_ ? (unit + per_panel_ / 2) / per_panel_ * per_panel_ : unit;
     }
 
 private:

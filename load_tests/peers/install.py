@@ -1,6 +1,6 @@
 """Makes the peers' environments for `bench offline` and `bench serve --peers`: one each, for their needs disagree.
 
-    python3 load_tests/peers/install.py --folder .venv-peers [openvino] [vllm] [llama] [transformers]
+    python3 load_tests/peers/install.py --folder .venv-peers [--without-amx] [openvino] [vllm] [llama] [transformers]
 
 Everything comes from the package index that pip is set to; llama.cpp is compiled for this machine from the sources in
 llama-cpp-python's source package, its server included. Run by `make peers`; standard library only.
@@ -22,13 +22,14 @@ LLAMA_FLAGS = (
     "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
 )  # fmt: skip
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 class Environment:
     """A virtual environment in a folder of its own."""
 
-    def __init__(self, folder: Path, *, jobs: int, torch_index: str, wheels: str) -> None:
-        self.folder, self.jobs, self._torch_index = folder, jobs, torch_index
+    def __init__(self, folder: Path, *, jobs: int, torch_index: str, wheels: str, compiler_flags: str) -> None:
+        self.folder, self.jobs, self.compiler_flags, self._torch_index = folder, jobs, compiler_flags, torch_index
         self._wheels = ["--find-links", wheels] if wheels else []
         self.python = folder / "bin" / "python"
 
@@ -85,7 +86,8 @@ def install_llama(environment: Environment) -> None:
     build, tools = environment.folder / "build", environment.folder / "bin"
     path = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"}
     cmake = str(tools / "cmake")
-    _run([cmake, "-G", "Ninja", "-S", str(tree / "vendor/llama.cpp"), "-B", str(build), *LLAMA_FLAGS], env=path)
+    flags = [*LLAMA_FLAGS, *(f"-DCMAKE_{kind}_FLAGS={environment.compiler_flags}" for kind in ("C", "CXX"))]
+    _run([cmake, "-G", "Ninja", "-S", str(tree / "vendor/llama.cpp"), "-B", str(build), *flags], env=path)
     targets = ["--target", "llama", "mtmd", "llama-server"]
     _run([cmake, "--build", str(build), "-j", str(environment.jobs), *targets], env=path)
     without = ["-C", "cmake.define.LLAMA_BUILD=OFF", "-C", "cmake.define.LLAVA_BUILD=OFF"]
@@ -116,13 +118,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
     parser.add_argument("--torch-index", default="", help="package index to take torch from")
     parser.add_argument("--wheels", default="", help="folder with a torch wheel")
+    parser.add_argument(
+        "--without-amx",
+        action="store_true",
+        help="compile llama.cpp without AMX: its code for it dies on some machines",
+    )
     args = parser.parse_args()
     if unknown := [name for name in args.peers if name not in PEERS]:
         parser.error(f"{unknown[0]} is none of {', '.join(PEERS)}")
     failed = []
     for name in args.peers or PEERS:
         environment = Environment(
-            args.folder.absolute() / name, jobs=args.jobs, torch_index=args.torch_index, wheels=args.wheels
+            args.folder.absolute() / name, jobs=args.jobs, torch_index=args.torch_index, wheels=args.wheels,
+            compiler_flags=WITHOUT_AMX if args.without_amx else "",
         )  # fmt: skip
         if (environment.folder / MARK).exists():
             continue

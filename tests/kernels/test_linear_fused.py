@@ -94,13 +94,16 @@ def test_the_number_of_threads_does_not_matter() -> None:
         assert torch.equal(found[0], found[2])
 
 
-@needs_compiler
-def test_more_rows_are_taken_where_panels_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_are_taken_where_panels_are_small() -> None:
     small, large = native.Layout(64, 2048), native.Layout(64, 4096)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert (native.most_rows(small), native.most_rows(large)) == (native.MANY_ROWS, native.FEW_ROWS)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert native.most_rows(small) == native.FEW_ROWS
+    assert (native.most_rows(small, 512), native.most_rows(large, 512)) == (512, native.FEW_ROWS)
+
+
+@needs_compiler
+def test_the_compiled_code_says_how_many() -> None:
+    functions = native.load()
+    assert functions is not None
+    assert functions.many_rows in (native.FEW_ROWS, 512)
 
 
 @needs_compiler

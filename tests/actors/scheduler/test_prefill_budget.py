@@ -38,6 +38,47 @@ def test_streams_bound_it_to_their_target() -> None:
     assert budget(itl_target_ms=0.0).tokens(4, streaming=True) == 128
 
 
+QUICK = msgspec.structs.replace(ready(), saturation_tokens=128, saturation_seconds=0.0128)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({}, 1000),  # a tenth of a second at a tenth of a millisecond each
+        ({"max_num_batched_tokens": 640}, 640),
+        ({"max_num_prefill_tokens": 64}, 64),
+        ({"itl_target_ms": 1.0}, 1000),
+    ],
+)
+def test_a_prompt_with_nothing_beside_it_takes_longer_steps(config: dict[str, object], most: int) -> None:
+    made = PrefillBudget(SchedulerConfig(**config), QUICK)
+    assert made.tokens(0, streaming=False, alone=True) == most
+    assert made.tokens(0, streaming=False) == made.most
+
+
+def test_where_tokens_take_long_it_takes_none_that_are_longer() -> None:
+    assert budget().tokens(0, streaming=False, alone=True) == 128
+    assert PrefillBudget(SchedulerConfig(), ready()).tokens(0, streaming=False, alone=True) == 2048
+
+
+def test_only_a_prompt_that_is_all_there_is_to_do_is_alone() -> None:
+    """One whose own tokens are many; then one beside a stream; then two, of which the second one came meanwhile."""
+    made = msgspec.structs.replace(
+        ready(num_blocks=400, max_model_len=512), saturation_tokens=16, saturation_seconds=0.0016
+    )
+    harness = Harness(make_core(made, max_num_batched_tokens=256), made)
+    harness.submit(submission(1, [1] * 300, max_tokens=8))
+    harness.step()
+    assert harness.plans[-1].counts == (256,)
+    harness.submit(submission(2, [2] * 40, max_tokens=4))
+    harness.step()
+    assert harness.plans[-1].counts == (16,)  # two prompts
+    while harness.plans[-1].counts[0] != 1:
+        harness.step()
+    assert max(harness.plans[-1].counts) <= 16
+    assert len(harness.plans[-1].counts) == 2
+
+
 def test_it_follows_what_steps_take() -> None:
     """A device whose steps take 20 ms and 3 ms per prompt token comes to 100 ms, whatever it was thought to take."""
     made = budget(itl_target_ms=100.0)
