@@ -48,8 +48,14 @@ struct Rows {
     int64_t stride, count;
 };
 
-// sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight. `next` is what will be read after it, or null.
-void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t width, const float* next, float* sums) {
+// A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or null.
+struct Next {
+    const float* data;
+    int64_t turn, turns;
+};
+
+// sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight.
+void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t width, const Next& next, float* sums) {
     const int64_t groups = (x.count + kTileRows - 1) / kTileRows;
     const int columns = static_cast<int>(width * kLanes / kWideLanes);
     const int most = columns_for((x.count + groups - 1) / groups);
@@ -58,13 +64,14 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
     // One group of rows only has to look beyond its page. With more, what comes next is fetched bit by bit meanwhile: the
     // next inputs where a panel is several tiles wide, else the next segment.
     const bool chunked = kDepth < weight.depth && most < kMostColumns;
-    const bool fetches = next && groups > 1 && width * kLanes == weight.panel;
+    const bool fetches = next.data && groups > 1 && width * kLanes == weight.panel;
     const auto of_chunk = [&](const float* from, int64_t g, int wide) {
         return Ahead{from, g ? 0 : weight.panel, wide * kWideLanes > kLanes ? kLanes : 0};
     };
-    const auto of_segment = [&](const float* from, int64_t g) {
-        const int64_t line = width * g / groups, lines = width * (g + 1) / groups - line;
-        return Ahead{from + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};
+    const auto of_segment = [&](int64_t g) {
+        const int64_t part = next.turn * groups + g, parts = next.turns * groups;
+        const int64_t line = width * part / parts, lines = width * (part + 1) / parts - line;
+        return Ahead{next.data + line * weight.depth * kLanes, lines * kLanes, lines > 1 ? kLanes : 0};
     };
     for (int64_t k = 0; k < weight.depth; k += kDepth) {
         const int64_t depth = weight.depth - k < kDepth ? weight.depth - k : kDepth;
@@ -73,7 +80,7 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t first = x.count * g / groups, count = x.count * (g + 1) / groups - first;
                 const Ahead ahead = chunked ? of_chunk(data + (k + kDepth) * weight.panel + c * kWideLanes, g, most)
-                                    : fetches ? of_segment(next, g)
+                                    : fetches ? of_segment(g)
                                     : kFar    ? Ahead{data + kFar, weight.panel, 2 * kLanes}
                                               : Ahead{data, 0, 0};
                 kTiles[count - 1][tile_columns - 1](x.data + first * x.stride + k, x.stride,
@@ -150,7 +157,7 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
             const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
-                segment(some, weight, unit, width, tile + 1 == tiles ? next : nullptr, sums);
+                segment(some, weight, unit, width, {next, tile, tiles}, sums);
                 finish(weight, sums, some.count, unit, width, out.adds, out.factor, out.data + first * out.stride,
                        out.stride);
                 first += some.count;
@@ -169,12 +176,14 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
             width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
             if (weight.beside(units + unit) < width) width = weight.beside(units + unit);
-            const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
+            // In one turn they are read in the order of gates, ups, next gates; in more, both stay for the next turn.
+            const bool more = unit + width < end, once = tiles == 1;
+            const float* const next_gates = more ? weight.at(unit + width) : nullptr;
+            const float* const next_ups = more ? weight.at(units + unit + width) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
-                const bool last = tile + 1 == tiles;
-                segment(some, weight, unit, width, last ? weight.at(units + unit) : nullptr, gates);
-                segment(some, weight, units + unit, width, last ? next : nullptr, ups);
+                segment(some, weight, unit, width, {once ? weight.at(units + unit) : next_gates, tile, tiles}, gates);
+                segment(some, weight, units + unit, width, {once ? next_gates : next_ups, tile, tiles}, ups);
                 for (int64_t r = 0; r < some.count; ++r, ++first)
                     for (int64_t c = 0; c < width * kLanes; c += kLanes) {
                         const int64_t at = unit * kLanes + c;
