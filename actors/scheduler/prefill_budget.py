@@ -3,8 +3,8 @@
 A step beyond what saturates the device takes longer without doing more per second, so prompts that come together would
 all get their first tokens at its end instead of one after another. And while somebody streams, a step should not take
 longer than the inter-token target; it may always take twice as long as one without prompts, so that prompts cannot
-starve either. A prompt that is all there is to do may take longer steps: nobody's first token comes later for them, and
-what comes with every step is paid less often.
+starve either. On a CPU a prompt that is all there is to do takes longer steps, as long as they remain short: what comes
+with every step is then paid less often. Whoever comes meanwhile waits for those that are under way.
 """
 
 from troupellm.protocol.config import SchedulerConfig
@@ -15,7 +15,7 @@ LEAST_TOKENS = 16
 SLOWDOWN = 2.0
 """A step with prompts may take so many times as long as one without, whatever the target."""
 LONE_SECONDS = 0.1
-"""Of a step of a prompt beside which there is nothing to do: what comes meanwhile waits for its end."""
+"""Of the steps under way, together, of a prompt beside which there is nothing to do."""
 _WEIGHT = 0.3
 """Of the newest step in the averages."""
 
@@ -29,9 +29,13 @@ class PrefillBudget:
             wanted = ready.saturation_tokens or config.max_num_batched_tokens
         self.most = min(wanted, config.max_num_batched_tokens)
         """Tokens, without regard to streams."""
-        self._most_alone = config.max_num_batched_tokens if config.max_num_prefill_tokens == "auto" else self.most
+        free = (
+            config.max_num_prefill_tokens == "auto" and ready.device == "cpu"
+        )  # log-probabilities take a GPU's memory
+        self._most_alone = config.max_num_batched_tokens if free else self.most
+        self._lone_seconds = LONE_SECONDS / config.plans_in_flight
         self._target = config.itl_target_ms / 1000
-        self._per_token = ready.saturation_seconds / max(ready.saturation_tokens, 1)
+        self._per_token = self._at_start = ready.saturation_seconds / max(ready.saturation_tokens, 1)
         """0 is unknown."""
         self._decode: dict[int, float] = {}
         """Seconds of a step without prompts, by the bit length of its number of rows."""
@@ -49,13 +53,19 @@ class PrefillBudget:
             streaming: whether anybody reads along with one of them.
             alone: only one prompt is to be computed, and nobody gets a token.
         """
-        if alone and self._per_token:
-            return max(self.most, min(self._most_alone, int(LONE_SECONDS / self._per_token)))
+        if alone and self._at_start:
+            return self._alone()
         if not (streaming and decode_rows and self._target and self._per_token):
             return self.most
         base = self._decode_seconds(decode_rows)
         room = max(self._target, SLOWDOWN * base) - base
         return min(self.most, max(LEAST_TOKENS, int(room / self._per_token)))
+
+    def _alone(self) -> int:
+        """Times `most`, so that products have few sizes: each of them costs a kernel of its own."""
+        per_token = max(self._per_token, self._at_start / 2)  # small chunks beside streams may seem to cost nothing
+        times = max(1, round(self._lone_seconds / (per_token * self.most)))
+        return max(self.most, min(self._most_alone, times * self.most))
 
     def learn(self, *, prefill_tokens: int, decode_rows: int, planned_at: float, now: float) -> None:
         """A step came back. It began when it was planned, or when the step before it ended."""

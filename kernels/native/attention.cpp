@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int kKeys = 64;  // of a tile
-constexpr int64_t kRows = 3 * kLanes;  // whose scores are worked out at once: they stay in the first cache until they are used
+constexpr int64_t kRows = 3 * kLanes;  // whose scores are worked out at once: they stay in the first cache meanwhile
 
 // to [columns, kKeys] = the transpose of `rows` rows [rows, columns]; columns is a multiple of 4. Rows behind are 0.
 void transpose(const float* const* from, int64_t rows, int64_t columns, float* to) {
@@ -163,10 +163,11 @@ void attend_block(const float* query, int64_t query_stride, const Cache<Cell>& c
             std::memset(work.scores, 0, sizeof(float) * some * kKeys);
             multiply(work.query + row * size, size, some, work.keys, kKeys, size, kKeys, work.scores);
             for (int64_t r = 0; r < some; r += kLanes)
-                weigh(work.scores + r * kKeys, row + r, std::min<int64_t>(kLanes, some - r), seen_by, rows, strips, work, rule);
+                weigh(work.scores + r * kKeys, row + r, std::min<int64_t>(kLanes, some - r), seen_by, rows, strips, work,
+                      rule);
             for (int64_t s = 0; s < strips; ++s)
-                multiply(work.scores, kKeys, some, work.values + s * 64, size, keys, std::min<int64_t>(64, size - s * 64),
-                         work.total + (s * rows + row) * 64);
+                multiply(work.scores, kKeys, some, work.values + s * 64, size, keys,
+                         std::min<int64_t>(64, size - s * 64), work.total + (s * rows + row) * 64);
         }
     }
     for (int64_t r = 0; r < rows; ++r)

@@ -8,6 +8,7 @@
 // Every output is one sum over the inputs in their order, in one accumulator, whatever the number of rows, the thread
 // or the tile: a row's result does not depend on its neighbours, to the bit.
 
+#include <algorithm>
 #include <vector>
 
 #include "parts.h"
@@ -32,8 +33,10 @@ constexpr int64_t kDepth = 64;  // inputs at a time: the columns of a panel are 
 
 #if defined(__AMX_TILE__)
 constexpr int64_t kFar = 0;  // these processors read on across pages by themselves, and slower if they are asked to
+constexpr int64_t kStreams = kMostStreams;  // panels that a lone row reads at once
 #else
 constexpr int64_t kFar = 2048;  // floats ahead of what is read: beyond the page, at whose end the processor stops
+constexpr int64_t kStreams = 1;
 #endif
 
 // Up to so many rows oneDNN is no faster, given that the panels are small; measured over shapes of models.
@@ -43,26 +46,40 @@ constexpr int64_t kManyRows = 512;
 constexpr int64_t kManyRows = troupe::kFewRows;
 #endif
 
+constexpr int64_t kRoomy = 64 * 1024;  // numbers of a panel: a core's own cache holds four
+
 struct Rows {
     const float* data;
     int64_t stride, count;
 };
 
-// A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or null.
+// A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or
+// null.
 struct Next {
     const float* data;
     int64_t turn, turns;
 };
 
-// sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight.
+// How many units from this one on, before `end`, are a segment: of one panel, or for a lone row of several whole ones.
+int64_t width_at(const FloatWeight& weight, int64_t unit, int64_t end, int64_t rows) {
+    const int64_t left = end - unit, beside = weight.beside(unit);
+    if (rows == 1 && weight.panel == 64 && beside == 4 && left >= 8) return 4 * std::min(kStreams, left / 4);
+    return std::min(beside, left);
+}
+
+// sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight; of a lone row all in line.
 void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t width, const Next& next, float* sums) {
+    if (width > 4) {
+        kRowTiles[width / 4 - 1](x.data, weight.at(unit), weight.panel * weight.padded, weight.depth, sums);
+        return;
+    }
     const int64_t groups = (x.count + kTileRows - 1) / kTileRows;
     const int columns = static_cast<int>(width * kLanes / kWideLanes);
     const int most = columns_for((x.count + groups - 1) / groups);
     const float* data = weight.at(unit);
     std::memset(sums, 0, sizeof(float) * 64 * x.count);
-    // One group of rows only has to look beyond its page. With more, what comes next is fetched bit by bit meanwhile: the
-    // next inputs where a panel is several tiles wide, else the next segment.
+    // One group of rows has to look beyond its page at the most. With more, what comes next is fetched bit by bit
+    // meanwhile: the next inputs where a panel is several tiles wide, else the next segment.
     const bool chunked = kDepth < weight.depth && most < kMostColumns;
     const bool fetches = next.data && groups > 1 && width * kLanes == weight.panel;
     const auto of_chunk = [&](const float* from, int64_t g, int wide) {
@@ -153,7 +170,7 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
     for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
         const int64_t end = shares.at(share + 1);
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
+            width = width_at(weight, unit, end, x.rows);
             const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
@@ -174,16 +191,18 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
     for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
         const int64_t end = shares.at(share + 1);
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-            width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
-            if (weight.beside(units + unit) < width) width = weight.beside(units + unit);
-            // In one turn they are read in the order of gates, ups, next gates; in more, both stay for the next turn.
-            const bool more = unit + width < end, once = tiles == 1;
+            width = std::min(width_at(weight, unit, end, x.rows), width_at(weight, units + unit, units + end, x.rows));
+            // In one turn they are read in the order of gates, ups, next gates. In more, both stay for the next turn,
+            // and the next ones are fetched where there is room for all four.
+            const bool more = unit + width < end, once = tiles == 1, room = weight.panel * weight.padded <= kRoomy;
             const float* const next_gates = more ? weight.at(unit + width) : nullptr;
             const float* const next_ups = more ? weight.at(units + unit + width) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
-                segment(some, weight, unit, width, {once ? weight.at(units + unit) : next_gates, tile, tiles}, gates);
-                segment(some, weight, units + unit, width, {once ? next_gates : next_ups, tile, tiles}, ups);
+                const float* const beside_gates = once ? weight.at(units + unit) : room ? next_gates : nullptr;
+                const float* const beside_ups = once || !room ? next_gates : next_ups;
+                segment(some, weight, unit, width, {beside_gates, tile, tiles}, gates);
+                segment(some, weight, units + unit, width, {beside_ups, tile, tiles}, ups);
                 for (int64_t r = 0; r < some.count; ++r, ++first)
                     for (int64_t c = 0; c < width * kLanes; c += kLanes) {
                         const int64_t at = unit * kLanes + c;

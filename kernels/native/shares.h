@@ -10,6 +10,8 @@
 namespace troupe {
 
 constexpr int64_t kShareBytes = 256 * 1024, kMostShares = 8, kPanelsPerThread = 4;
+static_assert(kMostShares <= 2 * kPanelsPerThread,
+              "a share is half a panel at least: else rounding would take its begin behind the end");
 
 // Equal shares: one for each thread, which is always the same one, so that a small weight stays in the cache of a core.
 // A large weight has more, and who is done with one takes the next: a thread whose core does something else for a while,
@@ -17,7 +19,10 @@ constexpr int64_t kShareBytes = 256 * 1024, kMostShares = 8, kPanelsPerThread = 
 class Shares {
 public:
     Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads)
-        : units_(units), per_panel_(per_panel), count_(threads), whole_(units >= kPanelsPerThread * threads * per_panel) {
+        : units_(units),
+          per_panel_(per_panel),
+          count_(threads),
+          whole_(units >= kPanelsPerThread * threads * per_panel) {
         const int64_t each = bytes / kShareBytes / threads;
         if (threads > 1 && each > 1) count_ *= each < kMostShares ? each : kMostShares;
     }

@@ -73,4 +73,22 @@ typedef void (*Tile)(const float*, int64_t, const float*, int64_t, int64_t, Ahea
 const Tile kTiles[kTileRows][kMostColumns] = {TROUPE_TILES(1), TROUPE_TILES(2), TROUPE_TILES(3),
                                               TROUPE_TILES(4), TROUPE_TILES(5), TROUPE_TILES(6)};
 
+constexpr int kMostStreams = 4;
+
+// sums [panels * 64] = a row x [depth] times panels of 64 columns, each `apart` floats behind the one before; they are
+// read at once, so that more of what comes from memory is under way. The sums are those of `tile`, to the bit.
+template <int panels>
+void row_tile(const float* x, const float* weight, int64_t apart, int64_t depth, float* sums) {
+    Wide total[panels][kMostColumns] = {};
+    for (int64_t k = 0; k < depth; ++k)
+        for (int p = 0; p < panels; ++p)
+            for (int c = 0; c < kMostColumns; ++c)
+                total[p][c] += x[k] * load_wide(weight + p * apart + k * 64 + c * kWideLanes);
+    for (int p = 0; p < panels; ++p)
+        for (int c = 0; c < kMostColumns; ++c) store_wide(sums + p * 64 + c * kWideLanes, total[p][c]);
+}
+
+typedef void (*RowTile)(const float*, const float*, int64_t, int64_t, float*);
+const RowTile kRowTiles[kMostStreams] = {row_tile<1>, row_tile<2>, row_tile<3>, row_tile<4>};
+
 }  // namespace

@@ -38,6 +38,8 @@ CASES = (
     Case("long_chunks", (5, 130, 0), (150, 70, 1), 4, 2, 48),
     Case("heads_of_80", (3, 0), (1, 75), 4, 4, 80),
     Case("long_window", (0, 90), (130, 20), 4, 2, 16, window=70),
+    Case("group_of_seven", (0, 40), (70, 20), 14, 2, 16),
+    Case("group_of_seven_window", (0, 90), (70, 20), 14, 2, 16, window=33),
     Case("window", (0, 50, 30, 2), (40, 1, 20, 4), 4, 2, 16, window=12),
     Case("window_of_one", (9,), (1,), 2, 2, 16, window=1),
     Case("soft_cap", (0, 50, 7), (40, 1, 3), 6, 2, 32, softcap=1.5),

@@ -86,7 +86,8 @@ def install_llama(environment: Environment) -> None:
     build, tools = environment.folder / "build", environment.folder / "bin"
     path = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"}
     cmake = str(tools / "cmake")
-    flags = [*LLAMA_FLAGS, *(f"-DCMAKE_{kind}_FLAGS={environment.compiler_flags}" for kind in ("C", "CXX"))]
+    more = environment.compiler_flags
+    flags = [*LLAMA_FLAGS, *(f"-DCMAKE_{kind}_FLAGS={more}" for kind in ("C", "CXX") if more)]
     _run([cmake, "-G", "Ninja", "-S", str(tree / "vendor/llama.cpp"), "-B", str(build), *flags], env=path)
     targets = ["--target", "llama", "mtmd", "llama-server"]
     _run([cmake, "--build", str(build), "-j", str(environment.jobs), *targets], env=path)
@@ -121,7 +122,7 @@ def main() -> int:
     parser.add_argument(
         "--without-amx",
         action="store_true",
-        help="compile llama.cpp without AMX: its code for it dies on some machines",
+        help="compile llama.cpp without AMX, unless it is there already: its code for it dies on some machines",
     )
     args = parser.parse_args()
     if unknown := [name for name in args.peers if name not in PEERS]:

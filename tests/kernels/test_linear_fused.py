@@ -1,6 +1,9 @@
 """Products with a norm before them and a sum or a gate behind them: every path gives what the parts give one by one."""
 
+import platform
 import shutil
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,21 +80,34 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype, path: str) -> None
 
 
 @needs_compiler
-def test_the_number_of_threads_does_not_matter() -> None:
-    packed = pack(torch.randn(1000, 200))
-    assert packed.native is not None
+def test_neither_the_number_of_threads_matters_nor_that_of_rows() -> None:
+    """Of weights with a share for each thread, with more of whole panels, the last one in part, and with empty ones."""
     before = torch.get_num_threads()
-    for rows in (14, 70):  # shares of any size, and of whole panels
-        x = torch.randn(rows, 200)
+    for out, depth, rows in product((100, 560, 1000), (200, 2048), (1, 14, 70)):
+        weight, x = torch.randn(out, depth), torch.randn(rows, depth)
+        compiled = pack(weight).native
+        assert compiled is not None
         try:
             found = []
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                found.append(packed.native.linear(x, None, 0.0, None, 1.0))
+                found.append(compiled.linear(x, None, 0.0, None, 1.0))
+                assert torch.equal(compiled.linear(x[-1:], None, 0.0, None, 1.0), found[-1][-1:])
         finally:
             torch.set_num_threads(before)
         assert torch.equal(found[0], found[1])
         assert torch.equal(found[0], found[2])
+        torch.testing.assert_close(found[0], functional.linear(x, weight), atol=1e-3, rtol=1e-3)
+
+
+@needs_compiler
+def test_a_lone_row_is_gated_as_among_others() -> None:
+    for out, depth in ((2048, 96), (1120, 2048), (160, 64)):
+        compiled, x = pack(torch.randn(out, depth)).native, torch.randn(9, depth)
+        assert compiled is not None
+        found = compiled.gated(x, None, 0.0, "silu")
+        for row in range(9):
+            assert torch.equal(compiled.gated(x[row : row + 1], None, 0.0, "silu"), found[row : row + 1])
 
 
 def test_more_rows_are_taken_where_panels_are_small() -> None:
@@ -101,9 +117,11 @@ def test_more_rows_are_taken_where_panels_are_small() -> None:
 
 @needs_compiler
 def test_the_compiled_code_says_how_many() -> None:
-    functions = native.load()
+    functions, cpus = native.load(), Path("/proc/cpuinfo")
     assert functions is not None
-    assert functions.many_rows in (native.FEW_ROWS, 512)
+    if platform.machine() == "x86_64" and cpus.exists():
+        flags = cpus.read_text(encoding="utf-8").split()
+        assert functions.many_rows == (512 if "avx512f" in flags and "amx_tile" not in flags else native.FEW_ROWS)
 
 
 @needs_compiler

@@ -44,10 +44,11 @@ QUICK = msgspec.structs.replace(ready(), saturation_tokens=128, saturation_secon
 @pytest.mark.parametrize(
     ("config", "most"),
     [
-        ({}, 1000),  # a tenth of a second at a tenth of a millisecond each
-        ({"max_num_batched_tokens": 640}, 640),
+        ({}, 512),  # two steps under way, a tenth of a second together, at a tenth of a millisecond per token
+        ({"max_plans_in_flight": 1}, 1024),
+        ({"max_num_batched_tokens": 320}, 320),
         ({"max_num_prefill_tokens": 64}, 64),
-        ({"itl_target_ms": 1.0}, 1000),
+        ({"itl_target_ms": 1.0}, 512),
     ],
 )
 def test_a_prompt_with_nothing_beside_it_takes_longer_steps(config: dict[str, object], most: int) -> None:
@@ -56,27 +57,38 @@ def test_a_prompt_with_nothing_beside_it_takes_longer_steps(config: dict[str, ob
     assert made.tokens(0, streaming=False) == made.most
 
 
-def test_where_tokens_take_long_it_takes_none_that_are_longer() -> None:
+def test_where_tokens_take_long_or_were_not_timed_steps_are_as_ever() -> None:
     assert budget().tokens(0, streaming=False, alone=True) == 128
     assert PrefillBudget(SchedulerConfig(), ready()).tokens(0, streaming=False, alone=True) == 2048
+    on_a_gpu = msgspec.structs.replace(QUICK, device="cuda")
+    assert PrefillBudget(SchedulerConfig(), on_a_gpu).tokens(0, streaming=False, alone=True) == 128
 
 
-def test_only_a_prompt_that_is_all_there_is_to_do_is_alone() -> None:
-    """One whose own tokens are many; then one beside a stream; then two, of which the second one came meanwhile."""
+def test_chunks_that_seemed_to_cost_nothing_beside_streams_make_no_lone_step_endless() -> None:
+    made = PrefillBudget(SchedulerConfig(), QUICK)
+    made.learn(prefill_tokens=0, decode_rows=15, planned_at=0.0, now=1.0)
+    for _ in range(3000):
+        made.learn(prefill_tokens=16, decode_rows=8, planned_at=0.0, now=1.0)
+    assert made.tokens(0, streaming=False, alone=True) == 1024
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+def test_only_a_prompt_that_is_all_there_is_to_do_is_alone(plans: int) -> None:
+    """Not one beside another that came meanwhile, and not one beside somebody who gets tokens."""
     made = msgspec.structs.replace(
-        ready(num_blocks=400, max_model_len=512), saturation_tokens=16, saturation_seconds=0.0016
+        ready(num_blocks=400, max_model_len=1024), saturation_tokens=16, saturation_seconds=0.0032
     )
-    harness = Harness(make_core(made, max_num_batched_tokens=256), made)
-    harness.submit(submission(1, [1] * 300, max_tokens=8))
+    harness = Harness(make_core(made, max_num_batched_tokens=256, max_plans_in_flight=plans), made)
+    harness.submit(submission(1, [1] * 700, max_tokens=90))
     harness.step()
-    assert harness.plans[-1].counts == (256,)
-    harness.submit(submission(2, [2] * 40, max_tokens=4))
-    harness.step()
-    assert harness.plans[-1].counts == (16,)  # two prompts
-    while harness.plans[-1].counts[0] != 1:
+    lone = len(harness.plans)
+    assert {plan.counts for plan in harness.plans} == {(256,)}
+    harness.submit(submission(2, [2] * 80, max_tokens=4))
+    for _ in range(60):
         harness.step()
-    assert max(harness.plans[-1].counts) <= 16
-    assert len(harness.plans[-1].counts) == 2
+    later = [sum(count for count in plan.counts if count > 1) for plan in harness.plans[lone:]]
+    assert max(later) <= 16
+    assert sum(later) >= 700 - lone * 256 + 80 - 16
 
 
 def test_it_follows_what_steps_take() -> None:
