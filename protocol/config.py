@@ -142,10 +142,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Seconds | None, _help("seconds a request may wait to begin; then it is refused with 503 (default: no bound)")
     ] = None
     max_num_prefill_tokens: Annotated[
-        PositiveInt | Auto,
-        _help(
-            "prompt tokens computed in one step; auto: as many as keep the device busy, more where a prompt is alone"
-        ),
+        PositiveInt | Auto, _help("prompt tokens in one step; auto: as many as keep the device busy, alone more")
     ] = "auto"
     itl_target_ms: Annotated[
         float,
