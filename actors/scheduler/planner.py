@@ -117,7 +117,7 @@ class Planner:
         starved = False
         if others or len(self._room):
             streaming = any(sequence.request.streaming for sequence in draft.sequences)
-            alone = not draft.sequences and len(others) + len(self._room) + len(self._residents.loading) == 1
+            alone = len(running) + len(self._room) + len(self._residents.loading) == 1
             draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
             left = draft.prefill
             first = self._next()

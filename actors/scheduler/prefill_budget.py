@@ -62,9 +62,9 @@ class PrefillBudget:
         return min(self.most, max(LEAST_TOKENS, int(room / self._per_token)))
 
     def _alone(self) -> int:
-        """Times `most`, so that products have few sizes: each of them costs a kernel of its own."""
+        """A multiple of `most`, where a step may have so many: each size of a product costs a kernel of its own."""
         per_token = max(self._per_token, self._at_start / 2)  # small chunks beside streams may seem to cost nothing
-        times = max(1, round(self._lone_seconds / (per_token * self.most)))
+        times = max(1, int(self._lone_seconds / (per_token * self.most)))
         return max(self.most, min(self._most_alone, times * self.most))
 
     def learn(self, *, prefill_tokens: int, decode_rows: int, planned_at: float, now: float) -> None:

@@ -60,11 +60,13 @@ struct Next {
     int64_t turn, turns;
 };
 
-// How many units from this one on, before `end`, are a segment: of one panel, or for a lone row of several whole ones.
+// How many units from this one on, before `end`, are a segment: of one panel, or for a lone row of several whole ones,
+// about equally many in each segment.
 int64_t width_at(const FloatWeight& weight, int64_t unit, int64_t end, int64_t rows) {
-    const int64_t left = end - unit, beside = weight.beside(unit);
-    if (rows == 1 && weight.panel == 64 && beside == 4 && left >= 8) return 4 * std::min(kStreams, left / 4);
-    return std::min(beside, left);
+    const int64_t left = end - unit, beside = weight.beside(unit), panels = left / 4;
+    if (rows > 1 || weight.panel != 64 || beside < 4 || panels < 2) return std::min(beside, left);
+    const int64_t segments = (panels + kStreams - 1) / kStreams;
+    return 4 * ((panels + segments - 1) / segments);
 }
 
 // sums [rows, 64], for at most `kMostRows` rows, = the rows times `width` units of the weight; of a lone row all in line.
@@ -193,7 +195,7 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
             width = std::min(width_at(weight, unit, end, x.rows), width_at(weight, units + unit, units + end, x.rows));
             // In one turn they are read in the order of gates, ups, next gates. In more, both stay for the next turn,
-            // and the next ones are fetched where there is room for all four.
+            // and both of the next ones are fetched where there is room for all four.
             const bool more = unit + width < end, once = tiles == 1, room = weight.panel * weight.padded <= kRoomy;
             const float* const next_gates = more ? weight.at(unit + width) : nullptr;
             const float* const next_ups = more ? weight.at(units + unit + width) : nullptr;

@@ -87,7 +87,8 @@ def install_llama(environment: Environment) -> None:
     path = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"}
     cmake = str(tools / "cmake")
     more = environment.compiler_flags
-    flags = [*LLAMA_FLAGS, *(f"-DCMAKE_{kind}_FLAGS={more}" for kind in ("C", "CXX") if more)]
+    kinds = ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")  # forgotten if an unfinished build had some
+    flags = [*LLAMA_FLAGS, *(f"-D{kind}={more}" if more else f"-U{kind}" for kind in kinds)]
     _run([cmake, "-G", "Ninja", "-S", str(tree / "vendor/llama.cpp"), "-B", str(build), *flags], env=path)
     targets = ["--target", "llama", "mtmd", "llama-server"]
     _run([cmake, "--build", str(build), "-j", str(environment.jobs), *targets], env=path)
