@@ -10,6 +10,7 @@ On crash:  the engine fails with the root cause, and every open request with it.
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol, assert_never
@@ -236,16 +237,20 @@ class WorkerActor:
                 await self._dormant.wait()
                 self._dormant = None
                 continue
-            wait = LOOK_SECONDS if self._seat.replaceable else None
+            wait = LOOK_SECONDS if self._seat.replaceable else math.inf
             if self._timeout is not None:
                 left = self.busy_since + self._timeout - self._clock.now()
                 if left <= 0.0:
                     raise _Lost(_hung(self._timeout, self._seat))
-                wait = left if wait is None else min(left, wait)
+                wait = min(left, wait)
             looks = looks + 1 if self._seat.stopped else 0
             if looks > STOPPED_LOOKS:
                 raise _Lost(WorkerGone("the worker process was stopped by a signal", fault=False))
+            began = self._clock.now()
             await new_waiter().wait(wait)
+            now = self._clock.now()
+            if now - began > wait + LOOK_SECONDS and self.busy_since is not None:  # suspended, and the worker with it
+                self.busy_since = min(self.busy_since + now - began, now)
 
     async def _replace(self, cause: Exception) -> None:
         """The worker is lost: say so, drop what it was asked, and come back when there is another one."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -217,6 +218,50 @@ async def test_a_stopped_worker_is_replaced_long_before_its_deadline(
         async with anyio.create_task_group() as group:
             await group.start(bench.actor.run)
             assert await bench.replaced() == WorkerLost("the worker process was stopped by a signal", fault=False)
+            bench.plans.close()
+            group.cancel_scope.cancel()
+    await bench.thread.close()
+
+
+class HandClock(SystemClock):
+    """Goes on while somebody waits for a time, and some waits take longer than they were meant to."""
+
+    def __init__(self, longer: dict[int, float]) -> None:
+        self.seconds, self._longer, self._waits = 0.0, longer, 0
+        self._woken = False
+
+    def now(self) -> float:
+        return self.seconds
+
+    def wake(self) -> None:
+        self._woken = True
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        while timeout is None and not self._woken:
+            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        if timeout is not None:
+            self._waits += 1
+            self.seconds += timeout + self._longer.get(self._waits, 0.0)
+        return self._woken
+
+
+@pytest.mark.parametrize(("longer", "lost"), [({}, 60.0), ({7: 500.0}, 60.0 + 501.0), ({7: 0.5, 8: 0.5}, 60.0)])
+async def test_time_in_which_everything_was_suspended_is_not_the_steps(
+    fake_worker: Any, monkeypatch: pytest.MonkeyPatch, longer: dict[int, float], lost: float
+) -> None:
+    clock = HandClock(longer)
+    monkeypatch.setattr("troupellm.actors.worker.new_waiter", lambda: clock)
+    bench = Bench(fake_worker)
+    seat = StoppedSeat(bench.ready)
+    seat.stopped = False
+    bench.actor = WorkerActor(bench.plans, bench.results, seat, clock, 60.0, Intensity())
+    await bench.plans.put(first_plan([5]))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            await group.start(bench.actor.run)
+            assert "longer than 60 s" in (await bench.replaced()).reason
+            assert clock.seconds == pytest.approx(lost)
             bench.plans.close()
             group.cancel_scope.cancel()
     await bench.thread.close()
