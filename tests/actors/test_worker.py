@@ -228,22 +228,22 @@ class HandClock(SystemClock):
 
     def __init__(self, longer: dict[int, float]) -> None:
         self.seconds, self._longer, self._waits = 0.0, longer, 0
-        self._woken = False
+        self._woken = anyio.Event()
 
     def now(self) -> float:
         return self.seconds
 
     def wake(self) -> None:
-        self._woken = True
+        self._woken.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        while timeout is None and not self._woken:
-            await anyio.lowlevel.checkpoint()
+        if timeout is None:
+            await self._woken.wait()
+            return True
         await anyio.lowlevel.checkpoint()
-        if timeout is not None:
-            self._waits += 1
-            self.seconds += timeout + self._longer.get(self._waits, 0.0)
-        return self._woken
+        self._waits += 1
+        self.seconds += timeout + self._longer.get(self._waits, 0.0)
+        return False
 
 
 @pytest.mark.parametrize(("longer", "lost"), [({}, 60.0), ({7: 500.0}, 60.0 + 501.0), ({7: 0.5, 8: 0.5}, 60.0)])
