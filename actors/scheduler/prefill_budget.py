@@ -29,9 +29,8 @@ class PrefillBudget:
             wanted = ready.saturation_tokens or config.max_num_batched_tokens
         self.most = min(wanted, config.max_num_batched_tokens)
         """Tokens, without regard to streams."""
-        free = (
-            config.max_num_prefill_tokens == "auto" and ready.device == "cpu"
-        )  # log-probabilities take a GPU's memory
+        # On a GPU the log-probabilities of a long step's prompt would take memory that nobody reserved.
+        free = config.max_num_prefill_tokens == "auto" and ready.device == "cpu"
         self._most_alone = config.max_num_batched_tokens if free else self.most
         self._lone_seconds = LONE_SECONDS / config.plans_in_flight
         self._target = config.itl_target_ms / 1000
