@@ -61,11 +61,13 @@ class PackedLinear:
         self.onednn = self.fast is None and onednn_supports(weight)
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias
-        self.native: FewRows | None = native_weight(self.weight, weight, bias) if self.onednn else None
+        self.invariant = batch_invariance()
+        self.native: FewRows | None = None
         """The compiled path for few rows."""
+        if self.onednn:
+            self.native = native_weight(self.weight, weight, bias, splits=not self.invariant)
         if self.fast is not None:
             self.native = self.fast.native
-        self.invariant = batch_invariance()
 
     def takes(self, rows: int) -> bool:
         """Whether the compiled path computes so many rows."""

@@ -33,6 +33,8 @@ class Functions:
     gated: native.Function
     many_rows: int
     """With how many rows they are as fast as oneDNN, where panels are small."""
+    split_rows: int
+    """The same of weights that may be split, whatever their panels; 0 where the processor has no tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class NativeWeight:
     __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
 
     def __init__(
-        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None
-    ) -> None:
+        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None,
+        splits: bool,
+    ) -> None:  # fmt: skip
         self.out_features, in_features = shape
-        self.most_rows = most_rows(layout, functions.many_rows)
+        self.most_rows = most_rows(layout, functions, splits)
         """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
         """Whether the halves can be multiplied by each other on the way."""
@@ -59,7 +62,7 @@ class NativeWeight:
         self._functions, self._held = functions, (packed, bias)
         self._told = np.array(
             [torch.ops.mkldnn.data_ptr(packed), layout.panel, layout.padded, in_features, self.out_features,
-             0 if bias is None else bias.data_ptr()],
+             0 if bias is None else bias.data_ptr(), splits],
             dtype=np.int64,
         )  # fmt: skip
         self._pointer = self._told.ctypes.data
@@ -95,9 +98,10 @@ class NativeWeight:
         return out
 
 
-def most_rows(layout: Layout, many_rows: int) -> int:
+def most_rows(layout: Layout, functions: Functions, splits: bool) -> int:
     """With how many rows a product of the compiled code is as fast as oneDNN's."""
-    return many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
+    whole = functions.many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
+    return max(whole, functions.split_rows) if splits else whole
 
 
 @functools.cache
@@ -107,8 +111,12 @@ def tiles(rows: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple((rows * tile // count, rows * (tile + 1) // count) for tile in range(count))
 
 
-def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """What lets the compiled code use a weight [out, in] that oneDNN packed; None is to do without."""
+def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: bool) -> NativeWeight | None:
+    """What lets the compiled code use a weight [out, in] that oneDNN packed; None is to do without.
+
+    Args:
+        splits: whether products of many rows may be added up in another order than those of few, if that is faster.
+    """
     functions = load()
     if functions is None or not packed.is_mkldnn:
         return None
@@ -120,7 +128,7 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None) -> Native
         layout = found[0] if found else None
         if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
             _layouts[shape] = layout
-    return None if layout is None else NativeWeight(functions, packed, layout, shape, bias)
+    return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
 
 
 _layouts: dict[tuple[int, int], Layout | None] = {}
@@ -156,19 +164,20 @@ def load() -> Functions | None:
     library = native.load()
     if library is None:
         return None
-    many_rows = np.zeros(1, dtype=np.int64)
-    library.function("linear_many_rows", "p")(many_rows.ctypes.data)
+    rows = np.zeros(2, dtype=np.int64)
+    library.function("linear_many_rows", "p")(rows.ctypes.data)
     functions = Functions(
-        library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"), int(many_rows[0])
+        library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"), *rows.tolist()
     )
-    right = all(_agrees(functions, out) for out in (96, 640))  # part of a panel, and several
+    # Part of a panel, and several; with so many rows that they are split, where they can be.
+    right = all(_agrees(functions, *case) for case in ((96, 7, False), (640, 7, False), (640, 40, True)))
     return native.checked(functions, right, "products")
 
 
-def _agrees(functions: Functions, out: int) -> bool:
+def _agrees(functions: Functions, out: int, rows: int, splits: bool) -> bool:
     """On a weight that is packed by hand."""
     generator = torch.Generator().manual_seed(0)
-    depth, rows, count = 33, 7, -(-out // 64)
+    depth, count = 33, -(-out // 64)
     x, weight, bias, residual = (
         torch.randn(shape, generator=generator, dtype=torch.float32)
         for shape in ((rows, depth), (out, depth), (out,), (rows, out))
@@ -179,7 +188,7 @@ def _agrees(functions: Functions, out: int) -> bool:
     held = NativeWeight.__new__(NativeWeight)
     held._functions, held.out_features, held._held = functions, out, (panels, bias)
     held.most_rows = FEW_ROWS
-    held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr()], dtype=np.int64)
+    held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr(), splits], dtype=np.int64)
     held._pointer = held._told.ctypes.data
     plain = functional.linear(x, weight, bias)
     normed = functional.linear(functional.rms_norm(x, (depth,), norm, 1e-5), weight, bias)
@@ -193,5 +202,7 @@ def _agrees(functions: Functions, out: int) -> bool:
     )
     if not all(torch.allclose(got, expected, atol=1e-4) for got, expected in found):
         return False
+    if splits:
+        return True
     alone = (held.linear(x[:1], norm, 1e-5, None, 1.0), held.gated(x[:1], norm, 1e-5, "silu"))
     return torch.equal(alone[0], found[2][0][:1]) and torch.equal(alone[1], found[3][0][:1])

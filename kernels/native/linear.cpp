@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "parts.h"
+#include "split.h"
 #include "tile.h"
 
 namespace {
@@ -144,6 +145,7 @@ inline Floats biased(const FloatWeight& weight, Floats value, int64_t out) {
     return weight.bias ? value + load(weight.bias + out) : value;
 }
 
+// out [rows, outs] at these units, from sums [rows, 64].
 void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
             float factor, float* out, int64_t out_stride) {
     const int64_t begin = unit * kLanes;
@@ -163,9 +165,66 @@ void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t 
     }
 }
 
+// out [rows, outs / 2] at these units: activation(gates) * ups.
+void finish_gated(const FloatWeight& weight, const float* gates, const float* ups, int64_t rows, int64_t unit,
+                  int64_t width, int64_t activation, float* out, int64_t out_stride) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < width * kLanes; c += kLanes) {
+            const int64_t at = unit * kLanes + c;
+            const Floats gate = biased(weight, load(gates + r * 64 + c), at);
+            const Floats up = biased(weight, load(ups + r * 64 + c), weight.outs / 2 + at);
+            store(out + r * out_stride + at, activated(gate, activation) * up);
+        }
+}
+
+#if defined(TROUPE_AMX)
+// Calls use(first row, rows, unit, width, sums, sums of the second half if `gated`) for all of this thread's shares.
+template <bool gated, typename Use>
+void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use use) {
+    thread_local SplitRows split;
+    thread_local std::vector<float> memory;
+    const AmxScope scope;
+    const int64_t blocks = blocks_of(weight, x.rows), units = weight.outs / 2 / kLanes;
+    const auto first_of = [&](int64_t block) { return std::min(x.rows, whole_tiles(x.rows * block / blocks)); };
+    const int64_t size = whole_tiles(kMostBlockRows) * 64;
+    grow(memory, 2 * size);
+    float *const sums = memory.data(), *const seconds = sums + size;
+    int64_t held = -1, first = 0, count = 0;
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+        if (const int64_t block = shares.round(share); block != held) {
+            held = block, first = first_of(block), count = first_of(block + 1) - first;
+            const Rows rows = ready_rows({x.data + first * x.stride, x.stride, count, x.norm, x.eps}, weight.depth);
+            split.take(rows.data, rows.stride, count, weight.depth);
+        }
+        const int64_t end = shares.at(shares.of_round(share) + 1);
+        for (int64_t unit = shares.at(shares.of_round(share)), width; unit < end; unit += width) {
+            width = width_at(weight, unit, end, count);
+            if (gated) width = std::min(width, width_at(weight, units + unit, units + end, count));
+            const float* const next = unit + width < end ? weight.at(unit + width) : nullptr;
+            split.times(weight, unit, width, gated ? weight.at(units + unit) : next, sums);
+            if (gated) split.times(weight, units + unit, width, next, seconds);
+            use(first, count, unit, width, sums, seconds);
+        }
+    }
+}
+#endif
+
 }  // namespace
 
+troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
+    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads,
+            splits(weight, rows) ? blocks_of(weight, rows) : 1};
+}
+
 void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares) {
+#if defined(TROUPE_AMX)
+    if (splits(weight, x.rows))
+        return by_tiles<false>(weight, x, shares, [&](int64_t first, int64_t rows, int64_t unit, int64_t width,
+                                                      const float* sums, const float*) {
+            finish(weight, sums, rows, unit, width, out.adds, out.factor, out.data + first * out.stride, out.stride);
+        });
+#endif
     const int64_t tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float sums[kMostRows * 64];
@@ -187,6 +246,13 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
 
 void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out,
                               Shares& shares) {
+#if defined(TROUPE_AMX)
+    if (splits(weight, x.rows))
+        return by_tiles<true>(weight, x, shares, [&](int64_t first, int64_t rows, int64_t unit, int64_t width,
+                                                     const float* gates, const float* ups) {
+            finish_gated(weight, gates, ups, rows, unit, width, activation, out.data + first * out.stride, out.stride);
+        });
+#endif
     const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
@@ -205,13 +271,9 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
                 const float* const beside_ups = once || !room ? next_gates : next_ups;
                 segment(some, weight, unit, width, {beside_gates, tile, tiles}, gates);
                 segment(some, weight, units + unit, width, {beside_ups, tile, tiles}, ups);
-                for (int64_t r = 0; r < some.count; ++r, ++first)
-                    for (int64_t c = 0; c < width * kLanes; c += kLanes) {
-                        const int64_t at = unit * kLanes + c;
-                        const Floats gate = biased(weight, load(gates + r * 64 + c), at);
-                        const Floats up = biased(weight, load(ups + r * 64 + c), units * kLanes + at);
-                        store(out.data + first * out.stride + at, activated(gate, activation) * up);
-                    }
+                finish_gated(weight, gates, ups, some.count, unit, width, activation, out.data + first * out.stride,
+                             out.stride);
+                first += some.count;
             }
         }
     }
@@ -221,7 +283,7 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
 // `norm` [depth], the rows go through a root-mean-square norm before.
 extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
                        double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
-    Shares shares = shares_of(*weight, false, threads);
+    Shares shares = shares_of(*weight, false, rows, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, shares);
 }
@@ -231,10 +293,14 @@ extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stri
 extern "C" void linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
                              const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
                              int64_t threads) {
-    Shares shares = shares_of(*weight, true, threads);
+    Shares shares = shares_of(*weight, true, rows, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, shares);
 }
 
-// With how many rows these products are worth calling, where the panels of the weight are small.
-extern "C" void linear_many_rows(int64_t* rows) { *rows = kManyRows; }
+// With how many rows these products are worth calling: where the panels of the weight are small, and where it splits (0:
+// that changes nothing).
+extern "C" void linear_many_rows(int64_t* rows) {
+    rows[0] = kManyRows;
+    rows[1] = amx_allowed() ? std::numeric_limits<int32_t>::max() : 0;
+}

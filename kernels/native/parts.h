@@ -10,11 +10,13 @@
 
 namespace troupe {
 
-// A weight in float32 as linear.cpp reads it. bias [outs] or null.
+// A weight in float32 as linear.cpp reads it. bias [outs] or null; `splits`: products of many rows may be added up in
+// another order than those of few.
 struct FloatWeight {
     const float* data;
     int64_t panel, padded, depth, outs;
     const float* bias;
+    int64_t splits;
 
     const float* at(int64_t unit) const {  // units are 16 outputs
         const int64_t out = unit * kLanes;
@@ -63,10 +65,7 @@ struct Output {
 constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
 
 // How outputs of a weight are dealt out in one product.
-inline Shares shares_of(const FloatWeight& weight, bool gated, int64_t threads) {
-    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
-    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads};
-}
+Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads);
 
 inline Shares shares_of(const Int8Weight& weight, bool gated, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;

@@ -18,20 +18,25 @@ static_assert(kMostShares <= 2 * kPanelsPerThread,
 // such as the interpreter's other threads, does not hold up the rest.
 class Shares {
 public:
-    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads)
+    // All of it is dealt out `rounds` times, one round after the other.
+    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads, int64_t rounds = 1)
         : units_(units),
           per_panel_(per_panel),
           count_(threads),
+          rounds_(rounds),
           whole_(units >= kPanelsPerThread * threads * per_panel) {
         const int64_t each = bytes / kShareBytes / threads;
         if (threads > 1 && each > 1) count_ *= each < kMostShares ? each : kMostShares;
     }
     // All of this thread's: for (share = first(); has(share); share = next()).
     int64_t first() const { return omp_get_thread_num(); }
-    bool has(int64_t share) const { return share < count_; }
+    bool has(int64_t share) const { return share < count_ * rounds_; }
     int64_t next() { return omp_get_num_threads() + taken_.fetch_add(1, std::memory_order_relaxed); }
 
-    // Where a share begins and, with one more, ends: between two panels where there are enough of them, since a part of
+    int64_t round(int64_t share) const { return share / count_; }
+    int64_t of_round(int64_t share) const { return share % count_; }
+
+    // Where a share of a round begins and, with one more, ends: between two panels where there are enough of them, since a part of
     // one takes nearly as long as all of it. A share may be empty.
     int64_t at(int64_t share) const {
         const int64_t unit = units_ * share / count_;
@@ -39,7 +44,7 @@ public:
     }
 
 private:
-    int64_t units_, per_panel_, count_;
+    int64_t units_, per_panel_, count_, rounds_;
     bool whole_;
     std::atomic<int64_t> taken_{0};
 };

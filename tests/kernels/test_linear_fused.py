@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no comp
 @pytest.fixture(params=["torch", pytest.param("compiled", marks=needs_compiler)])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(linear_kernel, "native_weight", lambda packed, weight, bias: None)
+        monkeypatch.setattr(linear_kernel, "native_weight", lambda *given, **named: None)
     return request.param
 
 
@@ -84,7 +84,8 @@ def test_neither_the_number_of_threads_matters_nor_that_of_rows() -> None:
     before = torch.get_num_threads()
     for out, depth, rows in product((100, 560, 1000), (200, 2048), (1, 14, 70)):
         weight, x = torch.randn(out, depth), torch.randn(rows, depth)
-        compiled = pack(weight).native
+        with batch_invariant():
+            compiled = pack(weight).native
         assert compiled is not None
         try:
             found = []
@@ -109,9 +110,51 @@ def test_a_lone_row_is_gated_as_among_others() -> None:
             assert torch.equal(compiled.gated(x[row : row + 1], None, 0.0, "silu"), found[row : row + 1])
 
 
-def test_more_rows_are_taken_where_panels_are_small() -> None:
+@needs_compiler
+def test_many_rows_are_as_exact_as_in_float32() -> None:
+    """Split or not: what is left out is far below what a float32 rounds away, at all sizes of blocks and their parts."""
+    for (out, depth), rows in product(((1000, 2048), (96, 64), (224, 33), (17, 40)), (17, 32, 33, 65, 200, 257, 300, 1030)):
+        weight, x, bias = torch.randn(out, depth), torch.randn(rows, depth + 3)[:, :depth], torch.randn(out)
+        packed = pack(weight, bias)
+        exact = x.double() @ weight.double().T + bias.double()
+        size = x.abs().double() @ weight.abs().double().T + bias.abs()
+        assert ((linear(x, packed) - exact).abs() / size).max() < 2**-20
+        residual = torch.randn(rows, out)
+        summed = residual.clone()
+        linear_add(x, packed, summed, 0.5)
+        assert ((summed - 0.5 * exact - residual).abs() / (size + residual.abs())).max() < 2**-20
+
+
+@needs_compiler
+def test_many_rows_do_not_depend_on_each_other_nor_on_threads() -> None:
+    """From the number on from which they are split, where they are."""
+    before = torch.get_num_threads()
+    for out, depth in ((1000, 2048), (160, 100)):
+        compiled, x = pack(torch.randn(out, depth)).native, torch.randn(300, depth)
+        assert compiled is not None
+        if compiled.most_rows < 300:
+            pytest.skip("the processor has no tiles")
+        found = compiled.linear(x, None, 0.0, None, 1.0)
+        x[0] = float("nan")
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                assert torch.equal(compiled.linear(x, None, 0.0, None, 1.0)[1:], found[1:])
+        finally:
+            torch.set_num_threads(before)
+        for begin, end in ((1, 33), (200, 300), (77, 94)):
+            assert torch.equal(compiled.linear(x[begin:end], None, 0.0, None, 1.0), found[begin:end])
+
+
+def test_more_rows_are_taken_where_panels_are_small_or_weights_split() -> None:
     small, large = native.Layout(64, 2048), native.Layout(64, 4096)
-    assert (native.most_rows(small, 512), native.most_rows(large, 512)) == (512, native.FEW_ROWS)
+
+    def rows(layout: native.Layout, split_rows: int, *, splits: bool) -> int:
+        return native.most_rows(layout, native.Functions(print, print, 512, split_rows), splits)
+
+    assert (rows(small, 0, splits=True), rows(large, 0, splits=True)) == (512, native.FEW_ROWS)
+    assert (rows(small, 999, splits=False), rows(large, 999, splits=False)) == (512, native.FEW_ROWS)
+    assert (rows(small, 999, splits=True), rows(large, 999, splits=True)) == (999, 999)
 
 
 @needs_compiler

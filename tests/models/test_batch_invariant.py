@@ -100,7 +100,7 @@ def test_logits_do_not_depend_on_the_batch(
     family: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(linear_kernel, "native_weight", lambda packed, weight, bias: None)
+        monkeypatch.setattr(linear_kernel, "native_weight", lambda *given, **named: None)
         monkeypatch.setattr(native_attention, "load", lambda: None)
     with batch_invariant():
         recorder = recorder_of(family, dtype, monkeypatch)
@@ -151,7 +151,7 @@ def compare(found: dict[tuple[int, int], torch.Tensor], expected: dict[tuple[int
 def test_without_it_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else there would be no need of it, and the test above would show nothing."""
     few = linear_kernel.native.FEW_ROWS
-    monkeypatch.setattr(linear_kernel.native, "most_rows", lambda layout, many_rows: few)  # else oneDNN has no part
+    monkeypatch.setattr(linear_kernel.native, "most_rows", lambda *given: few)  # else oneDNN has no part
     recorder = recorder_of("llama", torch.float32, monkeypatch)
     expected, _ = recorder.alone()
     found = recorder.together()
