@@ -193,7 +193,9 @@ public:
     // rows [count, depth], `stride` apart.
     void take(const float* rows, int64_t stride, int64_t count, int64_t depth) {
         depth_ = depth, steps_ = (depth + kDepthOfTile - 1) / kDepthOfTile;
-        tiles_ = whole_tiles(count) / 16, length_ = tiles_ > 2 ? kSteps : steps_;  // two tiles take all in one piece
+        tiles_ = whole_tiles(count) / 16;
+        const int64_t pieces = tiles_ > 2 ? (steps_ + kSteps - 1) / kSteps : 1;  // a pair of tiles takes all in one
+        length_ = (steps_ + pieces - 1) / pieces;
         grow(memory_, tiles_ * steps_ * kParts * kWords + 16);
         rows_ = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
