@@ -166,9 +166,10 @@ class Decoder:
         """As `_run`, in one call. tapped: for what leaves the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
-        layers.run(residual, batch.positions, views, self.tables, caches)
-        if tapped is not None:
-            tapped.copy_(residual)
+        if tapped is None:
+            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
+        layers.run(residual, batch.positions, views, self.tables, caches, None)
+        tapped.copy_(residual)
         return residual.index_select(0, batch.logit_tokens)
 
     def _together(self) -> DecoderLayers | None:

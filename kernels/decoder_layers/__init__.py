@@ -1,4 +1,5 @@
-"""All layers of a decoder in one compiled call, for few rows, float32 or int8 weights on a CPU.
+"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; only few rows where it takes oneDNN for
+products of many.
 
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from troupellm.kernels import native
 from troupellm.kernels.linear import PackedLinear
-from troupellm.kernels.linear.native import FEW_ROWS
+from troupellm.kernels.linear.native import ANY_ROWS, FEW_ROWS
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.native import (
     CELLS,
@@ -64,16 +65,14 @@ class DecoderLayers:
             for layer in layers
         ]
         self._held = list(layers)
-        self.most_rows = min(
-            FEW_ROWS,
-            *(
-                product.native.most_rows
-                for layer in layers
-                for product in (layer.qkv, layer.out, layer.gate_up, layer.down)
-                if product.native is not None
-            ),
+        most = min(
+            product.native.most_rows
+            for layer in layers
+            for product in (layer.qkv, layer.out, layer.gate_up, layer.down)
+            if product.native is not None
         )
-        """Beyond, what is between the operations is little, and each is better dealt out by itself."""
+        self.most_rows = most if most == ANY_ROWS else min(most, FEW_ROWS)
+        """Beyond, where products have to be cut, each is better dealt out by itself."""
         self._group = layers[0].attention.num_heads // layers[0].attention.num_kv_heads
         numbers = [
             [
@@ -95,17 +94,23 @@ class DecoderLayers:
 
     def run(
         self, residual: Tensor, positions: Tensor, views: Sequence[tuple[AttentionPlan, Tensor]],
-        rotations: Sequence[Pair], caches: Sequence[Pair],
-    ) -> None:  # fmt: skip
-        """Take the residual through all layers, in place; keys and values are written to the caches.
+        rotations: Sequence[Pair], caches: Sequence[Pair], keep: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Take the residual through all layers; keys and values are written to the caches.
 
         Args:
-            residual: [rows, hidden], contiguous.
+            residual: [rows, hidden], contiguous; it is written to.
             positions: int64 [rows].
             views: per view of the cache, its plan and where keys and values go, as of `kernels.kv_write`.
             rotations: cosines and sines by position, [positions, 1, rotary_dim / 2] each, contiguous.
             caches: per layer, as of `kernels.paged_attention`.
+            keep: int64 [kept], the rows to go on with behind the last attention; None is all.
+
+        Returns:
+            what leaves the last layer [kept, hidden]; of all rows it is `residual`.
         """
+        kept = 0 if keep is None else keep.shape[0]
+        out = residual if keep is None else torch.empty(kept, residual.shape[1], dtype=torch.float32)
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
         if self._rotations is not rotations:
             self._rotations = rotations
@@ -115,8 +120,10 @@ class DecoderLayers:
         self._function(
             self._told.ctypes.data, self._count, residual.data_ptr(), residual.shape[0], residual.shape[1],
             positions.data_ptr(), steps.ctypes.data, self._angles.ctypes.data, self._memory.told.ctypes.data,
-            CELLS[caches[0][0].dtype], torch.get_num_threads(),
+            CELLS[caches[0][0].dtype], None if keep is None else keep.data_ptr(), kept, out.data_ptr(),
+            torch.get_num_threads(),
         )  # fmt: skip
+        return out
 
 
 class _Memory:
@@ -161,4 +168,4 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None or load_attention() is None:
         return None
-    return library.function("decoder_layers", "pi" + "pii" + "pppp" + "ii")
+    return library.function("decoder_layers", "pi" + "pii" + "pppp" + "i" + "pip" + "i")
