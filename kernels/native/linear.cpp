@@ -178,17 +178,16 @@ void finish_gated(const FloatWeight& weight, const float* gates, const float* up
 }
 
 #if defined(TROUPE_AMX)
-// Calls use(first row, rows, unit, width, sums, sums of the second half if `gated`) for all of this thread's shares.
+// Calls use(first row, rows, segment, segment of the second half if `gated`) for all of this thread's shares.
 template <bool gated, typename Use>
 void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use use) {
     thread_local SplitRows split;
     thread_local std::vector<float> memory;
     const AmxScope scope;
-    const int64_t blocks = blocks_of(weight, x.rows), units = weight.outs / 2 / kLanes;
+    const int64_t blocks = blocks_of(x.rows), size = whole_tiles(std::min(x.rows, kBlockRows)) * 64;
+    const int64_t halves[] = {0, weight.outs / 2 / kLanes};
+    grow(memory, kPanels * size);
     const auto first_of = [&](int64_t block) { return std::min(x.rows, whole_tiles(x.rows * block / blocks)); };
-    const int64_t size = whole_tiles(kMostBlockRows) * 64;
-    grow(memory, 2 * size);
-    float *const sums = memory.data(), *const seconds = sums + size;
     int64_t held = -1, first = 0, count = 0;
     for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
         if (const int64_t block = shares.round(share); block != held) {
@@ -197,13 +196,22 @@ void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use us
             split.take(rows.data, rows.stride, count, weight.depth);
         }
         const int64_t end = shares.at(shares.of_round(share) + 1);
-        for (int64_t unit = shares.at(shares.of_round(share)), width; unit < end; unit += width) {
-            width = width_at(weight, unit, end, count);
-            if (gated) width = std::min(width, width_at(weight, units + unit, units + end, count));
-            const float* const next = unit + width < end ? weight.at(unit + width) : nullptr;
-            split.times(weight, unit, width, gated ? weight.at(units + unit) : next, sums);
-            if (gated) split.times(weight, units + unit, width, next, seconds);
-            use(first, count, unit, width, sums, seconds);
+        for (int64_t unit = shares.at(shares.of_round(share)); unit < end;) {
+            Segment segments[kPanels];
+            int found = 0;
+            while (unit < end && found < kPanels) {
+                int64_t width = width_at(weight, unit, end, kMostRows);
+                if (gated) width = std::min(width, width_at(weight, halves[1] + unit, halves[1] + end, kMostRows));
+                for (int half = 0; half <= gated; ++half, ++found)
+                    segments[found] = {halves[half] + unit, width, memory.data() + found * size, {}};
+                unit += width;
+            }
+            for (int i = 0; i < found; ++i) {  // its place in the next group
+                const int64_t next = segments[i].unit + unit - segments[0].unit;
+                if (next < end + halves[gated ? i % 2 : 0]) segments[i].fetch.from = weight.at(next);
+            }
+            split.times(weight, segments, found);
+            for (int i = 0; i < found; i += 1 + gated) use(first, count, segments[i], segments[i + gated]);
         }
     }
 }
@@ -213,16 +221,17 @@ void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use us
 
 troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    const bool many = splits(weight, rows) && rows > kRowsOfTiles;
     return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads,
-            splits(weight, rows) ? blocks_of(weight, rows) : 1};
+            many ? blocks_of(rows) : 1, many ? kPanels * weight.panel * weight.padded * 4 : kShareBytes};
 }
 
 void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares) {
 #if defined(TROUPE_AMX)
     if (splits(weight, x.rows))
-        return by_tiles<false>(weight, x, shares, [&](int64_t first, int64_t rows, int64_t unit, int64_t width,
-                                                      const float* sums, const float*) {
-            finish(weight, sums, rows, unit, width, out.adds, out.factor, out.data + first * out.stride, out.stride);
+        return by_tiles<false>(weight, x, shares, [&](int64_t first, int64_t rows, const Segment& at, const Segment&) {
+            finish(weight, at.sums, rows, at.unit, at.width, out.adds, out.factor, out.data + first * out.stride,
+                   out.stride);
         });
 #endif
     const int64_t tiles = products(x.rows);
@@ -248,9 +257,9 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
                               Shares& shares) {
 #if defined(TROUPE_AMX)
     if (splits(weight, x.rows))
-        return by_tiles<true>(weight, x, shares, [&](int64_t first, int64_t rows, int64_t unit, int64_t width,
-                                                     const float* gates, const float* ups) {
-            finish_gated(weight, gates, ups, rows, unit, width, activation, out.data + first * out.stride, out.stride);
+        return by_tiles<true>(weight, x, shares, [&](int64_t first, int64_t rows, const Segment& gate, const Segment& up) {
+            finish_gated(weight, gate.sums, up.sums, rows, gate.unit, gate.width, activation,
+                         out.data + first * out.stride, out.stride);
         });
 #endif
     const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);

@@ -18,15 +18,16 @@ static_assert(kMostShares <= 2 * kPanelsPerThread,
 // such as the interpreter's other threads, does not hold up the rest.
 class Shares {
 public:
-    // All of it is dealt out `rounds` times, one round after the other.
-    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads, int64_t rounds = 1)
+    // All of it is dealt out `rounds` times, one round after the other. A share has `least` bytes or so.
+    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads, int64_t rounds = 1,
+           int64_t least = kShareBytes)
         : units_(units),
           per_panel_(per_panel),
           count_(threads),
           rounds_(rounds),
           whole_(units >= kPanelsPerThread * threads * per_panel) {
-        const int64_t each = bytes / kShareBytes / threads;
-        if (threads > 1 && each > 1) count_ *= each < kMostShares ? each : kMostShares;
+        const int64_t each = bytes / least / threads, most = (kMostShares + rounds - 1) / rounds;
+        if (threads > 1 && each > 1) count_ *= each < most ? each : most;
     }
     // All of this thread's: for (share = first(); has(share); share = next()).
     int64_t first() const { return omp_get_thread_num(); }

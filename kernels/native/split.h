@@ -23,7 +23,8 @@ constexpr int64_t kSplitRows = std::numeric_limits<int64_t>::max();
 #endif
 
 constexpr int64_t kDepthOfTile = 32, kRowsOfTiles = 32;  // rows are taken in pairs of tiles
-constexpr int64_t kMostBlockRows = 256, kLeastBlockRows = 128, kBlockBytes = 5 << 18;
+constexpr int64_t kBlockRows = 256;  // that are split at once
+constexpr int kPanels = 4;  // that share what is read of the rows
 
 inline bool splits(const FloatWeight& weight, int64_t rows) {
     return rows >= kSplitRows && weight.splits && amx_allowed();
@@ -31,12 +32,7 @@ inline bool splits(const FloatWeight& weight, int64_t rows) {
 
 inline int64_t whole_tiles(int64_t rows) { return (rows + kRowsOfTiles - 1) / kRowsOfTiles * kRowsOfTiles; }
 
-// Rows are taken in blocks, whose parts stay in a core's second cache while the weight goes by.
-inline int64_t blocks_of(const FloatWeight& weight, int64_t rows) {
-    const int64_t fitting = kBlockBytes / (6 * weight.depth) / kRowsOfTiles * kRowsOfTiles;
-    const int64_t most = std::clamp(fitting, kLeastBlockRows, kMostBlockRows);
-    return (whole_tiles(rows) + most - 1) / most;
-}
+inline int64_t blocks_of(int64_t rows) { return (whole_tiles(rows) + kBlockRows - 1) / kBlockRows; }
 
 #if defined(TROUPE_AMX)
 
@@ -128,16 +124,21 @@ inline void store_sums(float* sums) {
 }
 
 // Numbers of a weight to be fetched, a little with every call, while those before them are used.
-class Fetch {
-public:
-    Fetch(const float* from, int64_t lines, int64_t calls) : from_(from), lines_(from ? lines : 0), calls_(calls) {}
-    void some() {
-        for (left_ += lines_; left_ >= calls_; left_ -= calls_, from_ += kLanes) __builtin_prefetch(from_, 0, 2);
-    }
+struct Fetch {
+    const float* from;
+    int64_t lines, calls, left;
 
-private:
-    const float* from_;
-    int64_t lines_, calls_, left_ = 0;
+    void begin(int64_t all, int64_t times) { lines = from ? all : 0, calls = times, left = 0; }
+    void some() {
+        for (left += lines; left >= calls; left -= calls, from += kLanes) __builtin_prefetch(from, 0, 2);
+    }
+};
+
+// Units of one panel, what follows them, and their sums [rows in whole tiles, 64].
+struct Segment {
+    int64_t unit, width;
+    float* sums;
+    Fetch fetch;
 };
 
 // What a weight is at 16 * tiles outputs from `from` on.
@@ -215,17 +216,18 @@ public:
             }
     }
 
-    // sums [count rounded up to 32, 64] = the rows times `width` units of the weight; `next` is read after them.
-    void times(const FloatWeight& weight, int64_t unit, int64_t width, const float* next, float* sums) const {
-        const Columns columns{weight.at(unit), weight.panel, depth_};
-        Fetch fetch(next, width * depth_, 6 * steps_ * (tiles_ / 2) * ((width + 1) / 2));
+    // The sums of all segments. Each piece of the rows serves all of them before the next is read.
+    void times(const FloatWeight& weight, Segment* segments, int count) const {
+        for (int i = 0; i < count; ++i)
+            segments[i].fetch.begin(segments[i].width * depth_, 6 * steps_ * (tiles_ / 2) * ((segments[i].width + 1) / 2));
         for (int64_t begin = 0; begin < steps_; begin += length_)
-            for (int64_t u = 0; u < width; u += 2) {
-                const Columns some{columns.from + u * kLanes, columns.panel, depth_};
-                if (width - u > 1)
-                    piece<2>(some, begin, fetch, sums + u * kLanes);
-                else
-                    piece<1>(some, begin, fetch, sums + u * kLanes);
+            for (int i = 0; i < count; ++i) {
+                Segment& segment = segments[i];
+                for (int64_t u = 0; u < segment.width; u += 2) {
+                    const Columns columns{weight.at(segment.unit + u), weight.panel, depth_};
+                    const auto multiply = segment.width - u > 1 ? &SplitRows::piece<2> : &SplitRows::piece<1>;
+                    (this->*multiply)(columns, begin, segment.fetch, segment.sums + u * kLanes);
+                }
             }
     }
 
