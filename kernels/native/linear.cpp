@@ -1,6 +1,6 @@
 // Products with a constant weight, float32: one walk through the weight, at the speed of the memory where rows are few.
 // They are products of up to 16 rows each; where there are more rows, each piece of the weight, which fits in a core's
-// cache, is used for all such products before the next piece is read.
+// cache, is used for all such products before the next piece is read; or the processor's tiles multiply them (split.h).
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
@@ -8,10 +8,7 @@
 // Every output is one sum over the inputs in their order, in one accumulator, whatever the number of rows, the thread
 // or the tile: a row's result does not depend on its neighbours, to the bit.
 
-#include <algorithm>
-#include <vector>
-
-#include "parts.h"
+#include "finish.h"
 #include "split.h"
 #include "tile.h"
 
@@ -48,11 +45,6 @@ constexpr int64_t kManyRows = troupe::kFewRows;
 #endif
 
 constexpr int64_t kRoomy = 64 * 1024;  // numbers of a panel: a core's own cache holds four
-
-struct Rows {
-    const float* data;
-    int64_t stride, count;
-};
 
 // A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or
 // null.
@@ -111,111 +103,11 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
     }
 }
 
-// The rows behind their norm, in memory of this thread.
-Rows ready_rows(const Inputs& x, int64_t depth) {
-    if (x.norm == nullptr) return {x.data, x.stride, x.rows};
-    thread_local std::vector<float> memory;
-    grow(memory, x.rows * depth);
-    const int64_t whole = depth / kLanes * kLanes;
-    for (int64_t r = 0; r < x.rows; ++r) {
-        const float* from = x.data + r * x.stride;
-        float* to = memory.data() + r * depth;
-        Floats squares = {};
-        for (int64_t k = 0; k < whole; k += kLanes) squares += load(from + k) * load(from + k);
-        float total = sum(squares);
-        for (int64_t k = whole; k < depth; ++k) total += from[k] * from[k];
-        const float scale = 1.0f / std::sqrt(total / static_cast<float>(depth) + static_cast<float>(x.eps));
-        for (int64_t k = 0; k < whole; k += kLanes) store(to + k, load(from + k) * scale * load(x.norm + k));
-        for (int64_t k = whole; k < depth; ++k) to[k] = from[k] * scale * x.norm[k];
-    }
-    return {memory.data(), depth, x.rows};
-}
-
 // The rows cut into products of about equally many: the rows of number `tile`.
 Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
     const int64_t first = x.count * tile / tiles;
     return {x.data + first * x.stride, x.stride, x.count * (tile + 1) / tiles - first};
 }
-
-inline float biased(const FloatWeight& weight, float value, int64_t out) {
-    return weight.bias ? value + weight.bias[out] : value;
-}
-
-inline Floats biased(const FloatWeight& weight, Floats value, int64_t out) {
-    return weight.bias ? value + load(weight.bias + out) : value;
-}
-
-// out [rows, outs] at these units, from sums [rows, 64].
-void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
-            float factor, float* out, int64_t out_stride) {
-    const int64_t begin = unit * kLanes;
-    const int64_t end = begin + width * kLanes < weight.outs ? begin + width * kLanes : weight.outs;
-    for (int64_t r = 0; r < rows; ++r) {
-        float* to = out + r * out_stride;
-        const float* from = sums + r * 64 - begin;
-        int64_t o = begin;
-        for (; o + kLanes <= end; o += kLanes) {
-            const Floats value = biased(weight, load(from + o), o);
-            store(to + o, adds ? load(to + o) + factor * value : value);
-        }
-        for (; o < end; ++o) {
-            const float value = biased(weight, from[o], o);
-            to[o] = adds ? to[o] + factor * value : value;
-        }
-    }
-}
-
-// out [rows, outs / 2] at these units: activation(gates) * ups.
-void finish_gated(const FloatWeight& weight, const float* gates, const float* ups, int64_t rows, int64_t unit,
-                  int64_t width, int64_t activation, float* out, int64_t out_stride) {
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < width * kLanes; c += kLanes) {
-            const int64_t at = unit * kLanes + c;
-            const Floats gate = biased(weight, load(gates + r * 64 + c), at);
-            const Floats up = biased(weight, load(ups + r * 64 + c), weight.outs / 2 + at);
-            store(out + r * out_stride + at, activated(gate, activation) * up);
-        }
-}
-
-#if defined(TROUPE_AMX)
-// Calls use(first row, rows, segment, segment of the second half if `gated`) for all of this thread's shares.
-template <bool gated, typename Use>
-void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use use) {
-    thread_local SplitRows split;
-    thread_local std::vector<float> memory;
-    const AmxScope scope;
-    const int64_t blocks = blocks_of(x.rows), size = whole_tiles(std::min(x.rows, kBlockRows)) * 64;
-    const int64_t halves[] = {0, weight.outs / 2 / kLanes};
-    grow(memory, kPanels * size);
-    const auto first_of = [&](int64_t block) { return std::min(x.rows, whole_tiles(x.rows * block / blocks)); };
-    int64_t held = -1, first = 0, count = 0;
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-        if (const int64_t block = shares.round(share); block != held) {
-            held = block, first = first_of(block), count = first_of(block + 1) - first;
-            const Rows rows = ready_rows({x.data + first * x.stride, x.stride, count, x.norm, x.eps}, weight.depth);
-            split.take(rows.data, rows.stride, count, weight.depth);
-        }
-        const int64_t end = shares.at(shares.of_round(share) + 1);
-        for (int64_t unit = shares.at(shares.of_round(share)); unit < end;) {
-            Segment segments[kPanels];
-            int found = 0;
-            while (unit < end && found < kPanels) {
-                int64_t width = width_at(weight, unit, end, kMostRows);
-                if (gated) width = std::min(width, width_at(weight, halves[1] + unit, halves[1] + end, kMostRows));
-                for (int half = 0; half <= gated; ++half, ++found)
-                    segments[found] = {halves[half] + unit, width, memory.data() + found * size, {}};
-                unit += width;
-            }
-            for (int i = 0; i < found; ++i) {  // its place in the next group
-                const int64_t next = segments[i].unit + unit - segments[0].unit;
-                if (next < end + halves[gated ? i % 2 : 0]) segments[i].fetch.from = weight.at(next);
-            }
-            split.times(weight, segments, found);
-            for (int i = 0; i < found; i += 1 + gated) use(first, count, segments[i], segments[i + gated]);
-        }
-    }
-}
-#endif
 
 }  // namespace
 
@@ -227,13 +119,7 @@ troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t 
 }
 
 void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares) {
-#if defined(TROUPE_AMX)
-    if (splits(weight, x.rows))
-        return by_tiles<false>(weight, x, shares, [&](int64_t first, int64_t rows, const Segment& at, const Segment&) {
-            finish(weight, at.sums, rows, at.unit, at.width, out.adds, out.factor, out.data + first * out.stride,
-                   out.stride);
-        });
-#endif
+    if (splits(weight, x.rows)) return split_part(weight, x, out, shares);
     const int64_t tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float sums[kMostRows * 64];
@@ -255,13 +141,7 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
 
 void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out,
                               Shares& shares) {
-#if defined(TROUPE_AMX)
-    if (splits(weight, x.rows))
-        return by_tiles<true>(weight, x, shares, [&](int64_t first, int64_t rows, const Segment& gate, const Segment& up) {
-            finish_gated(weight, gate.sums, up.sums, rows, gate.unit, gate.width, activation,
-                         out.data + first * out.stride, out.stride);
-        });
-#endif
+    if (splits(weight, x.rows)) return split_gated_part(weight, x, activation, out, shares);
     const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];

@@ -76,6 +76,10 @@ inline Shares shares_of(const Int8Weight& weight, bool gated, int64_t threads) {
 void float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);
 void float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out, Shares& shares);
 
+// As these, of many rows: where `splits` of split.h says so.
+void split_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);
+void split_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out, Shares& shares);
+
 // `memory` fits the weight; the threads use it together.
 void int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares);
 void int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
