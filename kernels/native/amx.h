@@ -20,17 +20,19 @@ inline bool amx_allowed() {
     return allowed;
 }
 
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// A constant: of what lies in a local variable, compilers take only the first 8 bytes to be read by the instruction.
+inline constexpr TileShapes kWholeTiles;
+
 // All tiles of this thread in full size, for as long as it lives. Nobody else may use tiles meanwhile.
 class AmxScope {
 public:
-    AmxScope() {
-        struct alignas(64) {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } shapes;
-        _tile_loadconfig(&shapes);
-    }
+    AmxScope() { _tile_loadconfig(&kWholeTiles); }
     ~AmxScope() { _tile_release(); }
     AmxScope(const AmxScope&) = delete;
     AmxScope& operator=(const AmxScope&) = delete;

@@ -15,7 +15,7 @@ struct Rows {
 };
 
 // The rows behind their norm, in memory of this thread.
-Rows ready_rows(const Inputs& x, int64_t depth) {
+inline Rows ready_rows(const Inputs& x, int64_t depth) {
     if (x.norm == nullptr) return {x.data, x.stride, x.rows};
     thread_local std::vector<float> memory;
     grow(memory, x.rows * depth);
@@ -43,7 +43,7 @@ inline Floats biased(const FloatWeight& weight, Floats value, int64_t out) {
 }
 
 // out [rows, outs] at these units, from sums [rows, 64].
-void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
+inline void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t unit, int64_t width, bool adds,
             float factor, float* out, int64_t out_stride) {
     const int64_t begin = unit * kLanes;
     const int64_t end = begin + width * kLanes < weight.outs ? begin + width * kLanes : weight.outs;
@@ -63,7 +63,7 @@ void finish(const FloatWeight& weight, const float* sums, int64_t rows, int64_t 
 }
 
 // out [rows, outs / 2] at these units: activation(gates) * ups.
-void finish_gated(const FloatWeight& weight, const float* gates, const float* ups, int64_t rows, int64_t unit,
+inline void finish_gated(const FloatWeight& weight, const float* gates, const float* ups, int64_t rows, int64_t unit,
                   int64_t width, int64_t activation, float* out, int64_t out_stride) {
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < width * kLanes; c += kLanes) {
