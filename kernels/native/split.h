@@ -17,7 +17,7 @@
 namespace {
 
 #if defined(TROUPE_AMX)
-constexpr int64_t kSplitRows = 2;  // with fewer, splitting the weight takes longer than to multiply it as it is
+constexpr int64_t kSplitRows = 17;  // with fewer, splitting the weight takes longer than to multiply it as it is
 #else
 constexpr int64_t kSplitRows = std::numeric_limits<int64_t>::max();
 #endif

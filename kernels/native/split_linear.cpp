@@ -7,24 +7,36 @@
 
 namespace {
 
-// Segments from `unit` on, before `end`, with sums of `size` floats each; if `gated`, each is followed by the one of the
-// second half. `unit` becomes what is behind them; gives back how many there are.
+// Units of a share, [begin, end).
+struct Span {
+    int64_t begin, end;
+};
+
+// Segments of a span's first panels, `most` at the most, with sums of `size` floats each, which are taken from it; if `gated`, each is followed
+// by the one of the second half. Gives back how many there are.
 template <bool gated>
-int group(const FloatWeight& weight, int64_t& unit, int64_t end, float* sums, int64_t size, Segment* segments) {
-    const int64_t halves[] = {0, weight.outs / 2 / kLanes}, first = unit;
+int take_segments(const FloatWeight& weight, Span& span, int most, float* sums, int64_t size, Segment* segments) {
+    const int64_t second = weight.outs / 2 / kLanes;
     int found = 0;
-    while (unit < end && found < kPanels) {
-        int64_t width = std::min(weight.beside(unit), end - unit);
-        if (gated) width = std::min(width, weight.beside(halves[1] + unit));
+    while (span.begin < span.end && found < most) {
+        int64_t width = std::min(weight.beside(span.begin), span.end - span.begin);
+        if (gated) width = std::min(width, weight.beside(second + span.begin));
         for (int half = 0; half <= gated; ++half, ++found)
-            segments[found] = {halves[half] + unit, width, sums + found * size, {}};
-        unit += width;
-    }
-    for (int i = 0; i < found; ++i) {  // its place in the next group
-        const int64_t next = segments[i].unit + unit - first;
-        if (next < end + halves[gated ? i % 2 : 0]) segments[i].fetch.from = weight.at(next);
+            segments[found] = {span.begin + half * second, width, sums + found * size, {}};
+        span.begin += width;
     }
     return found;
+}
+
+// Each segment's counterpart in what comes next is fetched while it is used.
+template <bool gated>
+void look_ahead(const FloatWeight& weight, const Span& next, int count, Segment* segments) {
+    const int64_t second = weight.outs / 2 / kLanes;
+    for (int i = 0; i < count; ++i) {
+        const int64_t half = gated ? i % 2 * second : 0;
+        const int64_t unit = next.begin + segments[i].unit - half - segments[0].unit;
+        if (unit < next.end) segments[i].fetch.from = weight.at(unit + half);
+    }
 }
 
 // Calls use(first row, rows, segment, segment of the second half if `gated`) for all of this thread's shares.
@@ -34,19 +46,25 @@ void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use us
     thread_local std::vector<float> memory;
     const AmxScope scope;
     const int64_t blocks = blocks_of(x.rows), size = whole_tiles(std::min(x.rows, kBlockRows)) * 64;
-    grow(memory, kPanels * size);
+    const int most = x.rows > kRowsOfTiles ? kPanels : 1 + gated;  // few rows are read whole for each panel
+    grow(memory, most * size);
     const auto first_of = [&](int64_t block) { return std::min(x.rows, whole_tiles(x.rows * block / blocks)); };
+    const auto span_of = [&](int64_t share) {
+        const int64_t number = shares.of_round(share);
+        return shares.has(share) ? Span{shares.at(number), shares.at(number + 1)} : Span{};
+    };
     int64_t held = -1, first = 0, count = 0;
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+    for (int64_t share = shares.first(), following; shares.has(share); share = following) {
+        following = shares.next();  // taken early: what it reads can be fetched
         if (const int64_t block = shares.round(share); block != held) {
             held = block, first = first_of(block), count = first_of(block + 1) - first;
             const Rows rows = ready_rows({x.data + first * x.stride, x.stride, count, x.norm, x.eps}, weight.depth);
             split.take(rows.data, rows.stride, count, weight.depth);
         }
-        const int64_t end = shares.at(shares.of_round(share) + 1);
-        for (int64_t unit = shares.at(shares.of_round(share)); unit < end;) {
+        for (Span span = span_of(share); span.begin < span.end;) {
             Segment segments[kPanels];
-            const int found = group<gated>(weight, unit, end, memory.data(), size, segments);
+            const int found = take_segments<gated>(weight, span, most, memory.data(), size, segments);
+            look_ahead<gated>(weight, span.begin < span.end ? span : span_of(following), found, segments);
             split.times(weight, segments, found);
             for (int i = 0; i < found; i += 1 + gated) use(first, count, segments[i], segments[i + gated]);
         }
