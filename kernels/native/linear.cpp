@@ -123,11 +123,13 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
     const int64_t tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float sums[kMostRows * 64];
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-        const int64_t end = shares.at(share + 1);
+    for (int64_t share = shares.first(), following; shares.has(share); share = following) {
+        following = shares.next();  // taken early: what it reads can be fetched
+        const int64_t end = shares.at(share + 1), behind = shares.has(following) ? shares.at(following) : -1;
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
             width = width_at(weight, unit, end, x.rows);
-            const float* next = unit + width < end ? weight.at(unit + width) : nullptr;
+            const int64_t then = unit + width < end ? unit + width : behind;
+            const float* next = then >= 0 ? weight.at(then) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
                 segment(some, weight, unit, width, {next, tile, tiles}, sums);
@@ -145,15 +147,17 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
     const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);
     const Rows ready = ready_rows(x, weight.depth);
     alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-        const int64_t end = shares.at(share + 1);
+    for (int64_t share = shares.first(), following; shares.has(share); share = following) {
+        following = shares.next();
+        const int64_t end = shares.at(share + 1), behind = shares.has(following) ? shares.at(following) : -1;
         for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
             width = std::min(width_at(weight, unit, end, x.rows), width_at(weight, units + unit, units + end, x.rows));
             // In one turn they are read in the order of gates, ups, next gates. In more, both stay for the next turn,
             // and both of the next ones are fetched where there is room for all four.
-            const bool more = unit + width < end, once = tiles == 1, room = weight.panel * weight.padded <= kRoomy;
-            const float* const next_gates = more ? weight.at(unit + width) : nullptr;
-            const float* const next_ups = more ? weight.at(units + unit + width) : nullptr;
+            const bool once = tiles == 1, room = weight.panel * weight.padded <= kRoomy;
+            const int64_t then = unit + width < end ? unit + width : behind;
+            const float* const next_gates = then >= 0 ? weight.at(then) : nullptr;
+            const float* const next_ups = then >= 0 ? weight.at(units + then) : nullptr;
             for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
                 const Rows some = cut(ready, tile, tiles);
                 const float* const beside_gates = once ? weight.at(units + unit) : room ? next_gates : nullptr;
