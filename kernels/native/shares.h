@@ -29,11 +29,15 @@ public:
         const int64_t each = bytes / least / threads, most = (kMostShares + rounds - 1) / rounds;
         if (threads > 1 && each > 1) count_ *= each < most ? each : most;
     }
+    // A share for each panel, in each round: for work that takes far longer than to deal it out.
+    Shares(int64_t units, int64_t per_panel, int64_t rounds)
+        : units_(units), per_panel_(per_panel), count_((units + per_panel - 1) / per_panel), rounds_(rounds), whole_(true) {}
     // All of this thread's: for (share = first(); has(share); share = next()).
     int64_t first() const { return omp_get_thread_num(); }
     bool has(int64_t share) const { return share < count_ * rounds_; }
     int64_t next() { return omp_get_num_threads() + taken_.fetch_add(1, std::memory_order_relaxed); }
 
+    int64_t rounds() const { return rounds_; }
     int64_t round(int64_t share) const { return share / count_; }
     int64_t of_round(int64_t share) const { return share % count_; }
 

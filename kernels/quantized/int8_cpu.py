@@ -48,7 +48,7 @@ class Int8FewRows(ToldWeight):
         """
         self.out_features, depth = weight.shape
         self.gates = self.out_features % (2 * LANES) == 0
-        self.most_rows = FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS
+        self.most_rows = many_rows() or (FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS)
         whole = rounded_up(self.out_features, panel)
         sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
@@ -213,6 +213,16 @@ def row_quantizer() -> native.Function | None:
     values, scale = quantize_rows(x)
     right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
     return native.checked(function, right, "int8 inputs")
+
+
+@functools.cache
+def many_rows() -> int:
+    """What compiled products take of any weight; 0 where the processor has no tiles."""
+    library = native.load()
+    rows = np.zeros(1, dtype=np.int64)
+    if library is not None:
+        library.function("int8_many_rows", "p")(rows.ctypes.data)
+    return int(rows[0])
 
 
 @functools.cache

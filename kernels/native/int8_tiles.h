@@ -1,0 +1,166 @@
+// Products of rows in eight bits by the processor's tiles (AMX). A tile of inputs is 16 rows of 64 bytes, one of the weight
+// is 16 groups of four inputs of 16 outputs; a product of two of them adds 64 inputs to 16 * 16 sums.
+//
+// Rows are taken 32 at a time, and lie as they are loaded: [rows / 32][padded / 64][2][16][64]. The weight lies as it is.
+
+#pragma once
+
+#include <algorithm>
+
+#include "amx.h"
+#include "int8_sums.h"
+
+namespace {
+
+constexpr int64_t kTileRows = 16, kPairRows = 2 * kTileRows, kLine = 64, kTileBytes = kTileRows * kLine;
+constexpr int64_t kTileSums = kTileRows * kLanes;
+constexpr int64_t kLeastTileRows = 5;  // fewer are as fast without tiles
+constexpr int64_t kBlockBytes = 768 * 1024;  // of rows, which stay in a core's second cache while the weight goes by
+constexpr int64_t kLeastBlockRows = 64, kManyShares = 8;
+
+inline bool takes_tiles(int64_t rows) { return rows >= kLeastTileRows && amx_allowed(); }
+
+// Blocks that rows are cut into: those that fit in the cache, and as many as it takes for all threads to have their shares.
+inline int64_t blocks_of(const Int8Weight& weight, int64_t shares, int64_t rows, int64_t threads) {
+    const int64_t fitting = (rows * weight.padded + kBlockBytes - 1) / kBlockBytes;
+    const int64_t dealt = threads > 1 ? (kManyShares * threads + shares - 1) / shares : 1;
+    return std::max(int64_t{1}, std::min(std::max(fitting, dealt), rows / kLeastBlockRows));
+}
+
+#if defined(TROUPE_AMX)
+
+static_assert(kOffset == 128, "the inputs of tiles have no sign");
+
+// Where 64 inputs of a row begin; the next ones are two tiles further on.
+inline int64_t place_of(int64_t row, int64_t padded) {
+    return row / kPairRows * kPairRows * padded + row % kPairRows * kLine;
+}
+
+inline void lay(const uint8_t* row, int64_t padded, uint8_t* to) {
+    for (int64_t k = 0; k < padded; k += kLine, to += 2 * kTileBytes) std::memcpy(to, row + k, kLine);
+}
+
+// Up to four tiles of the weight, side by side in a product though not in memory. The following are fetched meanwhile.
+struct TileColumns {
+    const int8_t *from[4], *next[4];
+    int64_t stride, steps, turn, turns;  // of all turns in which the same columns are used
+};
+
+// The tiles 0 to 3 += 16 or 32 rows times the columns, over 64 inputs.
+template <int row_tiles, int columns>
+inline void multiply_step(const uint8_t* x, const int8_t* const* weight, int64_t stride) {
+    _tile_loadd(4, x, kLine);
+    _tile_loadd(6, weight[0], stride);
+    _tile_dpbusd(0, 4, 6);
+    if constexpr (columns > 1) {
+        _tile_loadd(7, weight[1], stride);
+        _tile_dpbusd(1, 4, 7);
+    }
+    if constexpr (row_tiles > 1) {
+        _tile_loadd(5, x + kTileBytes, kLine);
+        _tile_dpbusd(2, 5, 6);
+        if constexpr (columns > 1) _tile_dpbusd(3, 5, 7);
+    } else {
+        if constexpr (columns > 2) {
+            _tile_loadd(5, weight[2], stride);
+            _tile_dpbusd(2, 4, 5);
+        }
+        if constexpr (columns > 3) {
+            _tile_loadd(6, weight[3], stride);
+            _tile_dpbusd(3, 4, 6);
+        }
+    }
+}
+
+// sums [row tiles][columns][16][16].
+template <int row_tiles, int columns>
+void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums) {
+    static_assert(row_tiles * columns <= 4, "there are no more tiles");
+    const int8_t *from[columns], *next[columns];
+    const int64_t step = kTileRows * weight.stride;
+    const int64_t begin = kTileRows * weight.turn / weight.turns, end = kTileRows * (weight.turn + 1) / weight.turns;
+    for (int c = 0; c < columns; ++c) from[c] = weight.from[c], next[c] = weight.next[c] + begin * weight.stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < weight.steps; ++k, x += 2 * kTileBytes) {
+        multiply_step<row_tiles, columns>(x, from, weight.stride);
+        for (int64_t group = 0; group < end - begin; ++group)
+            for (int c = 0; c < columns; ++c) __builtin_prefetch(next[c] + group * weight.stride, 0, 2);
+        for (int c = 0; c < columns; ++c) from[c] += step, next[c] += step;
+    }
+    _tile_stored(0, sums, kLine);
+    if constexpr (row_tiles * columns > 1) {
+        if constexpr (columns > 1) _tile_stored(1, sums + kTileSums, kLine);
+        if constexpr (row_tiles > 1) _tile_stored(2, sums + columns * kTileSums, kLine);
+    }
+    if constexpr (row_tiles == 1 && columns > 2) _tile_stored(2, sums + 2 * kTileSums, kLine);
+    if constexpr (row_tiles * columns == 4) _tile_stored(3, sums + 3 * kTileSums, kLine);
+}
+
+typedef void (*Multiply)(const uint8_t*, const TileColumns&, int32_t*);
+const Multiply kMultiply[2][4] = {{multiply<1, 1>, multiply<1, 2>, multiply<1, 3>, multiply<1, 4>},
+                                  {multiply<2, 1>, multiply<2, 2>, nullptr, nullptr}};
+
+// Products of the rows [begin, end), where begin is a multiple of 32, with some columns: `width` of the result, which are
+// twice as many of the weight if gated. Calls write(row, column, value) as `product` does.
+template <bool gated, typename Write>
+void multiply_rows(const Quantized& x, const Int8Weight& weight, int64_t begin, int64_t end, TileColumns& columns,
+                   int64_t unit, int64_t width, int64_t activation, Write write) {
+    const int64_t count = gated ? 2 * width : width;
+    Meaning meanings[4];
+    for (int64_t c = 0; c < count; ++c)
+        meanings[c] = {weight, (gated && c >= width ? unit + c - width : unit + c) * kLanes +
+                                   (gated && c >= width ? weight.outs / 2 : 0)};
+    alignas(64) int32_t sums[4 * kTileSums];
+    columns.turns = (end - begin + kPairRows - 1) / kPairRows, columns.turn = 0;
+    for (int64_t row = begin; row < end; row += kPairRows, ++columns.turn) {
+        const int64_t rows = std::min(end - row, kPairRows);
+        kMultiply[rows > kTileRows][count - 1](x.values.data() + place_of(row, weight.padded), columns, sums);
+        for (int64_t c = 0; c < width; ++c)
+            for (int64_t r = 0; r < rows; ++r) {
+                const int32_t* const from = sums + (r / kTileRows * count + c) * kTileSums + r % kTileRows * kLanes;
+                const float scale = x.scales[row + r];
+                Floats value = meanings[c](from, scale);
+                if (gated)
+                    value = activated(value, activation) * meanings[width + c](from + width * kTileSums, scale);
+                write(row + r, (unit + c) * kLanes, value);
+            }
+    }
+}
+
+// The shares of this thread of all products. Who comes next to a unit of the weight reads the one behind it.
+template <bool gated, typename Write>
+void multiply_shares(const Int8Weight& weight, const Quantized& x, int64_t rows, int64_t activation, Shares& shares,
+                     Write write) {
+    const AmxScope scope;
+    const int64_t units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
+    const int64_t most = (rows > kTileRows ? 2 : 4) / (gated ? 2 : 1), pairs = (rows + kPairRows - 1) / kPairRows;
+    const auto width_at = [&](int64_t unit, int64_t end) {
+        const int64_t width = std::min({most, end - unit, weight.beside(unit)});
+        return gated ? std::min(width, weight.beside(units + unit)) : width;
+    };
+    const auto tiles_at = [&](int64_t unit, int64_t width, const int8_t** tiles) {
+        for (int64_t c = 0; c < width; ++c) {
+            tiles[c] = weight.at(unit + c);
+            if (gated) tiles[width + c] = weight.at(units + unit + c);
+        }
+    };
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+        const int64_t block = shares.round(share), end = shares.at(shares.of_round(share) + 1);
+        const int64_t first = pairs * block / shares.rounds() * kPairRows;
+        const int64_t last = std::min(rows, pairs * (block + 1) / shares.rounds() * kPairRows);
+        for (int64_t unit = shares.at(shares.of_round(share)), width; unit < end; unit += width) {
+            width = width_at(unit, end);
+            TileColumns columns{{}, {}, weight.panel * 4, weight.padded / kLine, 0, 1};
+            tiles_at(unit, width, columns.from);
+            tiles_at(unit + 2 * width <= units ? unit + width : unit, width, columns.next);
+            multiply_rows<gated>(x, weight, first, last, columns, unit, width, activation, write);
+        }
+    }
+}
+
+#endif
+
+}  // namespace
