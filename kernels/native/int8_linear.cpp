@@ -1,4 +1,5 @@
-// Products of few rows with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers.
+// Products with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers. Where the
+// processor has tiles (int8_tiles.h), they compute all but the fewest rows; else few rows are what this is for.
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which four inputs of one output lie side by side, [outs / panel][depth / 4][panel][4].
@@ -128,10 +129,26 @@ inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8
                                  weight.padded / 4, to);
 }
 
+// Where a product goes.
+struct Into {
+    Output out;
+    int64_t outs;
+
+    // 16 outputs of a row, or those that are left.
+    void operator()(int64_t row, int64_t column, Floats value) const {
+        float* const to = out.data + row * out.stride + column;
+        if (outs - column >= kLanes) {
+            store(to, out.adds ? load(to) + out.factor * value : value);
+        } else {
+            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
+        }
+    }
+};
+
 // Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
 template <bool gated, typename Write>
 void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
-             Write write) {
+             const Write& write) {
     static thread_local Quantized own;
     if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
@@ -186,28 +203,20 @@ Quantized& fitting(int64_t rows, const Int8Weight& weight) {
 }  // namespace
 
 troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads) {
-    const int64_t units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
+    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
     if (rows <= kFewRows || !takes_tiles(rows)) return {units, panel, weight.outs * weight.padded, threads};
-    return {units, panel, blocks_of(weight, (units + panel - 1) / panel, rows, threads)};
+    return {units, panel, blocks_of(weight, rows, threads)};
 }
 
-void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares) {
-    const int64_t outs = weight.outs;
-    product<false>(weight, x, 0, memory, shares, [=](int64_t r, int64_t column, Floats value) {
-        float* const to = out.data + r * out.stride + column;
-        if (outs - column >= kLanes) {
-            store(to, out.adds ? load(to) + out.factor * value : value);
-        } else {
-            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
-        }
-    });
+void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
+                       Shares& shares) {
+    product<false>(weight, x, 0, memory, shares, Into{out, weight.outs});
 }
 
 void troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
                              Quantized& memory, Shares& shares) {
-    product<true>(weight, x, activation, memory, shares, [=](int64_t r, int64_t column, Floats value) {
-        store(out.data + r * out.stride + column, value);
-    });
+    product<true>(weight, x, activation, memory, shares, Into{out, weight.outs / 2});
 }
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.

@@ -1,7 +1,8 @@
-// Products of rows in eight bits by the processor's tiles (AMX). A tile of inputs is 16 rows of 64 bytes, one of the weight
-// is 16 groups of four inputs of 16 outputs; a product of two of them adds 64 inputs to 16 * 16 sums.
+// Products of rows in eight bits by the processor's tiles (AMX). A tile of inputs is 16 rows of 64 bytes, one of the
+// weight is 16 groups of four inputs of 16 outputs; a product of two of them adds 64 inputs to 16 * 16 sums.
 //
-// Rows are taken 32 at a time, and lie as they are loaded: [rows / 32][padded / 64][2][16][64]. The weight lies as it is.
+// Rows are taken 32 at a time, and lie as they are loaded: [rows / 32][padded / 64][2][16][64]. The weight stays as it
+// lies. What is made of sums is made while the tiles compute the next ones.
 
 #pragma once
 
@@ -14,17 +15,17 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kPairRows = 2 * kTileRows, kLine = 64, kTileBytes = kTileRows * kLine;
 constexpr int64_t kTileSums = kTileRows * kLanes;
-constexpr int64_t kLeastTileRows = 5;  // fewer are as fast without tiles
+constexpr int64_t kLeastTileRows = 6;  // fewer are as fast without tiles
 constexpr int64_t kBlockBytes = 768 * 1024;  // of rows, which stay in a core's second cache while the weight goes by
-constexpr int64_t kLeastBlockRows = 64, kManyShares = 8;
+constexpr int64_t kLeastBlockRows = 64;
 
 inline bool takes_tiles(int64_t rows) { return rows >= kLeastTileRows && amx_allowed(); }
 
-// Blocks that rows are cut into: those that fit in the cache, and as many as it takes for all threads to have their shares.
-inline int64_t blocks_of(const Int8Weight& weight, int64_t shares, int64_t rows, int64_t threads) {
+// Blocks that rows are cut into: those that fit in the cache, and equally many for all threads.
+inline int64_t blocks_of(const Int8Weight& weight, int64_t rows, int64_t threads) {
     const int64_t fitting = (rows * weight.padded + kBlockBytes - 1) / kBlockBytes;
-    const int64_t dealt = threads > 1 ? (kManyShares * threads + shares - 1) / shares : 1;
-    return std::max(int64_t{1}, std::min(std::max(fitting, dealt), rows / kLeastBlockRows));
+    const int64_t dealt = (fitting + threads - 1) / threads * threads;
+    return std::max(int64_t{1}, std::min({dealt, rows / kLeastBlockRows, kMostRounds}));
 }
 
 #if defined(TROUPE_AMX)
@@ -72,9 +73,9 @@ inline void multiply_step(const uint8_t* x, const int8_t* const* weight, int64_t
     }
 }
 
-// sums [row tiles][columns][16][16].
-template <int row_tiles, int columns>
-void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums) {
+// sums [16 * row tiles, 16 * columns]. between() is called for every 64 inputs: tiles take their time.
+template <int row_tiles, int columns, typename Between>
+void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums, Between between) {
     static_assert(row_tiles * columns <= 4, "there are no more tiles");
     const int8_t *from[columns], *next[columns];
     const int64_t step = kTileRows * weight.stride;
@@ -89,51 +90,96 @@ void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums) {
         for (int64_t group = 0; group < end - begin; ++group)
             for (int c = 0; c < columns; ++c) __builtin_prefetch(next[c] + group * weight.stride, 0, 2);
         for (int c = 0; c < columns; ++c) from[c] += step, next[c] += step;
+        between();
     }
-    _tile_stored(0, sums, kLine);
-    if constexpr (row_tiles * columns > 1) {
-        if constexpr (columns > 1) _tile_stored(1, sums + kTileSums, kLine);
-        if constexpr (row_tiles > 1) _tile_stored(2, sums + columns * kTileSums, kLine);
-    }
-    if constexpr (row_tiles == 1 && columns > 2) _tile_stored(2, sums + 2 * kTileSums, kLine);
-    if constexpr (row_tiles * columns == 4) _tile_stored(3, sums + 3 * kTileSums, kLine);
+    constexpr int64_t line = columns * kLine;
+    int32_t* const second = row_tiles > 1 ? sums + columns * kTileSums : sums + 2 * kLanes;
+    _tile_stored(0, sums, line);
+    if constexpr (columns > 1) _tile_stored(1, sums + kLanes, line);
+    if constexpr (row_tiles > 1 || columns > 2) _tile_stored(2, second, line);
+    if constexpr (row_tiles * columns == 4) _tile_stored(3, second + kLanes, line);
 }
 
-typedef void (*Multiply)(const uint8_t*, const TileColumns&, int32_t*);
-const Multiply kMultiply[2][4] = {{multiply<1, 1>, multiply<1, 2>, multiply<1, 3>, multiply<1, 4>},
-                                  {multiply<2, 1>, multiply<2, 2>, nullptr, nullptr}};
-
-// Products of the rows [begin, end), where begin is a multiple of 32, with some columns: `width` of the result, which are
-// twice as many of the weight if gated. Calls write(row, column, value) as `product` does.
+// What is made of sums of up to 32 rows and 4 * 16 outputs, while the next ones are computed. Calls
+// write(row, column, value) as `product` does.
 template <bool gated, typename Write>
-void multiply_rows(const Quantized& x, const Int8Weight& weight, int64_t begin, int64_t end, TileColumns& columns,
-                   int64_t unit, int64_t width, int64_t activation, Write write) {
-    const int64_t count = gated ? 2 * width : width;
-    Meaning meanings[4];
-    for (int64_t c = 0; c < count; ++c)
-        meanings[c] = {weight, (gated && c >= width ? unit + c - width : unit + c) * kLanes +
-                                   (gated && c >= width ? weight.outs / 2 : 0)};
-    alignas(64) int32_t sums[4 * kTileSums];
+class Finish {
+public:
+    Finish(const Int8Weight& weight, const float* scales, int64_t activation, int64_t steps, const Write& write)
+        : weight_(weight), scales_(scales), activation_(activation), steps_(steps), write_(write) {}
+
+    // Columns of all sums from here on: `width` of the result, which are twice as many of the weight if gated.
+    void columns(int64_t unit, int64_t width) {
+        all();
+        column_ = unit * kLanes, width_ = width;
+        for (int64_t c = 0; c < width; ++c) {
+            meanings_[c] = {weight_, column_ + c * kLanes};
+            if (gated) meanings_[width + c] = {weight_, weight_.outs / 2 + column_ + c * kLanes};
+        }
+    }
+    // Where the next sums go; those before them are at hand.
+    int32_t* sums() { return sums_[turn_]; }
+    void rows(int64_t first, int64_t count) {
+        all();
+        from_ = sums_[turn_], turn_ = 1 - turn_;
+        row_ = first, end_ = first + count, left_ = 0;
+    }
+    void some() {
+        for (left_ += kPairRows; left_ >= steps_ && row_ < end_; left_ -= steps_) one();
+    }
+    void all() {
+        while (row_ < end_) one();
+    }
+
+private:
+    void one() {
+        const float scale = scales_[row_];
+        for (int64_t c = 0; c < width_; ++c) {
+            Floats value = meanings_[c](from_ + c * kLanes, scale);
+            if (gated)
+                value = activated(value, activation_) * meanings_[width_ + c](from_ + (width_ + c) * kLanes, scale);
+            write_(row_, column_ + c * kLanes, value);
+        }
+        from_ += (gated ? 2 : 1) * width_ * kLanes;
+        ++row_;
+    }
+
+    alignas(64) int32_t sums_[2][4 * kTileSums];
+    Meaning meanings_[4];
+    const Int8Weight& weight_;
+    const float* const scales_;
+    const int64_t activation_, steps_;
+    const Write& write_;
+    const int32_t* from_ = nullptr;
+    int64_t turn_ = 0, column_ = 0, width_ = 0, row_ = 0, end_ = 0, left_ = 0;
+};
+
+// The rows [begin, end), where begin is a multiple of 32, times columns.
+template <bool gated, typename Write>
+void multiply_rows(const Quantized& x, int64_t padded, int64_t begin, int64_t end, int64_t count, TileColumns& columns,
+                   Finish<gated, Write>& finish) {
+    const auto between = [&] { finish.some(); };
     columns.turns = (end - begin + kPairRows - 1) / kPairRows, columns.turn = 0;
     for (int64_t row = begin; row < end; row += kPairRows, ++columns.turn) {
+        const uint8_t* const from = x.values.data() + place_of(row, padded);
         const int64_t rows = std::min(end - row, kPairRows);
-        kMultiply[rows > kTileRows][count - 1](x.values.data() + place_of(row, weight.padded), columns, sums);
-        for (int64_t c = 0; c < width; ++c)
-            for (int64_t r = 0; r < rows; ++r) {
-                const int32_t* const from = sums + (r / kTileRows * count + c) * kTileSums + r % kTileRows * kLanes;
-                const float scale = x.scales[row + r];
-                Floats value = meanings[c](from, scale);
-                if (gated)
-                    value = activated(value, activation) * meanings[width + c](from + width * kTileSums, scale);
-                write(row + r, (unit + c) * kLanes, value);
-            }
+        int32_t* const sums = finish.sums();
+        if (rows > kTileRows) {
+            count > 1 ? multiply<2, 2>(from, columns, sums, between) : multiply<2, 1>(from, columns, sums, between);
+        } else {
+            if (count == 1) multiply<1, 1>(from, columns, sums, between);
+            if (count == 2) multiply<1, 2>(from, columns, sums, between);
+            if (count == 3) multiply<1, 3>(from, columns, sums, between);
+            if (count == 4) multiply<1, 4>(from, columns, sums, between);
+        }
+        finish.rows(row, rows);
     }
 }
 
-// The shares of this thread of all products. Who comes next to a unit of the weight reads the one behind it.
+// This thread's shares of all products. While columns are used, the next ones are fetched.
 template <bool gated, typename Write>
 void multiply_shares(const Int8Weight& weight, const Quantized& x, int64_t rows, int64_t activation, Shares& shares,
-                     Write write) {
+                     const Write& write) {
     const AmxScope scope;
     const int64_t units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
     const int64_t most = (rows > kTileRows ? 2 : 4) / (gated ? 2 : 1), pairs = (rows + kPairRows - 1) / kPairRows;
@@ -147,7 +193,9 @@ void multiply_shares(const Int8Weight& weight, const Quantized& x, int64_t rows,
             if (gated) tiles[width + c] = weight.at(units + unit + c);
         }
     };
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
+    Finish<gated, Write> finish(weight, x.scales.data(), activation, weight.padded / kLine, write);
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next(share)) {
+        const int64_t coming = shares.at(shares.of_round(share + 1));  // most likely
         const int64_t block = shares.round(share), end = shares.at(shares.of_round(share) + 1);
         const int64_t first = pairs * block / shares.rounds() * kPairRows;
         const int64_t last = std::min(rows, pairs * (block + 1) / shares.rounds() * kPairRows);
@@ -155,10 +203,13 @@ void multiply_shares(const Int8Weight& weight, const Quantized& x, int64_t rows,
             width = width_at(unit, end);
             TileColumns columns{{}, {}, weight.panel * 4, weight.padded / kLine, 0, 1};
             tiles_at(unit, width, columns.from);
-            tiles_at(unit + 2 * width <= units ? unit + width : unit, width, columns.next);
-            multiply_rows<gated>(x, weight, first, last, columns, unit, width, activation, write);
+            const int64_t next = unit + width < end ? unit + width : coming;
+            tiles_at(next + width <= units ? next : unit, width, columns.next);
+            finish.columns(unit, width);
+            multiply_rows(x, weight.padded, first, last, gated ? 2 * width : width, columns, finish);
         }
     }
+    finish.all();
 }
 
 #endif
