@@ -4,9 +4,9 @@ All `.cpp` files of this folder become one library. What it computes goes furthe
 rows: all decoder layers of a step in one call (`kernels.decoder_layers`), float32 products of up to 64 or 512 rows
 (`kernels.linear`), those with int8 and other coded weights (`kernels.quantized`), masks and draws (`kernels.sampling`).
 Where the processor has tiles (AMX), both kinds of products take any number of rows, and so do the layers; elsewhere the
-layers take 64 rows, 32 with int8 weights. Nothing depends on it being there: without a compiler, with an unusual one, with
-`TROUPE_NATIVE=0` in the environment, or where an operation's answer differs from its reference, torch does the work,
-and draws the same tokens from the same logits, up to the last bit of a logarithm.
+layers take 64 rows, 32 with int8 weights. Nothing depends on it being there: without a compiler, with an unusual one,
+with `TROUPE_NATIVE=0` in the environment, or where an operation's answer differs from its reference, torch does the
+work, and draws the same tokens from the same logits, up to the last bit of a logarithm.
 
 How an operation is added:
 

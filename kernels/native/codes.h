@@ -64,11 +64,45 @@ inline Floats floats_of_fp8(Bytes bytes) {
     return value * 1.329227995784916e36f;
 }
 
+#if defined(__AVX512F__)
+// As the loops of `quantize` below, to the bit, for as many numbers as are whole vectors: how many.
+inline int64_t largest_bits(const float* x, int64_t size, int32_t* top) {
+    const __m512i sizes = _mm512_set1_epi32(0x7fffffff);
+    __m512i first = _mm512_setzero_si512(), second = first;
+    const int64_t whole = size / (2 * kLanes) * (2 * kLanes);
+    for (int64_t i = 0; i < whole; i += 2 * kLanes) {
+        first = _mm512_max_epi32(first, _mm512_and_si512(sizes, _mm512_loadu_si512(x + i)));
+        second = _mm512_max_epi32(second, _mm512_and_si512(sizes, _mm512_loadu_si512(x + i + kLanes)));
+    }
+    *top = _mm512_reduce_max_epi32(_mm512_max_epi32(first, second));
+    return whole;
+}
+
+// Division takes long. What a product with the inverse lacks is added to it, which gives the very same whole numbers
+// unless something is so small or so large that parts of it get lost.
+inline int64_t divided(const float* x, int64_t size, float by, int offset, uint8_t* to) {
+    if (!(by > 1e-30f && by < 1e30f)) return 0;
+    const __m512 divisor = _mm512_set1_ps(by), inverse = _mm512_set1_ps(1.0f / by), magic = _mm512_set1_ps(12582912.0f);
+    const __m512i added = _mm512_set1_epi32(offset);
+    const int64_t whole = size / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+        const __m512 number = _mm512_loadu_ps(x + i), near = _mm512_mul_ps(number, inverse);
+        const __m512 quotient = _mm512_fmadd_ps(_mm512_fnmadd_ps(near, divisor, number), inverse, near);
+        const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(_mm512_add_ps(quotient, magic)), added);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(bits));
+    }
+    return whole;
+}
+#else
+inline int64_t largest_bits(const float*, int64_t, int32_t*) { return 0; }
+inline int64_t divided(const float*, int64_t, float, int, uint8_t*) { return 0; }
+#endif
+
 // A row in eight bits: x / s rounded to the nearest, ties to even, with s = max|x| / 127, which is given back; what is
 // behind it, up to `padded`, is 0. `offset` is added to all.
 inline float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded, int offset) {
     int32_t top = 0;  // bits of floats without a sign are ordered as the floats are, and NaN is above all
-    for (int64_t i = 0; i < size; ++i) {
+    for (int64_t i = largest_bits(x, size, &top); i < size; ++i) {
         int32_t bits;
         std::memcpy(&bits, x + i, sizeof bits);
         bits &= 0x7fffffff;
@@ -78,7 +112,7 @@ inline float quantize(const float* x, int64_t size, uint8_t* to, int64_t padded,
     std::memcpy(&scale, &top, sizeof scale);
     scale /= 127.0f;
     const float by = scale > 0.0f ? scale : 1.0f;
-    for (int64_t i = 0; i < size; ++i) {
+    for (int64_t i = divided(x, size, by, offset, to); i < size; ++i) {
         const float shifted = x[i] / by + 12582912.0f;  // adding it rounds to a whole number in the low bits
         int32_t bits;
         std::memcpy(&bits, &shifted, sizeof bits);

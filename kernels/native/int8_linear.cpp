@@ -1,4 +1,5 @@
-// Products of few rows with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers.
+// Products with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers. Where the
+// processor has tiles (int8_tiles.h), they compute all but the fewest rows; else few rows are what this is for.
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which four inputs of one output lie side by side, [outs / panel][depth / 4][panel][4].
@@ -7,7 +8,7 @@
 // depend on its neighbours, the tile or the instruction set, to the bit.
 
 #include "codes.h"
-#include "parts.h"
+#include "int8_tiles.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -17,7 +18,6 @@ namespace {
 
 // A group is four inputs of 16 outputs. `Dots` are the sums of 16 outputs, `Weights` a group of the weight.
 #if defined(__AVX512VNNI__)
-constexpr bool kUnsigned = true;  // the instruction wants inputs without a sign: 128 is added to them
 constexpr int kAccumulators = 24;
 typedef __m512i Dots;
 typedef __m512i Weights;
@@ -30,7 +30,6 @@ struct Dots {
 };
 inline __m256i half_group(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 #if defined(__AVXVNNI__)
-constexpr bool kUnsigned = true;
 struct Weights {
     __m256i low, high;
 };
@@ -42,7 +41,6 @@ inline void dot(Dots& sum, int32_t x, const Weights& w) {
 }
 #else
 // The weight gives its sign to the inputs: |w| * x of two inputs is at most 2 * 128 * 127, which 16 bits hold.
-constexpr bool kUnsigned = false;
 struct Weights {
     __m256i low, high, low_size, high_size;
 };
@@ -61,7 +59,6 @@ inline void dot(Dots& sum, int32_t x, const Weights& w) {
 }
 #endif
 #else
-constexpr bool kUnsigned = false;
 constexpr int kAccumulators = 4;
 struct Dots {
     int32_t values[kLanes];
@@ -84,7 +81,7 @@ inline void dot(Dots& sum, int32_t x, const Weights& w) {
 
 constexpr int kMostColumns = 4;  // vectors of 16 outputs of a tile
 constexpr int kMostRows = 6;
-constexpr int kOffset = kUnsigned ? 128 : 0;
+constexpr int64_t kMostAtOnce = 2048;  // rows of one walk through the weight, which bounds the memory that they take
 
 constexpr int columns_for(int rows) { return rows * 4 <= kAccumulators ? 4 : rows * 2 <= kAccumulators ? 2 : 1; }
 
@@ -111,55 +108,65 @@ typedef void (*Tile)(const uint8_t*, int64_t, const int8_t*, int64_t, int64_t, i
 #define TILES(rows) {tile<rows, 1>, tile<rows, 2>, tile<rows, 3>, tile<rows, 4>}
 const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6)};
 
-// Row `row` of the inputs in eight bits.
-void take(Quantized& memory, const Inputs& x, const Int8Weight& weight, int64_t row) {
-    const float* from = ready_row(x, row, weight.depth, memory.normed.data() + row * weight.depth);
-    uint8_t* const to = memory.values.data() + row * weight.padded;
+// Row `row` of the inputs in eight bits: in line, or as tiles want it.
+void take(Quantized& memory, const Inputs& x, const Int8Weight& weight, int64_t row, bool in_tiles) {
+    static thread_local std::vector<float> normed;
+    static thread_local std::vector<uint8_t> values;
+    grow(normed, weight.depth);
+    grow(values, weight.padded);
+    const float* from = ready_row(x, row, weight.depth, normed.data());
+    uint8_t* const to = in_tiles ? values.data() : memory.values.data() + row * weight.padded;
     memory.scales[row] = quantize(from, weight.depth, to, weight.padded, kOffset);
-}
-
-// What a tile's sums stand for: ((sum * scale) * row scale) + bias, one rounding each.
-inline Floats meaning(const int32_t* sum, const Int8Weight& weight, int64_t column, float row_scale) {
-    Ints whole, offset;
-    std::memcpy(&whole, sum, sizeof whole);
-    std::memcpy(&offset, weight.sums + column, sizeof offset);
-    whole -= offset * kOffset;
-    Floats value = __builtin_convertvector(whole, Floats) * load(weight.scale + column);
-    value *= row_scale;
-    if (weight.bias != nullptr) {
-        asm("" : "+m"(value));  // keeps the compiler from rounding once instead of twice
-        value += load(weight.bias + column);
-    }
-    return value;
+#if defined(TROUPE_AMX)
+    if (in_tiles) lay(to, weight.padded, memory.values.data() + place_of(row, weight.padded));
+#endif
 }
 
 // Sums of rows [begin, begin + count) times the units [unit, unit + width).
 inline void sums_of(const Quantized& x, int64_t begin, int64_t count, const Int8Weight& weight, int64_t unit,
                     int64_t width, int32_t* to) {
-    const int64_t column = unit * kLanes, place = column % weight.panel;
-    const int8_t* from = weight.values + (column - place) * weight.padded + place * 4;
-    kTiles[count - 1][width - 1](x.values.data() + begin * weight.padded, weight.padded, from, weight.panel,
+    kTiles[count - 1][width - 1](x.values.data() + begin * weight.padded, weight.padded, weight.at(unit), weight.panel,
                                  weight.padded / 4, to);
 }
+
+// Where a product goes.
+struct Into {
+    Output out;
+    int64_t outs;
+
+    // 16 outputs of a row, or those that are left.
+    void operator()(int64_t row, int64_t column, Floats value) const {
+        float* const to = out.data + row * out.stride + column;
+        if (outs - column >= kLanes) {
+            store(to, out.adds ? load(to) + out.factor * value : value);
+        } else {
+            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
+        }
+    }
+};
 
 // Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
 template <bool gated, typename Write>
 void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
-             Write write) {
+             const Write& write) {
     static thread_local Quantized own;
     if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
     const int64_t parts = (rows + kMostRows - 1) / kMostRows;
     const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
+    const bool in_tiles = takes_tiles(rows);
     Quantized* inputs = &memory;
     if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
         inputs = &own;
         inputs->fit(1, weight);
-        take(*inputs, x, weight, 0);
+        take(*inputs, x, weight, 0, false);
     } else {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) take(memory, x, weight, row);
+        for (int64_t row = 0; row < rows; ++row) take(memory, x, weight, row, in_tiles);
     }
+#if defined(TROUPE_AMX)
+    if (in_tiles) return multiply_shares<gated>(weight, memory, rows, activation, shares, write);
+#endif
     alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
     for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
         const int64_t end = shares.at(share + 1);
@@ -175,10 +182,10 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
                     for (int64_t c = 0; c < width; ++c) {
                         const int64_t column = (unit + c) * kLanes, at = (r * kMostColumns + c) * kLanes;
                         const float scale = inputs->scales[begin + r];
-                        Floats value = meaning(first + at, weight, column, scale);
+                        Floats value = Meaning(weight, column)(first + at, scale);
                         if (gated)
                             value = activated(value, activation) *
-                                    meaning(second + at, weight, units * kLanes + column, scale);
+                                    Meaning(weight, units * kLanes + column)(second + at, scale);
                         write(begin + r, column, value);
                     }
                 }
@@ -195,23 +202,21 @@ Quantized& fitting(int64_t rows, const Int8Weight& weight) {
 
 }  // namespace
 
-void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares) {
-    const int64_t outs = weight.outs;
-    product<false>(weight, x, 0, memory, shares, [=](int64_t r, int64_t column, Floats value) {
-        float* const to = out.data + r * out.stride + column;
-        if (outs - column >= kLanes) {
-            store(to, out.adds ? load(to) + out.factor * value : value);
-        } else {
-            for (int64_t i = 0; i < outs - column; ++i) to[i] = out.adds ? to[i] + out.factor * value[i] : value[i];
-        }
-    });
+troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads) {
+    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
+    if (rows <= kFewRows || !takes_tiles(rows)) return {units, panel, weight.outs * weight.padded, threads};
+    return {units, panel, blocks_of(weight, rows, threads)};
+}
+
+void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
+                       Shares& shares) {
+    product<false>(weight, x, 0, memory, shares, Into{out, weight.outs});
 }
 
 void troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
                              Quantized& memory, Shares& shares) {
-    product<true>(weight, x, activation, memory, shares, [=](int64_t r, int64_t column, Floats value) {
-        store(out.data + r * out.stride + column, value);
-    });
+    product<true>(weight, x, activation, memory, shares, Into{out, weight.outs / 2});
 }
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.
@@ -222,23 +227,39 @@ extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, in
         scales[r] = quantize(x + r * x_stride, depth, values + r * padded, padded, static_cast<int>(offset));
 }
 
+// Calls use(first row, rows, memory) for all rows, with as many at a time as there is memory for.
+template <typename Use>
+static void some_at_a_time(int64_t rows, const Int8Weight& weight, Use use) {
+    Quantized& memory = fitting(std::min(rows, kMostAtOnce), weight);
+    const int64_t times = (rows + kMostAtOnce - 1) / kMostAtOnce;
+    for (int64_t i = 0; i < times; ++i) use(rows * i / times, rows * (i + 1) / times - rows * i / times, memory);
+}
+
 // As `linear` of linear.cpp.
 extern "C" void int8_linear(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
                             const float* norm, double eps, int64_t adds, double factor, float* out,
                             int64_t out_stride, int64_t threads) {
-    Shares shares = shares_of(*weight, false, threads);
-    Quantized& memory = fitting(rows, *weight);
+    some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
+        const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
+        const Output output{out + first * out_stride, out_stride, adds != 0, static_cast<float>(factor)};
+        Shares shares = shares_of(*weight, false, count, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    int8_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, memory,
-              shares);
+        int8_part(*weight, inputs, output, memory, shares);
+    });
 }
 
 // As `linear_gated` of linear.cpp.
 extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
                                   const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
                                   int64_t threads) {
-    Shares shares = shares_of(*weight, true, threads);
-    Quantized& memory = fitting(rows, *weight);
+    some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
+        const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
+        const Output output{out + first * out_stride, out_stride, false, 1.0f};
+        Shares shares = shares_of(*weight, true, count, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    int8_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, memory, shares);
+        int8_gated_part(*weight, inputs, activation, output, memory, shares);
+    });
 }
+
+// Up to how many rows these products are as fast as oneDNN's; 0: that depends on the weight.
+extern "C" void int8_many_rows(int64_t* rows) { *rows = amx_allowed() ? std::numeric_limits<int32_t>::max() : 0; }

@@ -50,7 +50,7 @@ class Part {
 public:
     Part(const Product& product, bool gated, int64_t rows, int64_t threads, Quantized& memory)
         : product_(product), memory_(memory), shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, threads)
-                                                                        : shares_of(product.int8(), gated, threads)) {
+                                                                        : shares_of(product.int8(), gated, rows, threads)) {
         if (product.kind != 0) memory.fit(rows, product.int8());
     }
 

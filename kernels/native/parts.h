@@ -38,19 +38,22 @@ struct Int8Weight {
     const float* scale;
     const float* bias;
 
-    // How many units of 16 outputs from this one on lie in its panel.
+    const int8_t* at(int64_t unit) const {  // units are 16 outputs
+        const int64_t out = unit * kLanes, place = out % panel;
+        return values + (out - place) * padded + place * 4;
+    }
+    // How many units from this one on lie in its panel.
     int64_t beside(int64_t unit) const { return (panel - unit * kLanes % panel) / kLanes; }
 };
 
-// Rows in eight bits with their scales, and the memory that a norm before needs.
+// Rows in eight bits with their scales. There is room for 32 at a time, since tiles are read as a whole.
 struct Quantized {
     std::vector<uint8_t> values;
-    std::vector<float> scales, normed;
+    std::vector<float> scales;
 
     void fit(int64_t rows, const Int8Weight& weight) {
-        grow(values, rows * weight.padded);
+        grow(values, (rows + 31) / 32 * 32 * weight.padded);
         grow(scales, rows);
-        grow(normed, rows * weight.depth);
     }
 };
 
@@ -66,11 +69,7 @@ constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the m
 
 // How outputs of a weight are dealt out in one product.
 Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads);
-
-inline Shares shares_of(const Int8Weight& weight, bool gated, int64_t threads) {
-    const int64_t outs = gated ? weight.outs / 2 : weight.outs;
-    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded, threads};
-}
+Shares shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads);
 
 // The shares are for this one product. `gated` is activation(first half) * second half.
 void float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);

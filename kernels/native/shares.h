@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-constexpr int64_t kShareBytes = 256 * 1024, kMostShares = 8, kPanelsPerThread = 4;
+constexpr int64_t kShareBytes = 256 * 1024, kMostShares = 8, kPanelsPerThread = 4, kMostRounds = 32;
 static_assert(kMostShares <= 2 * kPanelsPerThread,
               "a share is half a panel at least: else rounding would take its begin behind the end");
 
@@ -29,25 +29,47 @@ public:
         const int64_t each = bytes / least / threads, most = (kMostShares + rounds - 1) / rounds;
         if (threads > 1 && each > 1) count_ *= each < most ? each : most;
     }
-    // All of this thread's: for (share = first(); has(share); share = next()).
-    int64_t first() const { return omp_get_thread_num(); }
+    // A share for each panel, in each of up to kMostRounds rounds, which are of rows of their own: every thread begins
+    // with its own, so that rows stay in the cache of a core, and then helps with those of others.
+    Shares(int64_t units, int64_t per_panel, int64_t rounds)
+        : units_(units),
+          per_panel_(per_panel),
+          count_((units + per_panel - 1) / per_panel),
+          rounds_(rounds),
+          whole_(true),
+          apart_(true) {}
+    // All of this thread's: for (share = first(); has(share); share = next(share)).
+    int64_t first() { return apart_ ? next_from(own_round()) : omp_get_thread_num(); }
     bool has(int64_t share) const { return share < count_ * rounds_; }
-    int64_t next() { return omp_get_num_threads() + taken_.fetch_add(1, std::memory_order_relaxed); }
+    int64_t next(int64_t share) { return apart_ ? next_from(round(share)) : next(); }
+    int64_t next() { return omp_get_num_threads() + taken_[0].fetch_add(1, std::memory_order_relaxed); }
 
+    int64_t rounds() const { return rounds_; }
     int64_t round(int64_t share) const { return share / count_; }
     int64_t of_round(int64_t share) const { return share % count_; }
 
-    // Where a share of a round begins and, with one more, ends: between two panels where there are enough of them, since a part of
-    // one takes nearly as long as all of it. A share may be empty.
+    // Where a share of a round begins and, with one more, ends: between two panels where there are enough of them, since
+    // a part of one takes nearly as long as all of it. A share may be empty.
     int64_t at(int64_t share) const {
         const int64_t unit = units_ * share / count_;
         return whole_ && share < count_ ? (unit + per_panel_ / 2) / per_panel_ * per_panel_ : unit;
     }
 
 private:
+    int64_t own_round() const { return rounds_ * omp_get_thread_num() / omp_get_num_threads(); }
+    int64_t next_from(int64_t round) {
+        const int64_t own = own_round();
+        do {
+            const int64_t share = taken_[round].fetch_add(1, std::memory_order_relaxed);
+            if (share < count_) return round * count_ + share;
+            round = (round + 1) % rounds_;
+        } while (round != own);
+        return count_ * rounds_;
+    }
+
     int64_t units_, per_panel_, count_, rounds_;
-    bool whole_;
-    std::atomic<int64_t> taken_{0};
+    bool whole_, apart_ = false;
+    std::atomic<int64_t> taken_[kMostRounds]{};
 };
 
 }  // namespace troupe

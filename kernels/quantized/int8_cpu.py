@@ -1,8 +1,10 @@
-"""Products with `Int8Channel` weights on a CPU: oneDNN's for many rows, and compiled ones for few.
+"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows where there are no tiles.
 
 The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of
-the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. Both are
-exact, so that a row's result depends neither on the number of rows nor on who computes it.
+the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With the
+processor's tiles (AMX) it takes any number of rows, since what comes before and behind a product costs no further walk
+through its inputs and outputs. All are exact, so that a row's result depends neither on the number of rows nor on who
+computes it.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
 
 FEW_ROWS = 32
-"""What compiled products may take: beyond, oneDNN is as fast."""
+"""What compiled products may take without tiles: beyond, oneDNN is as fast."""
 FEW_WIDE_ROWS, WIDE = 16, 16384
 """The same of weights with so many outputs, such as a head: oneDNN writes long rows faster."""
 EXACT_DEPTH = 1024
@@ -48,7 +50,7 @@ class Int8FewRows(ToldWeight):
         """
         self.out_features, depth = weight.shape
         self.gates = self.out_features % (2 * LANES) == 0
-        self.most_rows = FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS
+        self.most_rows = many_rows() or (FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS)
         whole = rounded_up(self.out_features, panel)
         sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
@@ -213,6 +215,16 @@ def row_quantizer() -> native.Function | None:
     values, scale = quantize_rows(x)
     right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
     return native.checked(function, right, "int8 inputs")
+
+
+@functools.cache
+def many_rows() -> int:
+    """What compiled products take of any weight; 0 where the processor has no tiles."""
+    library = native.load()
+    rows = np.zeros(1, dtype=np.int64)
+    if library is not None:
+        library.function("int8_many_rows", "p")(rows.ctypes.data)
+    return int(rows[0])
 
 
 @functools.cache

@@ -1,10 +1,12 @@
 """Eight-bit products on a CPU: every path gives the definition's numbers, to the bit."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch.nn import functional
 
-from troupellm.kernels.linear import best_rows, gated_linear, linear, linear_add, norm_linear, pack
+from troupellm.kernels.linear import PackedLinear, best_rows, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import Int8Channel, int8_cpu
 
 SHAPES = ((17, 33), (48, 100), (80, 64), (864, 288), (16, 2100))
@@ -90,10 +92,10 @@ def test_a_row_that_is_not_a_number_spoils_itself_alone(path: str) -> None:
 
 
 def test_the_weight_is_in_memory_once() -> None:
-    product = pack(make(1024, 1024)).fast
-    assert isinstance(product, int8_cpu.Int8Product)
-    if product._packed is not None:
-        assert product._values.numel() == 0
+    packed = pack(make(1024, 1024)).fast
+    assert isinstance(packed, int8_cpu.Int8Product)
+    if packed._packed is not None:
+        assert packed._values.numel() == 0
 
 
 def test_layouts_that_are_not_known_are_found_out() -> None:
@@ -103,3 +105,94 @@ def test_layouts_that_are_not_known_are_found_out() -> None:
         assert int8_cpu.panel_of(laid.data_ptr(), laid.numel(), weight.values) == panel
     other = torch.zeros(64 * 128, dtype=torch.int8)
     assert int8_cpu.panel_of(other.data_ptr(), other.numel(), weight.values) == 0
+
+
+RAGGED_ROWS = (1, 2, 6, 7, 15, 16, 17, 31, 33, 47, 64, 65, 200, 1030)
+
+
+def in_panels_of(weight: Int8Channel, bias: torch.Tensor | None, panel: int) -> PackedLinear:
+    """A weight whose compiled product reads panels of so many outputs and takes any number of rows."""
+    functions = int8_cpu.compiled()
+    if functions is None:
+        pytest.skip("no compiled code")
+    packed, panels = pack(weight, bias), int8_cpu.in_panels(weight.values, panel)
+    packed.native = int8_cpu.Int8FewRows(functions, panels.data_ptr(), panel, weight, bias, panels)
+    packed.native.most_rows = max(RAGGED_ROWS)
+    return packed
+
+
+@pytest.mark.parametrize("panel", int8_cpu.PANELS)
+@pytest.mark.parametrize(("outs", "depth"), [(33, 100), (200, 64), (560, 300)])
+def test_any_number_of_rows_in_all_layouts(outs: int, depth: int, panel: int) -> None:
+    weight, bias = make(outs, depth), torch.randn(outs)
+    plain, biased = in_panels_of(weight, None, panel), in_panels_of(weight, bias, panel)
+    for rows in RAGGED_ROWS:
+        x, residual = inputs(rows, depth + 5)[:, 2:-3], torch.randn(rows, outs)
+        assert torch.equal(linear(x, plain), weight.product(x)), f"{rows} rows"
+        assert torch.equal(linear(x, biased), weight.product(x, bias)), f"{rows} rows"
+        total = residual.clone()
+        linear_add(x, biased, total, 0.5)
+        torch.testing.assert_close(total, residual + 0.5 * weight.product(x, bias))
+
+
+@pytest.mark.parametrize("panel", int8_cpu.PANELS)
+@pytest.mark.parametrize("outs", [96, 224])
+def test_a_row_is_the_same_alone_and_among_any_number(outs: int, panel: int) -> None:
+    """With all that comes before a product and behind it, and with any number of threads."""
+    weight, norm = make(outs, 100), torch.rand(100)
+    packed = in_panels_of(weight, torch.randn(outs), panel)
+    x, residual = inputs(max(RAGGED_ROWS), 103)[:, :100], torch.randn(max(RAGGED_ROWS), outs)
+
+    def results(begin: int, end: int) -> list[torch.Tensor]:
+        total, some = residual[begin:end].clone(), x[begin:end]
+        linear_add(some, packed, total, 0.3)
+        gates = [gated_linear(some, packed, kind, norm, 1e-5) for kind in ("silu", "gelu_tanh")]
+        return [total, norm_linear(some, norm, 1e-5, packed), *gates]
+
+    alone = [torch.cat(found) for found in zip(*(results(row, row + 1) for row in range(x.shape[0])), strict=True)]
+    before = torch.get_num_threads()
+    try:
+        for rows, threads in product(RAGGED_ROWS, (1, 2, 3)):
+            torch.set_num_threads(threads)
+            begin = (x.shape[0] - rows) // 2
+            for found, expected in zip(results(begin, begin + rows), alone, strict=True):
+                assert torch.equal(found, expected[begin : begin + rows]), f"{rows} rows, {threads} threads"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gates_of_many_rows_are_those_of_the_definition() -> None:
+    weight, bias = make(224, 100), torch.randn(224)
+    for rows in RAGGED_ROWS:
+        x = inputs(rows, 100)
+        gate, up = weight.product(x, bias).chunk(2, dim=-1)
+        expected = functional.silu(gate) * up
+        tolerance = 1e-5 * float(expected.abs().max())
+        got = gated_linear(x, in_panels_of(weight, bias, 64), "silu")
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-20, 1e-3, 1.0, 1e20, 1e38])
+def test_inputs_of_all_sizes_are_rounded_as_by_a_division(size: float) -> None:
+    """Halves and what is next to them most of all."""
+    halves = torch.arange(-254, 255, dtype=torch.float32) / 254
+    x = torch.stack([halves, halves.nextafter(torch.tensor(2.0)), halves.nextafter(torch.tensor(-2.0))]) * size
+    values, scale = int8_cpu.quantize_unsigned(x)
+    expected, expected_scale = int8_cpu.quantize_rows(x)
+    assert torch.equal(values.int() - int8_cpu.ZERO, expected.int())
+    assert torch.equal(scale, expected_scale)
+
+
+def test_rows_beyond_what_memory_is_kept_for() -> None:
+    weight, x = make(48, 64), inputs(4200, 64)
+    packed = in_panels_of(weight, None, 64)
+    assert packed.native is not None
+    packed.native.most_rows = 5000
+    assert torch.equal(linear(x, packed), weight.product(x))
+
+
+def test_with_tiles_all_rows_are_taken() -> None:
+    weight = make(48, 100)
+    native = pack(weight).native
+    if native is not None:
+        assert native.most_rows == (int8_cpu.many_rows() or int8_cpu.FEW_ROWS)
