@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "attend_amx.h"
 #include "tile.h"
 
 namespace {
@@ -236,8 +237,9 @@ void run(const Attention& given) {
         const float* q = given.query + job.token * given.query_stride + kv_head * group * size;
         float* to = given.out + job.token * given.out_stride + kv_head * group * size;
         if (job.count > 1) {
-            attend_block<Cell>(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule,
-                               to, given.out_stride);
+            const auto chosen = takes_tiles(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
+            chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
+                   given.out_stride);
             continue;
         }
         const Tree* tree = plan.trees ? plan.trees + index / kv_heads : nullptr;

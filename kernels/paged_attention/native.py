@@ -21,6 +21,10 @@ MAX_HEAD_DIM = 256
 CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 
+ROUNDED = 0.006
+"""How far from the reference a block's result over a cache in eight bits may be, beside the largest one: queries and
+weights may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9, so that scores near 1 add as much again."""
+
 Pair = tuple[Tensor, Tensor]
 
 
@@ -179,7 +183,10 @@ def _keeps(function: native.Function, kind: torch.dtype) -> bool:
     layer = NativeAttention(function, 6, 2, size, 0.2)
     out = layer.write_and_attend(projected, (found[0], found[1]), plan, rows, None)
     pairs = [(kv_codes.as_bytes(got), kv_codes.as_bytes(cache)) for got, cache in zip(found, expected, strict=True)]
-    return all(torch.equal(*pair) for pair in pairs) and torch.allclose(out.view(wanted.shape), wanted, atol=1e-4)
+    error = (out.view(wanted.shape) - wanted).abs()
+    allowed = 1e-4 if kind == torch.float32 else float(wanted.abs().max()) * ROUNDED  # of the block, the last 40 tokens
+    near = bool((error[:-40] < 1e-4).all() and (error[-40:] < allowed).all())
+    return near and all(torch.equal(*pair) for pair in pairs)
 
 
 def _agrees(function: native.Function) -> bool:

@@ -12,7 +12,7 @@ from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 
 PREFILL_TOKENS = 16
 """A row with at least so many query tokens is computed as one dense product, below that token by token."""
-JOB_QUERIES = 192
+JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 BUCKET_SLACK = 1.25
 """How much longer than its shortest member the longest of a bucket may be."""

@@ -12,6 +12,7 @@ from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.backends import BACKENDS, Flex, Needs, Planner, choose
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs
 from troupellm.kernels.paged_attention.device_cases import give_back, poisoned_codes
+from troupellm.kernels.paged_attention.native import ROUNDED
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.triton_support import installed
 from troupellm.protocol.errors import ConfigError
@@ -70,7 +71,9 @@ def test_caches_in_8_bits(name: str, dtype: torch.dtype) -> None:
         query, decode(keys, torch.float32), decode(values, torch.float32), plan.block_tables, all_items(case), scale=0.2
     )
     planned = planner(plan.block_tables.numpy(), np.asarray(case.starts), np.asarray(case.counts), None)
-    torch.testing.assert_close(paged_attention(query, keys, values, planned, 0.2), expected, atol=1e-5, rtol=1e-5)
+    got = paged_attention(query, keys, values, planned, 0.2)
+    allowed = ROUNDED * float(expected.abs().max()) if name == "native" else 1e-5
+    torch.testing.assert_close(got, expected, atol=allowed, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def test_attention_equals_the_reference_and_stays_near_the_plain_cache(case: Cas
     if path == "token by token":
         plan = plan_of(case, plan)
     got = paged_attention(query, *caches, plan, case.head_dim**-0.5, **options)
-    torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
+    rounded = native.ROUNDED * float(expected.abs().max()) if path == "compiled" else 0.0
+    torch.testing.assert_close(got, expected, atol=max(case.tolerance, rounded), rtol=case.tolerance)
     plain = plain.float()
     error = (got.float() - plain).pow(2).mean().sqrt() / plain.pow(2).mean().sqrt()
     assert error < ERRORS[kind]

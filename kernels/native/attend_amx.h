@@ -1,0 +1,317 @@
+// Attention of a block of queries with the processor's tiles: as `attend_block` of attention.cpp, several times as fast.
+//
+// All is computed the other way round, so that a lane is a query from the scores to the end: keys times queries are
+// scores [keys, 16 queries], and values times weights are totals [head_dim, 16 queries]. Largest scores, sums and scales
+// of queries are then vectors, and nothing is ever folded.
+//
+// Of a cache in eight bits each code is a bfloat16 number, and its scale is applied to scores and weights. Queries and
+// weights are rounded to bfloat16: an error of 2^-9, below that of the codes. Of a cache in float32 everything is in
+// three parts, and float32 is what comes out.
+//
+// Keys are taken in chunks that begin at multiples of kChunk, and a key that a query does not see adds exactly nothing:
+// its result is the same whatever lies beside it in the block.
+
+#pragma once
+
+#include "amx_tiles.h"
+#include "attend.h"
+
+#if defined(TROUPE_AMX)
+
+namespace {
+
+constexpr int64_t kChunk = 64;  // keys
+constexpr float kLog2 = 1.44269504088896341f;
+
+// What a thread needs for a block, `columns` of 16 queries each.
+struct TileMemory {
+    std::vector<float> memory;
+    uint16_t *query, *keys, *values, *weights;
+    float *scores, *total, *best, *weight;
+    int32_t* position;
+
+    void prepare(int64_t columns, int64_t size, int64_t parts) {
+        const int64_t depth = (size + kTileDepth - 1) / kTileDepth * kTileDepth, queries = columns * kLanes;
+        const int64_t halves = parts * (queries * depth + kChunk * (depth + size + 2 * kLanes));
+        grow(memory, halves / 2 + 2 * kLanes * kChunk + queries * (size + 3) + kLanes);
+        const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
+        query = reinterpret_cast<uint16_t*>((start + 63) / 64 * 64);
+        keys = query + parts * queries * depth;
+        values = keys + parts * kChunk * depth;
+        weights = values + parts * kChunk * size;
+        scores = reinterpret_cast<float*>(weights + parts * kChunk * 2 * kLanes);
+        total = scores + 2 * kLanes * kChunk;
+        best = total + queries * size;
+        weight = best + queries;
+        position = reinterpret_cast<int32_t*>(weight + queries);
+    }
+};
+
+template <typename Cell>
+class TiledBlock {
+public:
+    // Tokens times heads of the group are the queries.
+    TiledBlock(const Cache<Cell>& cache, int64_t kv_head, const Scores& rule, int64_t position, int64_t count,
+               int64_t window, int64_t group)
+        : cache_(cache), kv_head_(kv_head), rule_(rule), position_(position), queries_(count * group), window_(window),
+          group_(group), size_(cache.head_dim), steps_((size_ + kTileDepth - 1) / kTileDepth),
+          columns_((queries_ + kLanes - 1) / kLanes), work_(memory()) {
+        work_.prepare(columns_, size_, parts);
+    }
+
+    void run(const float* query, int64_t query_stride, const int32_t* table, float* out, int64_t out_stride) {
+        take(query, query_stride);
+        const int64_t begin = window_ ? std::max<int64_t>(0, position_ + 1 - window_) : 0;
+        const int64_t end = position_ + queries_ / group_;
+        const troupe::AmxScope tiles;
+        for (key_ = begin / kChunk * kChunk; key_ < end; key_ += kChunk) {
+            read(table, begin, end);
+            for (int64_t column = 0; column < columns_; column += 2) {
+                const int64_t last = std::min<int64_t>((column + 2) * kLanes, queries_) - 1;
+                const int64_t seen = std::min<int64_t>(work_.position[last] + 1 - key_, kChunk);
+                if (seen <= 0) continue;
+                if (window_ && work_.position[column * kLanes] - window_ >= key_ + kChunk - 1) break;
+                if (column + 1 < columns_)
+                    step<2>(column, (seen + kTileDepth - 1) / kTileDepth);
+                else
+                    step<1>(column, (seen + kTileDepth - 1) / kTileDepth);
+            }
+        }
+        give(out, out_stride);
+    }
+
+private:
+    static constexpr int parts = sizeof(typename Cell::Number) == 1 ? 1 : 3;
+
+    static TileMemory& memory() {
+        static thread_local TileMemory memory;
+        return memory;
+    }
+
+    // Queries, scaled: tiles of 16 columns.
+    void take(const float* query, int64_t stride) {
+        const float factor = rule_.softcap > 0.0f ? rule_.scale : rule_.scale * kLog2;
+        const int64_t part = columns_ * steps_ * kTileSize;
+        std::memset(work_.total, 0, sizeof(float) * columns_ * kLanes * size_);
+        for (int64_t column = 0; column < columns_; ++column)
+            for (int64_t s = 0; s < steps_; ++s) {
+                Ints words[parts][kLanes] = {};
+                for (int64_t i = 0; i < kLanes && column * kLanes + i < queries_; ++i) {
+                    const int64_t r = column * kLanes + i;
+                    const float* from = query + r / group_ * stride + r % group_ * size_ + s * kTileDepth;
+                    const bool both = s * kTileDepth + kLanes < size_;
+                    Ints pairs[parts];
+                    pair<parts>(load(from) * factor, both ? load(from + kLanes) * factor : Floats{}, pairs);
+                    for (int p = 0; p < parts; ++p) words[p][i] = pairs[p];
+                }
+                for (int p = 0; p < parts; ++p) {
+                    transpose(words[p]);
+                    std::memcpy(work_.query + p * part + (column * steps_ + s) * kTileSize, words[p], sizeof words[p]);
+                }
+            }
+        for (int64_t r = 0; r < columns_ * kLanes; ++r) {
+            work_.position[r] = static_cast<int32_t>(position_ + std::min(r, queries_ - 1) / group_);
+            work_.best[r] = rule_.sinks ? rule_.sinks[kv_head_ * group_ + r % group_] * kLog2 : kNone;
+            work_.weight[r] = rule_.sinks ? 1.0f : 0.0f;
+        }
+    }
+
+    // Keys and values of the chunk; those beside [begin, end) are not looked at: they count as 0.
+    void read(const int32_t* table, int64_t begin, int64_t end) {
+        alignas(64) static const typename Cell::Number none[kMaxChunks * kLanes + 4] = {};
+        const typename Cell::Number *key[kChunk], *value[kChunk];
+        for (int64_t k = 0; k < kChunk; ++k) {
+            key[k] = value[k] = none;
+            if (key_ + k < begin || key_ + k >= end) continue;
+            const int64_t at = cache_.at(table, kv_head_, key_ + k);
+            key[k] = cache_.key + at, value[k] = cache_.value + at;
+        }
+        const int64_t part = steps_ * kTileSize * kChunk / kLanes, value_part = kChunk * size_;
+        for (int64_t k = 0; k < kChunk; ++k) {
+            key_scales_[k] = Cell::scale(key[k], size_);
+            value_scales_[k] = Cell::scale(value[k], size_);
+            for (int64_t s = 0; s < steps_; ++s) {
+                const typename Cell::Number* from = key[k] + s * kTileDepth;
+                Ints words[parts];
+                cut(Cell::load(from), s * kTileDepth + kLanes < size_ ? Cell::load(from + kLanes) : Floats{}, words);
+                for (int p = 0; p < parts; ++p)
+                    std::memcpy(work_.keys + p * part + (k / kLanes * steps_ + s) * kTileSize + k % kLanes * kTileDepth,
+                                &words[p], sizeof words[p]);
+            }
+        }
+        for (int64_t c = 0; c < size_; c += kLanes)
+            for (int64_t s = 0; s < kChunk / kTileDepth; ++s) {
+                Ints words[parts][kLanes];
+                for (int64_t i = 0; i < kLanes; ++i) {
+                    const int64_t k = s * kTileDepth + i;
+                    Ints pairs[parts];
+                    cut(Cell::load(value[k] + c), Cell::load(value[k + kLanes] + c), pairs);
+                    for (int p = 0; p < parts; ++p) words[p][i] = pairs[p];
+                }
+                for (int p = 0; p < parts; ++p) {
+                    transpose(words[p]);
+                    std::memcpy(work_.values + p * value_part + c * kChunk + s * kTileSize, words[p], sizeof words[p]);
+                }
+            }
+    }
+
+    // As `pair`; codes of eight bits need no rounding.
+    static void cut(Floats first, Floats second, Ints* words) {
+        if constexpr (parts == 1)
+            words[0] = paired(bits_of(first), bits_of(second));
+        else
+            pair<parts>(first, second, words);
+    }
+
+    // The first 32 * steps keys of the chunk and `wide` columns.
+    template <int wide>
+    void step(int64_t column, int64_t steps) {
+        const int64_t query_part = columns_ * steps_ * kTileSize, key_part = steps_ * kTileSize * kChunk / kLanes;
+        const Operand query{work_.query + column * steps_ * kTileSize, steps_ * kTileSize, query_part};
+        for (int64_t s = 0; s < 2 * steps; s += 2)
+            multiply<parts, 2, wide>({work_.keys + s * steps_ * kTileSize, steps_ * kTileSize, key_part}, query, steps_,
+                                     false, work_.scores + s * kLanes * kLanes, kChunk * kLanes);
+        for (int c = 0; c < wide; ++c) weigh(column + c, c, steps * kTileDepth);
+        const Operand weights{work_.weights, kChunk * kLanes, 2 * kChunk * kLanes};
+        float* const total = work_.total + column * kLanes * size_;
+        int64_t c = 0;
+        for (; c + kLanes < size_; c += 2 * kLanes)
+            multiply<parts, 2, wide>({work_.values + c * kChunk, kChunk * kLanes, kChunk * size_}, weights, steps, true,
+                                     total + c * kLanes, kLanes * size_);
+        if (c < size_)
+            multiply<parts, 1, wide>({work_.values + c * kChunk, kChunk * kLanes, kChunk * size_}, weights, steps, true,
+                                     total + c * kLanes, kLanes * size_);
+    }
+
+    // Scores of `keys` keys and a column, the first or second of two, become weights relative to what is near the best
+    // score of each query so far; what was summed before is made to fit.
+    void weigh(int64_t column, int64_t side, int64_t keys) {
+        float* const scores = work_.scores + side * kChunk * kLanes;
+        const int32_t* const position = work_.position + column * kLanes;
+        const bool all = position[0] >= key_ + keys - 1 && (!window_ || position[kLanes - 1] - window_ < key_);
+        bool scaled = Cell::scaled;
+        if (!all || rule_.softcap > 0.0f) {
+            prepare(scores, position, keys);
+            scaled = false;
+        }
+        if (scaled)
+            exponents<true>(scores, column, side, keys);
+        else
+            exponents<false>(scores, column, side, keys);
+    }
+
+    // What scores go through that is not the same for all.
+    void prepare(float* scores, const int32_t* position, int64_t keys) {
+        Ints last;
+        std::memcpy(&last, position, sizeof last);
+        last -= static_cast<int32_t>(key_);
+        const Ints behind = window_ ? last - static_cast<int32_t>(window_) : Ints{} - 1;
+        for (int64_t k = 0; k < keys; ++k) {
+            Floats s = load(scores + k * kLanes);
+            if (Cell::scaled) s *= key_scales_[k];
+            if (rule_.softcap > 0.0f) s = cap(s, rule_.softcap) * kLog2;
+            const Ints place = Ints{} + static_cast<int32_t>(k);
+            store(scores + k * kLanes, (place <= last) & (place > behind) ? s : Floats{} + kNone);
+        }
+    }
+
+    template <bool scaled>
+    void exponents(const float* scores, int64_t column, int64_t side, int64_t keys) {
+        constexpr int chains = 4;  // under way at once
+        const auto score = [=](int64_t k) {
+            const Floats s = load(scores + k * kLanes);
+            return scaled ? s * key_scales_[k] : s;
+        };
+        Floats top[chains];
+        for (Floats& t : top) t = Floats{} + kNone;
+        for (int64_t k = 0; k < keys; k += chains)
+            for (int i = 0; i < chains; ++i) {
+                const Floats s = score(k + i);
+                top[i] = s > top[i] ? s : top[i];
+            }
+        for (int i = 1; i < chains; ++i) top[0] = top[i] > top[0] ? top[i] : top[0];
+        const Floats best = fit(column, top[0]);
+        Floats sums[chains] = {};
+        uint16_t* const to = work_.weights + side * kChunk * kLanes;
+        for (int64_t k = 0; k < keys; k += k % kTileDepth == kLanes - 2 ? kLanes + 2 : 2)
+            for (int i = 0; i < 2; ++i) {
+                const int64_t first = k + i, second = first + kLanes;
+                Floats a = power_of_two<(parts > 1)>(score(first) - best);
+                Floats b = power_of_two<(parts > 1)>(score(second) - best);
+                sums[2 * i] += a;
+                sums[2 * i + 1] += b;
+                if (Cell::scaled) a *= value_scales_[first], b *= value_scales_[second];
+                Ints words[parts];
+                pair<parts>(a, b, words);
+                for (int p = 0; p < parts; ++p)
+                    std::memcpy(to + p * 2 * kChunk * kLanes + first / kTileDepth * kTileSize + first % kLanes * kTileDepth,
+                                &words[p], sizeof words[p]);
+            }
+        float* const weight = work_.weight + column * kLanes;
+        store(weight, load(weight) + ((sums[0] + sums[1]) + (sums[2] + sums[3])));
+    }
+
+    // What the weights of a column are relative to: while the best score rises by less than 2^8, it stays as it is.
+    Floats fit(int64_t column, Floats top) {
+        const float slack = 8.0f, least = -1e30f;  // of a query that has seen nothing yet
+        float* const at = work_.best + column * kLanes;
+        const Floats before = load(at), best = top > before + slack ? top : before;
+        const Floats used = best > least ? best : Floats{} + least;
+        if (!_mm512_cmp_ps_mask((__m512)best, (__m512)before, _CMP_GT_OQ)) return used;
+        store(at, best);
+        const Floats shrink = best > before ? power_of_two<true>(before - used) : Floats{} + 1.0f;
+        float* const weight = work_.weight + column * kLanes;
+        store(weight, load(weight) * shrink);
+        float* const total = work_.total + column * kLanes * size_;
+        for (int64_t c = 0; c < size_; ++c) store(total + c * kLanes, load(total + c * kLanes) * shrink);
+        return used;
+    }
+
+    void give(float* out, int64_t stride) {
+        for (int64_t column = 0; column < columns_; ++column) {
+            const Floats part = 1.0f / load(work_.weight + column * kLanes);
+            for (int64_t c = 0; c < size_; c += kLanes) {
+                Ints words[kLanes];
+                const float* from = work_.total + (column * size_ + c) * kLanes;
+                for (int i = 0; i < kLanes; ++i) words[i] = bits_of(load(from + i * kLanes) * part);
+                transpose(words);
+                for (int64_t i = 0; i < kLanes && column * kLanes + i < queries_; ++i) {
+                    const int64_t r = column * kLanes + i;
+                    std::memcpy(out + r / group_ * stride + r % group_ * size_ + c, &words[i], sizeof words[i]);
+                }
+            }
+        }
+    }
+
+    const Cache<Cell>& cache_;
+    const int64_t kv_head_;
+    const Scores& rule_;
+    const int64_t position_, queries_, window_, group_, size_, steps_, columns_;
+    TileMemory& work_;
+    int64_t key_ = 0;
+    alignas(64) float key_scales_[kChunk], value_scales_[kChunk];
+};
+
+// Fewer queries leave too much of the tiles empty.
+inline bool takes_tiles(int64_t queries) { return queries >= kLanes && troupe::amx_allowed(); }
+
+// As `attend_block`.
+template <typename Cell>
+void attend_tiled(const float* query, int64_t query_stride, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table,
+                  int64_t position, int64_t count, int64_t window, int64_t group, const Scores& rule, float* out,
+                  int64_t out_stride) {
+    TiledBlock<Cell> block(cache, kv_head, rule, position, count, window, group);
+    block.run(query, query_stride, table, out, out_stride);
+}
+
+}  // namespace
+
+#else
+
+namespace {
+inline bool takes_tiles(int64_t) { return false; }
+template <typename Cell>
+constexpr auto attend_tiled = nullptr;
+}  // namespace
+
+#endif
