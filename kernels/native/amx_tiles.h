@@ -1,9 +1,9 @@
 // Products of bfloat16 matrices with the processor's tiles, into float32. A number is one bfloat16, or, where float32
 // should keep its 24 bits, the sum of three.
 //
-// A matrix is cut into tiles of 16 rows (left) or columns (right) times a depth of 32, each 1 KB in one piece. Neighbours
-// in the depth are multiplied in pairs of one word: here those are numbers 16 apart, so that a word is two vectors of
-// floats put into each other. As left and right do the same, no sum changes.
+// A matrix is cut into tiles of 16 rows (left) or columns (right) times a depth of 32, each 1 KB in one piece. Words of
+// a tile are two numbers of the depth: those 16 apart, so that two vectors of floats make one of words. Left and right
+// do the same, so that what is multiplied are equals.
 
 #pragma once
 
@@ -31,8 +31,8 @@ inline Ints paired(Ints first, Ints second) {
     return (Ints)_mm512_srli_epi32((__m512i)first, 16) | (second & static_cast<int32_t>(0xffff0000));
 }
 
-// words [parts] = 16 pairs of numbers: one part is rounded to the nearest; three are cut off one after another, exactly.
-// NaN stays NaN.
+// words [parts] = 16 pairs of numbers: one part is rounded to the nearest; three are cut off one by one, without error.
+// NaN stays NaN (but for one with all bits set, which no arithmetic makes).
 template <int parts>
 inline void pair(Floats first, Floats second, Ints* words) {
     if constexpr (parts == 1) {
@@ -46,9 +46,11 @@ inline void pair(Floats first, Floats second, Ints* words) {
     }
 }
 
-// As 16 rows of 16 words.
-inline void transpose(Ints* rows) {
-    __m512i* const r = reinterpret_cast<__m512i*>(rows);
+// to [16, 16] = the transpose of 16 rows of 16 words, or of floats.
+template <typename Vector>
+inline void transpose(const Vector* rows, void* to) {
+    const __m512i* const r = reinterpret_cast<const __m512i*>(rows);
+    __m512i* const out = static_cast<__m512i*>(to);
     __m512i a[16], b[16];
     for (int i = 0; i < 8; ++i) {
         a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -66,13 +68,13 @@ inline void transpose(Ints* rows) {
         a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
     }
     for (int i = 0; i < 8; ++i) {
-        r[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+        out[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+        out[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
     }
 }
 
-// One side of a product: `apart` numbers from one 16 rows (or columns) to the next, tiles of the depth beside each other;
-// the same for each part.
+// One side of a product: `apart` numbers from 16 rows (or columns) to the next, `part` numbers to the next part. Tiles
+// of the depth follow each other.
 struct Operand {
     const uint16_t* data;
     int64_t apart, part;
@@ -83,6 +85,7 @@ struct Operand {
 template <int parts, int rows, int columns>
 inline void multiply(Operand left, Operand right, int64_t steps, bool adds, float* out, int64_t out_apart) {
     constexpr int64_t line = 64;
+    asm volatile("" : : : "memory");  // compilers do not know that tiles read it
     if (adds) {
         _tile_loadd(0, out, line);
         if constexpr (rows > 1) _tile_loadd(1, out + 256, line);
@@ -119,24 +122,6 @@ inline void multiply(Operand left, Operand right, int64_t steps, bool adds, floa
     if constexpr (rows > 1) _tile_stored(1, out + 256, line);
     if constexpr (columns > 1) _tile_stored(2, out + out_apart, line);
     if constexpr (rows > 1 && columns > 1) _tile_stored(3, out + out_apart + 256, line);
-}
-
-// 2^x, to 1e-4 or, if `exact`, near 1e-7; without error for whole numbers. NaN stays NaN.
-template <bool exact>
-inline Floats power_of_two(Floats x) {
-    const Floats r = (Floats)_mm512_reduce_ps((__m512)x, 0x09);  // x less the whole number below it
-    Floats p;
-    if constexpr (exact) {
-        p = r * 2.1702255e-4f + 1.2439687e-3f;
-        p = p * r + 9.6788406e-3f;
-        p = p * r + 5.5483341e-2f;
-        p = p * r + 2.4022983e-1f;
-        p = p * r + 6.9314700e-1f;
-    } else {
-        p = r * 7.8267969e-2f + 2.2630768e-1f;
-        p = p * r + 6.9542432e-1f;
-    }
-    return (Floats)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)x);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Attention of a block of queries with the processor's tiles: as `attend_block` of attention.cpp, several times as fast.
+// Attention of a block of queries with the processor's tiles: as `attend_block` of attention.cpp, in less time.
 //
 // All is computed the other way round, so that a lane is a query from the scores to the end: keys times queries are
-// scores [keys, 16 queries], and values times weights are totals [head_dim, 16 queries]. Largest scores, sums and scales
-// of queries are then vectors, and nothing is ever folded.
+// scores [keys, 16 queries], and values times weights are totals [head_dim, 16 queries]. What is known of 16 queries is
+// then a vector, and no vector is ever folded.
 //
 // Of a cache in eight bits each code is a bfloat16 number, and its scale is applied to scores and weights. Queries and
 // weights are rounded to bfloat16: an error of 2^-9, below that of the codes. Of a cache in float32 everything is in
@@ -13,15 +13,13 @@
 
 #pragma once
 
-#include "amx_tiles.h"
-#include "attend.h"
+#include "amx_softmax.h"
 
 #if defined(TROUPE_AMX)
 
 namespace {
 
 constexpr int64_t kChunk = 64;  // keys
-constexpr float kLog2 = 1.44269504088896341f;
 
 // What a thread needs for a block, `columns` of 16 queries each.
 struct TileMemory {
@@ -81,7 +79,7 @@ public:
     }
 
 private:
-    static constexpr int parts = sizeof(typename Cell::Number) == 1 ? 1 : 3;
+    static constexpr int parts = Cell::exact_in_half ? 1 : 3;
 
     static TileMemory& memory() {
         static thread_local TileMemory memory;
@@ -104,10 +102,8 @@ private:
                     pair<parts>(load(from) * factor, both ? load(from + kLanes) * factor : Floats{}, pairs);
                     for (int p = 0; p < parts; ++p) words[p][i] = pairs[p];
                 }
-                for (int p = 0; p < parts; ++p) {
-                    transpose(words[p]);
-                    std::memcpy(work_.query + p * part + (column * steps_ + s) * kTileSize, words[p], sizeof words[p]);
-                }
+                for (int p = 0; p < parts; ++p)
+                    transpose(words[p], work_.query + p * part + (column * steps_ + s) * kTileSize);
             }
         for (int64_t r = 0; r < columns_ * kLanes; ++r) {
             work_.position[r] = static_cast<int32_t>(position_ + std::min(r, queries_ - 1) / group_);
@@ -120,16 +116,17 @@ private:
     void read(const int32_t* table, int64_t begin, int64_t end) {
         alignas(64) static const typename Cell::Number none[kMaxChunks * kLanes + 4] = {};
         const typename Cell::Number *key[kChunk], *value[kChunk];
-        for (int64_t k = 0; k < kChunk; ++k) {
+        const int64_t keys = end - key_ > kTileDepth ? kChunk : kTileDepth;
+        for (int64_t k = 0; k < keys; ++k) {
             key[k] = value[k] = none;
             if (key_ + k < begin || key_ + k >= end) continue;
             const int64_t at = cache_.at(table, kv_head_, key_ + k);
             key[k] = cache_.key + at, value[k] = cache_.value + at;
         }
         const int64_t part = steps_ * kTileSize * kChunk / kLanes, value_part = kChunk * size_;
-        for (int64_t k = 0; k < kChunk; ++k) {
-            key_scales_[k] = Cell::scale(key[k], size_);
-            value_scales_[k] = Cell::scale(value[k], size_);
+        for (int64_t k = 0; k < keys; ++k) {
+            scales_.key[k] = Cell::scale(key[k], size_);
+            scales_.value[k] = Cell::scale(value[k], size_);
             for (int64_t s = 0; s < steps_; ++s) {
                 const typename Cell::Number* from = key[k] + s * kTileDepth;
                 Ints words[parts];
@@ -140,7 +137,7 @@ private:
             }
         }
         for (int64_t c = 0; c < size_; c += kLanes)
-            for (int64_t s = 0; s < kChunk / kTileDepth; ++s) {
+            for (int64_t s = 0; s < keys / kTileDepth; ++s) {
                 Ints words[parts][kLanes];
                 for (int64_t i = 0; i < kLanes; ++i) {
                     const int64_t k = s * kTileDepth + i;
@@ -148,10 +145,8 @@ private:
                     cut(Cell::load(value[k] + c), Cell::load(value[k + kLanes] + c), pairs);
                     for (int p = 0; p < parts; ++p) words[p][i] = pairs[p];
                 }
-                for (int p = 0; p < parts; ++p) {
-                    transpose(words[p]);
-                    std::memcpy(work_.values + p * value_part + c * kChunk + s * kTileSize, words[p], sizeof words[p]);
-                }
+                for (int p = 0; p < parts; ++p)
+                    transpose(words[p], work_.values + p * value_part + c * kChunk + s * kTileSize);
             }
     }
 
@@ -183,101 +178,35 @@ private:
                                      total + c * kLanes, kLanes * size_);
     }
 
-    // Scores of `keys` keys and a column, the first or second of two, become weights relative to what is near the best
-    // score of each query so far; what was summed before is made to fit.
+    // Scores of `keys` keys and a column, the first or second of two, become weights.
     void weigh(int64_t column, int64_t side, int64_t keys) {
         float* const scores = work_.scores + side * kChunk * kLanes;
         const int32_t* const position = work_.position + column * kLanes;
+        Visible visible;
+        std::memcpy(&visible.last, position, sizeof visible.last);
+        visible.last -= static_cast<int32_t>(key_);
+        visible.behind = window_ ? visible.last - static_cast<int32_t>(window_) : Ints{} - 1;
         const bool all = position[0] >= key_ + keys - 1 && (!window_ || position[kLanes - 1] - window_ < key_);
-        bool scaled = Cell::scaled;
-        if (!all || rule_.softcap > 0.0f) {
-            prepare(scores, position, keys);
-            scaled = false;
-        }
-        if (scaled)
-            exponents<true>(scores, column, side, keys);
-        else
-            exponents<false>(scores, column, side, keys);
-    }
-
-    // What scores go through that is not the same for all.
-    void prepare(float* scores, const int32_t* position, int64_t keys) {
-        Ints last;
-        std::memcpy(&last, position, sizeof last);
-        last -= static_cast<int32_t>(key_);
-        const Ints behind = window_ ? last - static_cast<int32_t>(window_) : Ints{} - 1;
-        for (int64_t k = 0; k < keys; ++k) {
-            Floats s = load(scores + k * kLanes);
-            if (Cell::scaled) s *= key_scales_[k];
-            if (rule_.softcap > 0.0f) s = cap(s, rule_.softcap) * kLog2;
-            const Ints place = Ints{} + static_cast<int32_t>(k);
-            store(scores + k * kLanes, (place <= last) & (place > behind) ? s : Floats{} + kNone);
-        }
-    }
-
-    template <bool scaled>
-    void exponents(const float* scores, int64_t column, int64_t side, int64_t keys) {
-        constexpr int chains = 4;  // under way at once
-        const auto score = [=](int64_t k) {
-            const Floats s = load(scores + k * kLanes);
-            return scaled ? s * key_scales_[k] : s;
-        };
-        Floats top[chains];
-        for (Floats& t : top) t = Floats{} + kNone;
-        for (int64_t k = 0; k < keys; k += chains)
-            for (int i = 0; i < chains; ++i) {
-                const Floats s = score(k + i);
-                top[i] = s > top[i] ? s : top[i];
-            }
-        for (int i = 1; i < chains; ++i) top[0] = top[i] > top[0] ? top[i] : top[0];
-        const Floats best = fit(column, top[0]);
-        Floats sums[chains] = {};
-        uint16_t* const to = work_.weights + side * kChunk * kLanes;
-        for (int64_t k = 0; k < keys; k += k % kTileDepth == kLanes - 2 ? kLanes + 2 : 2)
-            for (int i = 0; i < 2; ++i) {
-                const int64_t first = k + i, second = first + kLanes;
-                Floats a = power_of_two<(parts > 1)>(score(first) - best);
-                Floats b = power_of_two<(parts > 1)>(score(second) - best);
-                sums[2 * i] += a;
-                sums[2 * i + 1] += b;
-                if (Cell::scaled) a *= value_scales_[first], b *= value_scales_[second];
-                Ints words[parts];
-                pair<parts>(a, b, words);
-                for (int p = 0; p < parts; ++p)
-                    std::memcpy(to + p * 2 * kChunk * kLanes + first / kTileDepth * kTileSize + first % kLanes * kTileDepth,
-                                &words[p], sizeof words[p]);
-            }
-        float* const weight = work_.weight + column * kLanes;
-        store(weight, load(weight) + ((sums[0] + sums[1]) + (sums[2] + sums[3])));
-    }
-
-    // What the weights of a column are relative to: while the best score rises by less than 2^8, it stays as it is.
-    Floats fit(int64_t column, Floats top) {
-        const float slack = 8.0f, least = -1e30f;  // of a query that has seen nothing yet
-        float* const at = work_.best + column * kLanes;
-        const Floats before = load(at), best = top > before + slack ? top : before;
-        const Floats used = best > least ? best : Floats{} + least;
-        if (!_mm512_cmp_ps_mask((__m512)best, (__m512)before, _CMP_GT_OQ)) return used;
-        store(at, best);
-        const Floats shrink = best > before ? power_of_two<true>(before - used) : Floats{} + 1.0f;
-        float* const weight = work_.weight + column * kLanes;
-        store(weight, load(weight) * shrink);
-        float* const total = work_.total + column * kLanes * size_;
-        for (int64_t c = 0; c < size_; ++c) store(total + c * kLanes, load(total + c * kLanes) * shrink);
-        return used;
+        const bool finished = !all || rule_.softcap > 0.0f;
+        if (finished) finish(scores, keys, Cell::scaled ? scales_.key : nullptr, visible, rule_.softcap);
+        const Column known{work_.best + column * kLanes, work_.weight + column * kLanes,
+                           work_.total + column * kLanes * size_, size_};
+        const auto weights = Cell::scaled && !finished ? exponents<parts, Cell::scaled, Cell::scaled>
+                                                       : exponents<parts, false, Cell::scaled>;
+        weights(scores, keys, scales_, known, work_.weights + side * kChunk * kLanes, 2 * kChunk * kLanes);
     }
 
     void give(float* out, int64_t stride) {
         for (int64_t column = 0; column < columns_; ++column) {
             const Floats part = 1.0f / load(work_.weight + column * kLanes);
             for (int64_t c = 0; c < size_; c += kLanes) {
-                Ints words[kLanes];
+                Floats totals[kLanes], results[kLanes];
                 const float* from = work_.total + (column * size_ + c) * kLanes;
-                for (int i = 0; i < kLanes; ++i) words[i] = bits_of(load(from + i * kLanes) * part);
-                transpose(words);
+                for (int i = 0; i < kLanes; ++i) totals[i] = load(from + i * kLanes) * part;
+                transpose(totals, results);
                 for (int64_t i = 0; i < kLanes && column * kLanes + i < queries_; ++i) {
                     const int64_t r = column * kLanes + i;
-                    std::memcpy(out + r / group_ * stride + r % group_ * size_ + c, &words[i], sizeof words[i]);
+                    store(out + r / group_ * stride + r % group_ * size_ + c, results[i]);
                 }
             }
         }
@@ -289,17 +218,20 @@ private:
     const int64_t position_, queries_, window_, group_, size_, steps_, columns_;
     TileMemory& work_;
     int64_t key_ = 0;
-    alignas(64) float key_scales_[kChunk], value_scales_[kChunk];
+    ChunkScales scales_;
 };
 
-// Fewer queries leave too much of the tiles empty.
-inline bool takes_tiles(int64_t queries) { return queries >= kLanes && troupe::amx_allowed(); }
+// Whether so many queries are worth the tiles: with three parts more is done to keys and values before.
+template <typename Cell>
+bool takes_tiles(int64_t queries) {
+    return queries >= (Cell::exact_in_half ? kLanes : 4 * kLanes) && troupe::amx_allowed();
+}
 
 // As `attend_block`.
 template <typename Cell>
-void attend_tiled(const float* query, int64_t query_stride, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table,
-                  int64_t position, int64_t count, int64_t window, int64_t group, const Scores& rule, float* out,
-                  int64_t out_stride) {
+void attend_tiled(const float* query, int64_t query_stride, const Cache<Cell>& cache, int64_t kv_head,
+                  const int32_t* table, int64_t position, int64_t count, int64_t window, int64_t group,
+                  const Scores& rule, float* out, int64_t out_stride) {
     TiledBlock<Cell> block(cache, kv_head, rule, position, count, window, group);
     block.run(query, query_stride, table, out, out_stride);
 }
@@ -309,7 +241,10 @@ void attend_tiled(const float* query, int64_t query_stride, const Cache<Cell>& c
 #else
 
 namespace {
-inline bool takes_tiles(int64_t) { return false; }
+template <typename Cell>
+constexpr bool takes_tiles(int64_t) {
+    return false;
+}
 template <typename Cell>
 constexpr auto attend_tiled = nullptr;
 }  // namespace

@@ -3,8 +3,9 @@
 //
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
 // read. One token reads keys and values straight from their blocks (attend.h); several go through tiles of 64 keys that
-// are copied once for all of them (`attend_block`). Softmax is computed online, in the order of the keys. Only keys that
-// a query may see are read, so what else lies in a block, NaN included, has no influence.
+// are copied once for all of them (`attend_block`; attend_amx.h where the processor multiplies matrices). Softmax is
+// computed online, in the order of the keys. Only keys that a query may see are read, so what else lies in a block, NaN
+// included, has no influence.
 
 #include <algorithm>
 #include <type_traits>
@@ -237,7 +238,7 @@ void run(const Attention& given) {
         const float* q = given.query + job.token * given.query_stride + kv_head * group * size;
         float* to = given.out + job.token * given.out_stride + kv_head * group * size;
         if (job.count > 1) {
-            const auto chosen = takes_tiles(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
+            const auto chosen = takes_tiles<Cell>(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
             chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                    given.out_stride);
             continue;

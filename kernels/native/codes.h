@@ -151,11 +151,11 @@ inline uint8_t fp8_of(float x) {
 }
 
 // What a cache keeps of one token and KV head, after kernels/kv_codes: `width` numbers for `size` of them, each read as
-// load(..) * scale(row). What load(..) gives of eight bits is a bfloat16 number, too: attend_amx.h multiplies it as such.
+// load(..) * scale(row). `exact_in_half`: what load(..) gives is a bfloat16 number, too.
 
 struct PlainCell {
     typedef float Number;
-    static constexpr bool scaled = false;
+    static constexpr bool scaled = false, exact_in_half = false;
     static int64_t width(int64_t size) { return size; }
     static Floats load(const float* from) { return ::load(from); }
     static float scale(const float*, int64_t) { return 1.0f; }
@@ -164,7 +164,7 @@ struct PlainCell {
 
 struct Int8Cell {
     typedef uint8_t Number;
-    static constexpr bool scaled = true;
+    static constexpr bool scaled = true, exact_in_half = true;
     static int64_t width(int64_t size) { return size + static_cast<int64_t>(sizeof(float)); }
     static Floats load(const uint8_t* from) { return floats_of((Chars)bytes_at(from)); }
     static float scale(const uint8_t* row, int64_t size) {
@@ -180,7 +180,7 @@ struct Int8Cell {
 
 struct Fp8Cell {
     typedef uint8_t Number;
-    static constexpr bool scaled = false;
+    static constexpr bool scaled = false, exact_in_half = true;
     static int64_t width(int64_t size) { return size; }
     static Floats load(const uint8_t* from) {
         const Bytes bytes = bytes_at(from);
