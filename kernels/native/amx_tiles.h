@@ -73,8 +73,8 @@ inline void transpose(const Vector* rows, void* to) {
     }
 }
 
-// One side of a product: `apart` numbers from 16 rows (or columns) to the next, `part` numbers to the next part. Tiles
-// of the depth follow each other.
+// One side of a product: 16 rows (or columns) are `apart` numbers from the next ones, a part is `part` numbers from the
+// next one. Tiles of the depth follow each other.
 struct Operand {
     const uint16_t* data;
     int64_t apart, part;
