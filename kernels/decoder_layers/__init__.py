@@ -1,5 +1,4 @@
-"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; only few rows where it takes oneDNN for
-products of many.
+"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; of few rows, or of any number with AMX.
 
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the
