@@ -112,7 +112,7 @@ def test_a_lone_row_is_gated_as_among_others() -> None:
 
 @needs_compiler
 def test_many_rows_are_as_exact_as_in_float32() -> None:
-    """Split or not: what is left out is little beside what float32 sums round away, at all sizes of blocks and parts."""
+    """Split or not: what is left out is little beside what float32 sums round away, at all sizes."""
     shapes = ((1000, 2048), (96, 64), (224, 33), (17, 40))
     for (out, depth), rows in product(shapes, (17, 32, 33, 65, 200, 257, 300, 1030)):
         weight, x, bias = torch.randn(out, depth), torch.randn(rows, depth + 3)[:, :depth], torch.randn(out)
