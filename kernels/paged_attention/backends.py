@@ -264,6 +264,11 @@ class Planner:
         """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
         return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether our C++ computes it."""
+        return isinstance(self.backend, Native)
+
 
 def choose(needs: Needs, name: str = "auto") -> Backend:
     """The back end of that name, or the first that can.
