@@ -4,6 +4,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from troupellm.kernels.decode_step import CacheShape, DecodeStep, Ends, decode_step
 from troupellm.models.attention_backend import Planner
@@ -22,6 +23,11 @@ class CompiledDecode:
     def __init__(self, step: DecodeStep, rows: RowTable, sampler: Sampler) -> None:
         self._step, self._rows, self._sampler = step, rows, sampler
         self._ones: tuple[int, ...] = ()
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the last step, as its first rows [.., vocab]."""
+        return self._step.logits
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether a plan that was applied asks for such a step; `run` finds out about the rows' lengths.

@@ -97,7 +97,7 @@ class DecodeStep:
         self._slots: tuple[Ints, Ints] | None = None
         self._told_memory = self._told_columns = np.empty(0, dtype=np.int64)
         self._addresses: tuple[int, ...] = ()
-        self._resize(0)
+        self._resize(1)
 
     def run(
         self, memory: RowMemory, columns: Columns, slots: Ints, option_slots: Ints, starts: Sequence[int]
@@ -110,8 +110,8 @@ class DecodeStep:
             starts: the positions.
 
         Returns:
-            the tokens, as of `sampling.native.Functions.choose`; `peaks` goes with them. None where a position is not
-            that of its row's last token, or has no block: nothing was changed then.
+            the tokens, as of `sampling.native.Functions.choose`, whose logits are in `logits` and `peaks`. None where a
+            position is not that of its row's last token, or has no block: nothing was changed then.
         """
         count = len(starts)
         if count > self._starts.size:
@@ -125,20 +125,14 @@ class DecodeStep:
         self._function(*self._pointers, *self._addresses, *self._room, count, *self._found, torch.get_num_threads())
         return self._tokens[:count].tolist() if self._done[0] else None
 
-    @property
-    def peaks(self) -> NDArray[np.float32]:
-        """The largest logit of each row of the last step [most rows so far]."""
-        return self._peaks
-
     def _resize(self, rows: int) -> None:
-        """Memory for so many rows, and for twice as many as before if that is more."""
-        rows = min(self.most_rows, max(rows, 1))
-        self._logits = torch.empty(rows, self._vocab, dtype=torch.float32)
+        """Memory for so many rows: of the last step, `logits` [rows, vocab] and the largest of each, `peaks` [rows]."""
+        self.logits = torch.empty(rows, self._vocab, dtype=torch.float32)
         self._starts, self._tokens, self._done = (np.zeros(size, dtype=np.int64) for size in (rows, rows, 1))
-        self._peaks = np.zeros(rows, dtype=np.float32)
+        self.peaks = np.zeros(rows, dtype=np.float32)
         self._room = (self._starts.ctypes.data,)
         self._found = (
-            self._logits.data_ptr(), self._tokens.ctypes.data, self._peaks.ctypes.data, self._done.ctypes.data,
+            self.logits.data_ptr(), self._tokens.ctypes.data, self.peaks.ctypes.data, self._done.ctypes.data,
         )  # fmt: skip
 
     def _tell(self, memory: RowMemory, columns: Columns) -> None:
