@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.decode_step import CacheShape, DecodeStep, Ends, decode_step
-from troupellm.models.attention_backend import Planner
+from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.models.decoder import Decoder, RunnableDecoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import RowTable

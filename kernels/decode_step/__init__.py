@@ -85,8 +85,8 @@ class DecodeStep:
         factors = np.array([ends.factor, ends.eps]).view(np.int64).tolist()
         told = layers.told(rotations, caches)
         self._model = np.array(
-            [*told.numbers, ends.embedding.data_ptr(), factors[0], ends.norm.data_ptr(), factors[1],
-             *ends.head.native.part, len(shape.views), groups.ctypes.data, windows.ctypes.data, shape.num_kv_heads,
+            [*told.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
+             factors[1], *ends.head.native.part, len(shape.views), groups.ctypes.data, windows.ctypes.data, shape.num_kv_heads,
              shape.block_size, shape.num_blocks],
             dtype=np.int64,
         )  # fmt: skip
@@ -111,7 +111,7 @@ class DecodeStep:
 
         Returns:
             the tokens, as of `sampling.native.Functions.choose`, whose logits are in `logits` and `peaks`. None where a
-            position is not that of its row's last token, or has no block: nothing was changed then.
+            position is not that of its row's last token, which the model knows, or has no block: nothing was changed.
         """
         count = len(starts)
         if count > self._starts.size:

@@ -8,12 +8,13 @@
 
 namespace {
 
-// What a model is beside its layers, in fields of 8 bytes each. embedding [.., hidden], each number times `factor`; norm
-// [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none; the
+// What a model is beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times `factor`;
+// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none; the
 // cache has so many blocks, of `block_size` positions each.
 struct Model {
     Layers layers;
     const float* embedding;
+    int64_t embedded;
     double factor;
     const float* norm;
     double eps;
@@ -43,10 +44,12 @@ struct Options {
     const int32_t* codes;
 };
 
-// Whether position `start` is that of the last token of a slot, with blocks for it that the cache has.
+// Whether position `start` is that of the last token of a slot, which the model knows, with blocks that the cache has.
 bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
     const int64_t length = table.lengths[slot], column = start / model.block_size;
     if (start < 0 || start + 1 != length || length >= table.longest) return false;
+    const int32_t token = table.tokens[slot * table.longest + start];
+    if (token < 0 || token >= model.embedded) return false;
     for (int64_t group = 0; group < table.num_groups; ++group) {
         const int32_t* const blocks = table.blocks_of(group, slot);
         if (column >= table.counts[group * table.slots + slot] || blocks[column] < 0) return false;

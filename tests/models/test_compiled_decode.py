@@ -213,6 +213,12 @@ def test_plans_that_contradict_what_is_known_are_refused(tmp_path: Path) -> None
     refused("block 100000 of", 16, blocks=(100000,))
 
 
+def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
+    rows = Rows(make_runner(read(Pair(tmp_path, FAMILIES["llama_biases"]()), "float32"), torch.float32))
+    with pytest.raises(IndexError, match="out of range"):
+        rows.run({0: 1}, (rows.submit(0, [100000], STATES[0]),))
+
+
 def test_a_row_without_a_token_fails_alone(tmp_path: Path) -> None:
     decoder = read(Pair(tmp_path, FAMILIES["llama_biases"]()), "float32")
     found = []
