@@ -86,8 +86,8 @@ class DecodeStep:
         told = layers.told(rotations, caches)
         self._model = np.array(
             [*told.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
-             factors[1], *ends.head.native.part, len(shape.views), groups.ctypes.data, windows.ctypes.data, shape.num_kv_heads,
-             shape.block_size, shape.num_blocks],
+             factors[1], *ends.head.native.part, len(shape.views), groups.ctypes.data, windows.ctypes.data,
+             shape.num_kv_heads, shape.block_size, shape.num_blocks],
             dtype=np.int64,
         )  # fmt: skip
         self._held = (layers, told, rotations, caches, ends, groups, windows, codes)
