@@ -17,7 +17,8 @@ from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.kv_cache import KVCache, KVPair
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.layers.attention import KVPair
 from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
 
 BLOCK_SIZE, LENGTH, VOCAB, HIDDEN = 16, 4096, 512, 32
