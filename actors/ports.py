@@ -304,11 +304,11 @@ class StepThread(ThreadPool):
             self._tell()
         if call.dropped:
             return
-        outcome = _outcome(call)
+        result, error = _outcome(call)
         self._tell()  # the calls' order is that of their outcomes
-        if call.posted and outcome == (None, None):
+        if call.posted and result is None and error is None:
             return
-        told = partial(_post, loop, call.settle, *outcome)
+        told = partial(_post, loop, call.settle, result, error)
         if self._holds and call.posted and not self._queue.empty():
             self._held = told
         else:

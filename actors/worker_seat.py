@@ -202,7 +202,7 @@ class _Run:
         self._wanted = True
 
     def send(self, plan: StepPlan) -> None:
-        self._thread.post(partial(self._advance, partial(self._steps.launch, plan)), self._told)
+        self._thread.post(partial(self._advance, plan), self._told)
 
     def drop(self) -> None:
         """Nobody wants to hear of its steps any more."""
@@ -213,14 +213,17 @@ class _Run:
             self._land(result, error)
 
     def _wait(self, wait: Wait) -> None:
-        self._thread.post_behind(wait, partial(self._advance, self._steps.landed), self._told)
+        self._thread.post_behind(wait, self._advance, self._told)
 
-    def _advance(self, move: Callable[[], None]) -> StepResult | None:
-        """On the thread: make a move, then give the result that it made due, if it did."""
+    def _advance(self, plan: StepPlan | None = None) -> StepResult | None:
+        """On the thread: launch a plan, else note that a wait is over; then give the result that is due, if one is."""
         if self._over:
             return None
         try:
-            move()
+            if plan is None:
+                self._steps.landed()
+            else:
+                self._steps.launch(plan)
             return self._steps.collect() if self._steps.due else None
         except BaseException:
             self._over = True

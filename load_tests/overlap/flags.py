@@ -14,7 +14,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--device-ms", nargs="+", type=finite, default=[0.7, 5.0, 15.0], help="what the device takes for a step"
     )
     parser.add_argument("--launch-us", type=not_negative, default=250.0, help="what a launch takes of the processor")
-    parser.add_argument("--steps", type=count, default=300, help="steps that count, and of the host's time")
+    parser.add_argument("--window-steps", type=count, default=60, help="steps that make one window")
+    parser.add_argument("--windows", type=count, default=5, help="windows whose median counts")
     parser.add_argument("--flush-ms", type=not_negative, default=20.0, help="flush interval of streams")
     parser.add_argument("--time-limit-sec", type=finite, default=120.0, help="of one measurement")
     parser.add_argument("--result-json", metavar="FILE")

@@ -1,6 +1,8 @@
 """The worker of `bench overlap`: it takes its orders from the model's folder, and leaves there what it has measured."""
 
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -18,8 +20,9 @@ _MORE_STEPS = 64
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     running: int
-    steps: int
-    """That count."""
+    window: int
+    """Steps that make one."""
+    windows: int
     device_seconds: float
     """What the device takes for a step."""
     launch_seconds: float
@@ -28,11 +31,11 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_tokens(self) -> int:
         """Of every answer."""
-        return self.steps + self.running + _MORE_STEPS
+        return self.window * self.windows + self.running + _MORE_STEPS
 
 
 class OverlapWorker(TimedWorker):
-    """Writes down how far the ends of steps lie apart on its device, once all sequences decode together."""
+    """Writes down how far apart the ends of steps are on its device, once all sequences decode together."""
 
     def __init__(self, folder: Path, orders: Orders) -> None:
         blocks = orders.running * (2 + (PROMPT_TOKENS + orders.max_tokens) // BLOCK_SIZE)
@@ -46,10 +49,13 @@ class OverlapWorker(TimedWorker):
 
     def launch(self, plan: StepPlan) -> TimedStep:
         launched = super().launch(plan)
-        if plan.counts == self._ones and not plan.new_rows and len(self._ends) <= self._orders.steps:
+        orders = self._orders
+        wanted = orders.window * orders.windows + 1
+        if plan.counts == self._ones and not plan.new_rows and len(self._ends) < wanted:
             self._ends.append(self.device.free_at)
-            if len(self._ends) > self._orders.steps:
-                self._found.write_bytes(msgspec.json.encode((self._ends[-1] - self._ends[0]) / self._orders.steps))
+            if len(self._ends) == wanted:
+                windows = [end - begin for begin, end in pairwise(self._ends[:: orders.window])]
+                self._found.write_bytes(msgspec.json.encode(median(windows) / orders.window))
         return launched
 
 

@@ -36,7 +36,20 @@ def test_a_timed_device_computes_one_step_after_the_other(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("seat", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], seat: str) -> None:
     result = tmp_path / "result.json"
-    argv = ("--seats", seat, "--running", "2", "--device-ms", "1", "--steps", "8", "--result-json", str(result))
+    argv = (
+        "--seats",
+        seat,
+        "--running",
+        "2",
+        "--device-ms",
+        "1",
+        "--window-steps",
+        "4",
+        "--windows",
+        "2",
+        "--result-json",
+        str(result),
+    )
     assert bench(*argv) == 0
     found = json.loads(result.read_text())
     (row,) = found["rows"]
