@@ -6,6 +6,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -71,6 +72,7 @@ def measure(args: argparse.Namespace, folder: Path, seat: str, running: int, dev
         launch_seconds=args.launch_us / 1e6,
     )  # fmt: skip
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
+    (folder / FOUND).unlink(missing_ok=True)
     options = {"use_uvloop": find_spec("uvloop") is not None}
     anyio.run(_answer_all, args, folder, seat, orders, backend_options=options)
     seconds = msgspec.json.decode((folder / FOUND).read_bytes(), type=float)
@@ -81,7 +83,8 @@ async def _answer_all(args: argparse.Namespace, folder: Path, seat: str, orders:
     from troupellm.actors.engine import Engine
     from troupellm.server.host import STREAM_DEFAULTS
 
-    rates = ("wakes_per_second", "most_wakes_per_second")
+    names = ("wakes_per_second", "most_wakes_per_second")
+    rates: dict[str, Any] = {name: STREAM_DEFAULTS[name] for name in names} if args.flush_ms else {}
 
     async def read(number: int) -> None:
         prompt = [number % 256, number // 256, *range(PROMPT_TOKENS - 2)]
@@ -98,7 +101,7 @@ async def _answer_all(args: argparse.Namespace, folder: Path, seat: str, orders:
         max_num_batched_tokens=PROMPT_TOKENS * orders.running,
         max_num_queued_reqs=orders.running,
         flush_interval=args.flush_ms / 1e3,
-        **({name: STREAM_DEFAULTS[name] for name in rates} if args.flush_ms else {}),
+        **rates,
     )
     with anyio.fail_after(args.time_limit_sec):
         async with engine, anyio.create_task_group() as group:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from troupellm.models.cuda.batch import GroupPlanner
 from troupellm.models.cuda.device import CpuDevice, Graph
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
@@ -72,7 +73,7 @@ def host_time(running: int, steps: int) -> HostTime:
     cache = KVCache(NullDecoder.config, blocks + 1, BLOCK_SIZE, torch.float32)
     runner = CudaRunner(
         cast(RunnableDecoder, NullDecoder()), cache, NullGpu(), max_model_len=max(LENGTH, len(plans)),
-        plan=lambda tables, spans, window: None, capture_sizes=(running,), slots=running,
+        plan=cast(GroupPlanner, lambda tables, spans, window: None), capture_sizes=(running,), slots=running,
     )  # fmt: skip
     under_way = deque[LaunchedPlan]()
     launches, collects = list[float](), list[float]()

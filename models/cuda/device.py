@@ -73,7 +73,7 @@ class CudaEvent(Event):
 
     @property
     def happened(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self._event.synchronize()
