@@ -15,9 +15,14 @@ from torch import Tensor
 class Event(ABC):
     """A place in the device's order of work."""
 
+    @property
+    @abstractmethod
+    def happened(self) -> bool:
+        """Whether the device has come there."""
+
     @abstractmethod
     def wait(self) -> None:
-        """Sleep until the device is there; other threads run meanwhile."""
+        """Sleep until the device is there, on any thread; other threads run meanwhile."""
 
 
 class Graph(ABC):
@@ -66,6 +71,10 @@ class CudaEvent(Event):
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
+    @property
+    def happened(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         self._event.synchronize()
 
@@ -110,6 +119,8 @@ class CudaDevice(Device):
 
 class CpuEvent(Event):
     """Has happened."""
+
+    happened = True
 
     def wait(self) -> None:
         pass
