@@ -8,6 +8,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.memory import MemoryBudget, drafter_block_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.speculation.paging import lying_in
+from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
 from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady

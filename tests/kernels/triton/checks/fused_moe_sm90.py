@@ -39,12 +39,8 @@ def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any],
         "slots_of": "*i32", "expert_of": "*i32", "count": "*i32", "alpha": "fp32", "limit": "fp32",
         **dict.fromkeys(SIZES, "i32"), "scales": scales or "",
     }  # fmt: skip
-    fixed = {
-        "KIND": CODES[name],
-        "SCALE_K": group or block,
-        **constants,
-        **({"scales": None} if scales is None else {}),
-    }
+    fixed = {"KIND": CODES[name], "SCALE_K": group or block, **constants}
+    fixed |= {"scales": None} if scales is None else {}
     return compile_for(kernel, arguments, launch, fixed)
 
 
