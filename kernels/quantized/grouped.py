@@ -48,7 +48,8 @@ class GroupedWeight(QuantizedWeight):
 
     @property
     def outlines(self) -> tuple[Outline, ...]:
-        size = -(-self.shape[1] // self.scale.shape[1])
+        groups = self.scale.shape[1]
+        size = self.shape[1] // groups if self.group is None else int(torch.bincount(self.group.long()).max())
         return (Outline(self.code, *self.shape, size, offsets=self.zero is not None, ordered=self.group is not None),)
 
     def whole_numbers(self) -> Tensor:

@@ -27,6 +27,8 @@ CPU_STEP = 64
 """What a CPU's compiled products pad rows to at most, and those with int8 inputs their inputs, too."""
 CPU_ROW = 16
 """Bytes for each row of an int8 weight on a CPU beside its scale: sums of its codes and zeros."""
+CPU_TABLE = 16
+"""Bytes beside any other weight there."""
 
 
 def stays(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts: bool = False) -> bool:
@@ -55,8 +57,8 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
             columns, per_row = _rounded_up(columns, CPU_STEP), per_row + CPU_ROW
     elif experts:
         per_row = outline.groups * STACKED_SCALE.get(outline.code, SCALE)
-    order = torch.int64.itemsize * columns * outline.ordered
-    return ceil(rows * columns * BYTES[outline.code]) + rows * per_row + order
+    beside = torch.int64.itemsize * columns * outline.ordered + (CPU_TABLE if device.type == "cpu" else 0)
+    return ceil(rows * columns * BYTES[outline.code]) + rows * per_row + beside
 
 
 def decodes(outline: Outline) -> bool:

@@ -107,11 +107,11 @@ class Gptq:
     def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
         if not stored.has(f"{name}.qweight"):
             return None
-        bits, _, ordered = self._settings_of(name)
+        bits, size, ordered = self._settings_of(name)
         words, rows = stored.sides(f"{name}.qweight")
-        groups, _ = stored.sides(f"{name}.scales")
         columns = words * WORD // bits
-        size = -(-columns // max(1, groups))
+        size = columns if size == -1 else size
+        ordered = ordered or columns % max(1, size) > 0
         return Outline("int4" if bits == 4 else "int8", rows, columns, size, offsets=True, ordered=ordered)
 
     def notes(self) -> tuple[str, ...]:
