@@ -144,7 +144,8 @@ class ModelWorker:
         drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, device, progress)
         budget = plan_memory(
             model, config, dtype, memory_left(config) if place is None else place.available(),
-            stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
+            stored_size(self._folder, model, form, dtype, device), device=device, on_gpu=place is not None,
+            drafter=drafting.needs,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         same = same_model(self._folder, model, config, dtype, cached, budget.max_model_len, drafting.digests)

@@ -12,6 +12,7 @@ from quantized_llama import (
     load,
     quantize_inputs,
     signal_to_error,
+    take_outlined,
     tiny_llama,
     tokens_of,
     write_model,
@@ -145,6 +146,9 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
         fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, powers=True), 28,
     ),
     "quark_fp8": (quark_config(layer_config(FP8_SCHEME)), lambda _, w: whole(w), 28),
+    "quark_fp8_inputs": (
+        quark_config(layer_config(FP8_SCHEME, FP8_SCHEME | {"is_dynamic": True})), lambda _, w: whole(w), 28,
+    ),
     "quark_int8": (quark_config(layer_config(INT8_SCHEME, EIGHT_BIT_INPUTS)), lambda _, w: int8(w), 38),
     "quark_int8_weights": (quark_config(layer_config(INT8_SCHEME)), lambda _, w: int8(w), 38),
     "quark_mxfp4": (quark_config(layer_config(mx_scheme("fp4"))), lambda _, w: microscaling(w, 4, 2, 1), 14),
@@ -152,6 +156,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "quark_mxfp6_e2m3": (quark_config(layer_config(mx_scheme("fp6_e2m3"))), lambda _, w: microscaling(w, 6, 2, 3), 25),
     "quark_mixed": (MIXED, mixed, 14),
 }  # fmt: skip
+
+
+WITH_INPUTS = {"quark_fp8_inputs", "quark_int8", *(name for name in FORMATS if name.startswith("fp8"))}
+"""Both sides are to be in eight bits."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -163,9 +171,11 @@ def test_weights_and_tokens_are_those_that_were_written(tmp_path: Path, name: st
     assert form is not None
     stored = QuantizedCheckpoint(folder, torch.float32, lambda _: None, form)
     for layer, module in linears(model).items():
-        weight = stored.linear(layer, tuple(module.weight.shape))
+        weight = take_outlined(stored, layer, tuple(module.weight.shape))
         plain = layer == "lm_head" or (name == "quark_mixed" and layer == "model.layers.1.mlp.up_proj")
         assert isinstance(weight, QuantizedWeight) != plain
+        if isinstance(weight, QuantizedWeight):
+            assert weight.outlines[0].eight_bit_inputs == (name in WITH_INPUTS)
         values = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         torch.testing.assert_close(values, module.weight.detach(), rtol=1e-6, atol=1e-7)
         assert plain or signal_to_error(before[layer], values) > fewest
