@@ -144,9 +144,7 @@ LATENT = replace(ON_CUDA, latent=512)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["auto", "sdpa"])
-def test_where_none_can_it_says_why_and_what_to_change(
-    needs: Needs, said: tuple[str, ...], name: str
-) -> None:
+def test_where_none_can_it_says_why_and_what_to_change(needs: Needs, said: tuple[str, ...], name: str) -> None:
     with pytest.raises(ConfigError, match="no back end can") as caught:
         choose(needs, name)
     assert caught.value.param == "attention_backend"
