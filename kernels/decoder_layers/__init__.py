@@ -3,6 +3,9 @@
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the
 compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
+
+That is why steps do without `torch.compile`: what it gains lies between the operations of a graph, and one call leaves
+nothing there, without its minutes of warm-up for every new shape.
 """
 
 import functools

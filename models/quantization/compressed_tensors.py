@@ -232,7 +232,9 @@ def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], sche
     if said != [rows, columns]:
         raise ModelLoadError(f"{name}.weight_shape is {said}, expected {[rows, columns]}")
     size = {"group": scheme.group_size, "channel": columns, "tensor": columns}[scheme.strategy]
-    groups, words = -(-columns // size), -(-columns * scheme.bits // WORD)
+    if columns % size:
+        raise ModelLoadError(f"{name}: {list(shape)} does not fit groups of {size} inputs")
+    groups, words = columns // size, -(-columns * scheme.bits // WORD)
     values = unpack_words(stored.raw(f"{name}.weight_packed", (rows, words), "I32"), scheme.bits)[:, :columns]
     if scheme.strategy == "tensor":
         scale = whole_scale(stored, name, rows).reshape(-1, 1).expand(rows, 1)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from fp8_blocks import E4M3, LARGEST, blocks
 from quantized_llama import (
     Store,
     check_tokens,
@@ -24,7 +25,6 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 
-E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 BLOCK = (48, 40)
 """Divides none of the shapes."""
 
@@ -40,22 +40,6 @@ def channels(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     scale = weight.abs().amax(dim=1) / LARGEST
     values = (weight / scale[:, None]).to(E4M3)
     return {"weight": values, "weight_scale": scale}, values.float() * scale[:, None]
-
-
-def blocks(weight: Tensor, *, powers: bool = False) -> tuple[dict[str, Tensor], Tensor]:
-    """A scale for every tile, the last ones smaller than a block."""
-    tall, wide = BLOCK
-    rows, columns = -(-weight.shape[0] // tall), -(-weight.shape[1] // wide)
-    scale, values, meant = torch.empty(rows, columns), torch.empty_like(weight).to(E4M3), torch.empty_like(weight)
-    for row in range(rows):
-        for column in range(columns):
-            place = slice(row * tall, row * tall + tall), slice(column * wide, column * wide + wide)
-            size = weight[place].abs().max() / LARGEST
-            scale[row, column] = torch.exp2(torch.ceil(torch.log2(size))) if powers else size
-            values[place] = (weight[place] / scale[row, column]).to(E4M3)
-            meant[place] = values[place].float() * scale[row, column]
-    kept = (torch.log2(scale) + 127).to(torch.uint8) if powers else scale
-    return {"weight": values, "weight_scale_inv": kept}, meant
 
 
 def int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -141,9 +125,9 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "fp8_tensor": (fp8_config(), lambda _, w: whole(w), 28),
     "fp8_static": (fp8_config(activation_scheme="static"), lambda _, w: whole(w, static=True), 28),
     "fp8_channel": (fp8_config(), lambda _, w: channels(w), 28),
-    "fp8_block": (fp8_config(weight_block_size=list(BLOCK)), lambda _, w: blocks(w), 28),
+    "fp8_block": (fp8_config(weight_block_size=list(BLOCK)), lambda _, w: blocks(w, BLOCK), 28),
     "fp8_block_powers": (
-        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, powers=True), 28,
+        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, BLOCK, powers=True), 28,
     ),
     "quark_fp8": (quark_config(layer_config(FP8_SCHEME)), lambda _, w: whole(w), 28),
     "quark_fp8_inputs": (
