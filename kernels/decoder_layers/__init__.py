@@ -5,7 +5,7 @@ takes as long again, and threads that wait for each other at every one of them t
 compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
 
 That is why steps do without `torch.compile`: what it gains lies between the operations of a graph, and one call leaves
-nothing there, without its minutes of warm-up for every new shape.
+nothing there and needs no warm-up.
 """
 
 import functools

@@ -28,8 +28,7 @@ def small(kind: type[transformers.PreTrainedConfig], changes: dict[str, Any]) ->
     Args:
         changes: what this kind needs otherwise; None is to leave its own, and a dict is of a configuration within.
     """
-    told = {name: value for name, value in changes.items() if value is not None}
-    plain = kind(**told)
+    plain = kind(**{name: value for name, value in changes.items() if isinstance(value, dict)})
     known = {*plain.to_dict(), *kind.attribute_map, *changes}
     own = {name: value for name, value in (SMALL | changes).items() if name in known and value is not None}
     inner = {name: getattr(plain, name, None) for name in kind.sub_configs}
