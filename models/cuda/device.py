@@ -4,12 +4,16 @@
 machines without one: its graphs call what they captured again, its events have happened when they are recorded.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_CAPTURING = threading.Lock()
+"""CUDA has one capture at a time in a process, which may have several engines."""
 
 
 class Event(ABC):
@@ -112,9 +116,10 @@ class CudaDevice(Device):
         if self._pool is None:
             torch.cuda.empty_cache()  # the pool takes memory of its own
             self._pool = torch.cuda.graph_pool_handle()
-        free = self.memory()[0]
-        graph = CudaGraph(body, self._pool, self._stream)
-        self.graph_bytes += max(0, free - self.memory()[0])
+        with _CAPTURING:
+            free = self.memory()[0]
+            graph = CudaGraph(body, self._pool, self._stream)
+            self.graph_bytes += max(0, free - self.memory()[0])
         return graph
 
     def forget_graphs(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.speculation.proposer import Taps
+from troupellm.protocol.graph_report import GraphReport
+from troupellm.protocol.worker import StepResult
 
 CAPTURE_SHARE = 0.1
 """Of the time in which steps come, what captures may take: requests wait for each of them."""
@@ -73,6 +76,7 @@ class DecodeGraphs:
         self._warm: _Warm | None = None
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
+        self._told = (0, 0)
 
     def prepare(self, wanted: GraphKey) -> GraphKey | None:
         """Before a step: capture a graph, if one is missing and those who wait for tokens have not waited for another
@@ -120,10 +124,20 @@ class DecodeGraphs:
         self.dispatcher.forget()
         self._generation = self._rows.generation
 
-    @property
-    def bytes(self) -> int:
-        """That graphs have taken on the device."""
-        return self._device.graph_bytes
+    def reported(self, result: StepResult) -> StepResult:
+        """With how the graphs stand, where that is new."""
+        now = (self.dispatcher.captured, self.dispatcher.missing)
+        if now == self._told:
+            return result
+        self._told = now
+        return msgspec.structs.replace(result, graphs=self.report())
+
+    def report(self) -> GraphReport:
+        """How they stand."""
+        return GraphReport(
+            captured=self.dispatcher.captured, missing=self.dispatcher.missing, seconds=self.capture_seconds,
+            bytes=self._device.graph_bytes,
+        )  # fmt: skip
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
         """Compute the step that `columns` tell of.

@@ -152,7 +152,7 @@ class CudaRunner(ModelRunner):
             found = sampled_of(ticket.returned.wait(), ticket.rows, ticket.positions, ticket.described)
             ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings)
         self._under_way.popleft()
-        return ticket.result
+        return self.graphs.reported(ticket.result)
 
     @torch.inference_mode()
     def idle(self) -> bool:

@@ -280,7 +280,12 @@ def test_an_idle_runner_captures_part_by_part_and_then_is_done(llama: Pair, monk
     told.step({0: 8, 1: 5})
     told.decode(0, 1, steps=3)
     used = used_graphs(runner, monkeypatch)
-    check(replay(runner, told.plans), told.results)
+    first, second = (runner.run(plan) for plan in told.plans[:2])
+    assert first.graphs is not None
+    assert (first.graphs.captured, first.graphs.missing) == (3, 0)
+    assert first.graphs.seconds == runner.graphs.capture_seconds
+    assert second.graphs is None  # nothing is new
+    check([plain(first), plain(second), *replay(runner, told.plans[2:])], told.results)
     assert used == [GraphKey(2)] * 3
 
 
