@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from troupellm.actors.exposition_offload import ALIASES as OFFLOAD_ALIASES, offload_families
 from troupellm.actors.families import counter, counters, gauge
 from troupellm.actors.metrics import Histogram, MetricsStore
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.snapshot import EngineSnapshot, GuideSnapshot, KVEventsSnapshot, ProposerSnapshot
 
 ALIASES = {
@@ -74,6 +75,7 @@ class _EngineCollector(Collector):
         yield from _kv_event_families(base, snapshot.kv_events)
         yield from offload_families(base, snapshot.scheduler.offload)
         yield from _proposer_families(base, snapshot.scheduler.proposer)
+        yield from _graph_families(base, snapshot.scheduler.graphs)
 
     def _counters(self, base: Mapping[str, str]) -> Iterator[Metric]:
         store = self._store
@@ -217,6 +219,15 @@ def _proposer_families(base: Mapping[str, str], proposer: ProposerSnapshot | Non
          proposer.memory_bytes),
     ):  # fmt: skip
         yield gauge(f"spec_decode_past_{name}", text, base, value)
+
+
+def _graph_families(base: Mapping[str, str], graphs: GraphReport | None) -> Iterator[Metric]:
+    if graphs is None:
+        return
+    yield gauge("cuda_graphs", "Graphs that decode steps are replayed from.", base, graphs.captured)
+    yield gauge("cuda_graphs_missing", "Graphs that are still to be captured.", base, graphs.missing)
+    yield gauge("cuda_graph_bytes", "Device memory that the graphs take.", base, graphs.bytes)
+    yield gauge("cuda_graph_capture_seconds", "What capturing them has taken.", base, graphs.seconds)
 
 
 def _guide_families(base: Mapping[str, str], guide: GuideSnapshot) -> Iterable[Metric]:

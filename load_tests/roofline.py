@@ -4,6 +4,7 @@ Activations, norms, sampling and the embedding's lookup are left out; what they 
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -162,10 +163,21 @@ def prefill_seconds(size: ModelSize, precision: Precision, ceilings: Ceilings, *
 
 
 def workload_seconds(
-    size: ModelSize, precision: Precision, ceilings: Ceilings, requests: Sequence[tuple[int, int]]
-) -> float:
-    """Prompt and answer lengths, all live at once: every prompt, then every step with those that still run."""
+    size: ModelSize, precision: Precision, ceilings: Ceilings, requests: Sequence[tuple[int, int]],
+    capacity: float = inf,
+) -> float:  # fmt: skip
+    """Prompt and answer lengths, all at once: every prompt, then every step with those that still run.
+
+    Args:
+        capacity: tokens that the cache holds. Where it does not hold all of them for as long as they run, as many run
+            in each step as it holds on average.
+    """
     prompts = sum(prefill_seconds(size, precision, ceilings, tokens=prompt) for prompt, _ in requests)
+    answers = sum(answer for _, answer in requests)
+    held = sum(answer * (prompt + answer / 2) for prompt, answer in requests) / max(answers, 1)
+    if len(requests) * held > capacity:
+        batch = max(1, int(capacity / held))
+        return prompts + answers / batch * decode_seconds(size, precision, ceilings, batch=batch, context=held)
     steps = 0.0
     for step in range(max((answer for _, answer in requests), default=0)):
         live = [prompt + step for prompt, answer in requests if answer > step]

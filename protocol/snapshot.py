@@ -2,6 +2,8 @@
 
 import msgspec
 
+from troupellm.protocol.graph_report import GraphReport
+
 
 class MailboxSnapshot(msgspec.Struct, frozen=True):
     name: str
@@ -139,6 +141,8 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing is drafted."""
     offload: OffloadSnapshot | None = None
     """None: there are no tiers behind the device."""
+    graphs: GraphReport | None = None
+    """As of the last step that said so; None: the worker has none."""
 
     @property
     def acceptance_length(self) -> float:

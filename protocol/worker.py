@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.pooling import PoolingAbility, PoolingState
@@ -247,6 +248,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     proposer: ProposerReport | None = None
     """None: nothing about it has changed."""
     timings: StepTimings = StepTimings()
+    graphs: GraphReport | None = None
+    """None: nothing about them has changed."""
 
 
 class RestartWorker(msgspec.Struct, frozen=True):

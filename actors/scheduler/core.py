@@ -272,7 +272,7 @@ class SchedulerCore:
             self._replay.distrust(str(error))
             raise
         if flight is not None and aligned is not None:
-            self._updates.proposer.take(result.proposer)
+            self._updates.take_reports(result)
             if self._offload is not None:  # before the flight has landed: whom this ends or puts back disturbs it
                 self._offload.update(result, now)
                 self._offload.fail_unloaded(self._ledger.end_request)
@@ -300,7 +300,7 @@ class SchedulerCore:
         self._lose(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
     def _lose(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
-        self._updates.proposer.forget()
+        self._updates.forget_worker()
         if self._offload is not None:
             self._offload.forget(keep_host=keeps_host)
         self._replay.lose(lost)
@@ -358,6 +358,7 @@ class SchedulerCore:
             convicted=self._quarantine.num_convicted,
             dropped_results=self._updates.acceptance.num_dropped,
             offload=None if self._offload is None else self._offload.snapshot(),
+            graphs=self._updates.graphs,
         )
 
     def assert_invariants(self) -> None:

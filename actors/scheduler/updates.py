@@ -14,6 +14,7 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, align, check_described, trim_logprobs
 from troupellm.actors.scheduler.sequence import Event, Sequence
 from troupellm.actors.scheduler.shares import Shares
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.metrics import DraftStats, StepStats
 from troupellm.protocol.output import StepOutput
 from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, WorkerReady
@@ -36,6 +37,7 @@ class Updates:
         self.acceptance = Acceptance(ledger, residents, shares)
         self.drafting = Drafting()
         self.proposer = ProposerCounts()
+        self.graphs: GraphReport | None = None
 
     def check(self, flight: Flight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
@@ -90,6 +92,16 @@ class Updates:
             failed=facts.failed if facts else (),
             closed=facts.closed if facts else (),
         )
+
+    def take_reports(self, result: StepResult) -> None:
+        """What the worker tells of itself."""
+        self.proposer.take(result.proposer)
+        self.graphs = result.graphs or self.graphs
+
+    def forget_worker(self) -> None:
+        """It was lost."""
+        self.proposer.forget()
+        self.graphs = None
 
     def take_stats(self) -> list[StepStats]:
         stats, self._stats = self._stats, []

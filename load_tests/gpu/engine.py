@@ -2,9 +2,12 @@
 
 import gc
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import msgspec
 import torch
 
@@ -16,6 +19,7 @@ from troupellm.load_tests.roofline import (
     BF16,
     FP8_WEIGHTS,
     SIZES,
+    Ceilings,
     decode_seconds,
     kernel_tax_us,
     prefill_seconds,
@@ -26,6 +30,7 @@ from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
+T = TypeVar("T")
 Found = tuple[dict[str, float], dict[str, Any]]
 CONTEXT, STEPS = 1024, 64
 SMALL, LARGE, SPARSE = "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"
@@ -53,6 +58,55 @@ class Models:
         self._device, self._ceilings, self._folder = device, ceilings, folder
         self._engine_seconds: dict[tuple[str, int, str], float] = {}
         self._worker_steps: dict[tuple[str, int], WorkerStep] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def folder(self) -> Path:
+        """For files that a measure needs."""
+        return self._folder
+
+    @property
+    def ceilings(self) -> Measured:
+        return self._ceilings
+
+    def roof(self, block: str | None = None) -> Ceilings:
+        """Of models in bfloat16 whose layers are computed in `block`."""
+        return self._ceilings.roof("bfloat16", block)
+
+    def serving(self, name: str, batch: int, length: int, **more: Any) -> dict[str, Any]:
+        """What an engine is told that serves a model to up to `batch` sequences of `length` tokens."""
+        return {"model": str(write_model(name, self._folder)), **self._settings(batch, length, **more)}
+
+    def run(self, measure: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """What a measure gives that awaits engines; the device's memory is free again afterwards.
+
+        Raises:
+            TimeoutError: it took longer than so many seconds.
+        """
+
+        async def bounded() -> T:
+            with anyio.fail_after(seconds):
+                return await measure()
+
+        try:
+            return anyio.run(bounded)
+        finally:
+            self._free()
+
+    @contextmanager
+    def worker(self, name: str, batch: int, length: int, **more: Any) -> Iterator[BareWorker]:
+        """A worker without an engine around it; the device's memory is free again afterwards."""
+        config = EngineConfig.from_flat(self.serving(name, batch, length, **more))
+        worker = BareWorker(write_model(name, self._folder), config)
+        try:
+            yield worker
+        finally:
+            worker.close()
+            del worker
+            self._free()
 
     def _settings(self, batch: int, length: int, **more: Any) -> dict[str, Any]:
         return {

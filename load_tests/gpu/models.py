@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from troupellm.load_tests.random_model import SHAPES, write_tokenizer
+from troupellm.load_tests.random_model import write_tokenizer
 from troupellm.load_tests.roofline import SIZES, ModelSize
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """Of `qwen3-0.6b`, `qwen3-8b` or `qwen3-30b-a3b`."""
+    """Of one of `SIZES`."""
     size = SIZES[name]
-    mixed = size.experts > 0
+    mixed, family = size.experts > 0, name.partition("-")[0]
     config: dict[str, Any] = {
-        "architectures": ["Qwen3MoeForCausalLM" if mixed else "Qwen3ForCausalLM"],
-        "model_type": "qwen3_moe" if mixed else "qwen3",
+        "architectures": [f"{family.capitalize()}{'Moe' if mixed else ''}ForCausalLM"],
+        "model_type": f"{family}_moe" if mixed else family,
         "hidden_size": size.hidden,
         "intermediate_size": size.intermediate,
         "num_hidden_layers": size.layers,
@@ -50,7 +50,7 @@ def write_model(name: str, folder: Path) -> Path:
     if not place.exists():
         place.mkdir(parents=True)
         (place / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
-        write_tokenizer(place, SHAPES["qwen3-0.6b"].vocab_size)
+        write_tokenizer(place, SIZES[name].vocab)
     return place
 
 

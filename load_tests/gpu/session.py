@@ -15,10 +15,22 @@ from typing import Any
 import msgspec
 import torch
 
-from troupellm.load_tests.gpu import attention, goals
+from troupellm.load_tests.gpu import (
+    attention,
+    captures,
+    drafts,
+    first_tokens,
+    gaps,
+    goals,
+    guided,
+    idling,
+    prefixes,
+    restoring,
+    workloads,
+)
 from troupellm.load_tests.gpu.checking import begin, begin_models, results
 from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
-from troupellm.load_tests.gpu.goals import FIRST, GOALS, OWED, Result
+from troupellm.load_tests.gpu.goals import FIRST, GOALS, Result
 from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
 from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.kernels.flags import OPERATIONS
@@ -37,7 +49,7 @@ def run(argv: Sequence[str], folder: Path) -> int:
     1 when something was wrong or failed, or not one goal has a number.
     """
     parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine", allow_abbrev=False)
-    parser.add_argument("--goals", nargs="+", choices=[*GOALS, *OWED], default=list(FIRST), metavar="GOAL")
+    parser.add_argument("--goals", nargs="+", choices=list(GOALS), default=list(FIRST), metavar="GOAL")
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no goal is begun")
     parser.add_argument("--skip-checks", action="store_true", help="correctness was seen in an earlier command")
     parser.add_argument("--result-json", metavar="FILE", help="written after every block")
@@ -113,16 +125,14 @@ class Session:
         ceilings = self._ceilings("before")
         measures = self._measures(ceilings)
         for name in names:
-            result = self._pursued(name, measures.get(name))
+            result = self._pursued(name, measures[name])
             self.measured += not result.skipped
             self._report["goals"].append(msgspec.to_builtins(result))
             self._write()
             print(goals.text(result), flush=True)
         self._ceilings("after")
 
-    def _pursued(self, name: str, measure: Callable[[], attention.Found] | None) -> Result:
-        if measure is None:
-            return Result(goal=name, what=OWED[name], found={}, details={}, kept={}, skipped="not measured here")
+    def _pursued(self, name: str, measure: Callable[[], attention.Found]) -> Result:
         left = self._deadline - LAST_SECONDS - time.monotonic()
         if left < GOALS[name].seconds:
             return goals.judged(name, {}, {}, f"it takes {GOALS[name].seconds:.0f} s and {max(0.0, left):.0f} are left")
@@ -147,17 +157,29 @@ class Session:
             "G3": partial(models.decode, SMALL, (1,)),
             "G4": partial(models.decode, SPARSE, (1, 32)),
             "G5": models.tax,
+            "G6": partial(workloads.public, models),
+            "G7": partial(workloads.equal, models),
+            "G7b": partial(workloads.saturated, models),
             "G8": partial(attention.decode_bandwidth, device, ceilings),
             "G9": partial(attention.skewed, device, ceilings),
             "G10": partial(attention.prefill, device, ceilings),
             "G11": models.prompts,
+            "G12": partial(idling.idle_shares, models),
             "G13": models.above_the_worker,
             "G14": models.http,
             "G15": partial(attention.drawing, device, ceilings),
             "G16": models.beside_transformers,
+            "G17": partial(captures.all_sizes, models),
+            "G18": partial(prefixes.hit, models),
+            "G19": partial(restoring.from_host, models),
+            "G20": partial(drafts.verified, models),
+            "G21": partial(guided.per_token, models),
             "G22": models.invariant,
             "G23": models.small_cache,
+            "G24": partial(prefixes.common, models),
             "G25": models.cache_share,
+            "G26": partial(first_tokens.idle_server, models),
+            "G27": partial(gaps.while_prompts_come, models),
         }
 
 

@@ -109,17 +109,17 @@ async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> 
     settings["spare_worker"] = False  # it would import torch beside the first rounds
     settings["enable_prefix_caching"] = False  # both sides have the same prompts
     async with Engine(folder, **settings) as engine:
-        ratios = [await _ratio(engine, args, name, batch) for batch in args.batches]
+        ratios = [await ratio_of(engine, name, batch, args.output_len, args.repeats) for batch in args.batches]
         return ratios, await _first_tokens(engine, args, name)
 
 
-async def _ratio(engine: "Engine", args: argparse.Namespace, name: str, batch: int) -> Ratio:
+async def ratio_of(engine: "Engine", name: str, batch: int, output_len: int, repeats: int) -> Ratio:
     """Rounds of both in turn, another one first in each; the first ones warm up."""
     ratio = Ratio(name, batch, [], [])
     sides: list[tuple[list[float], GuideSpec | None]] = [(ratio.plain, None), (ratio.guided, _guide(ENDLESS))]
-    for number in range(args.repeats + 1):
+    for number in range(repeats + 1):
         for side, guide in sides if number % 2 else sides[::-1]:
-            seconds = await _round(engine, batch, args.output_len, guide, number)
+            seconds = await _round(engine, batch, output_len, guide, number)
             if number:
                 side.append(seconds)
     return ratio

@@ -14,7 +14,7 @@ import msgspec
 
 from troupellm.load_tests.offload.crowd import crowd
 from troupellm.load_tests.offload.restore import BLOCK, Restored, restore
-from troupellm.load_tests.offload.throughput import Rates, throughput
+from troupellm.load_tests.offload.throughput import Load, Rates, throughput
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 from troupellm.load_tests.throughput.command import usable_cores
 
@@ -56,20 +56,22 @@ async def _measure(
     content: dict[str, Any] = {"arguments": {name: value for name, value in vars(args).items() if name != "func"}}
     verdicts: list[Verdict] = []
     size = shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * 2 * 4
+    model = {"vocab_size": shape.vocab_size, "token_bytes": size}
     print(f"{args.preset}: {size} bytes of keys and values per token, {size * args.prefix_len / 1e6:.0f} MB per prefix")
     for tier, target in (("host", HOST_TARGET), ("disk", DISK_TARGET)):
         if tier in args.parts:
             found = await restore(
-                folder, shape, settings, args.prefix_len, args.repeats, disk if tier == "disk" else None
+                folder, settings, args.prefix_len, args.repeats, disk if tier == "disk" else None, **model
             )
             sure = await restore(
-                folder, shape, {**settings, "batch_invariant": True}, min(args.prefix_len, CHECKED_LEN), 3,
-                disk.with_name("checked-blocks") if tier == "disk" else None,
+                folder, {**settings, "batch_invariant": True}, min(args.prefix_len, CHECKED_LEN), 3,
+                disk.with_name("checked-blocks") if tier == "disk" else None, **model,
             )  # fmt: skip
             content[tier] = {"timed": msgspec.structs.asdict(found), "checked": msgspec.structs.asdict(sure)}
             verdicts += _restore_verdicts(tier, found, sure, target, args.prefix_len)
     if "throughput" in args.parts:
-        rates = await throughput(folder, shape, settings, args)
+        load = Load(requests=args.requests, prompt_len=args.prompt_len, output_len=args.output_len)
+        rates = await throughput(folder, settings, load, args.repeats, **model)
         content["throughput"] = msgspec.structs.asdict(rates)
         verdicts.append(_throughput_verdict(rates))
     if "crowd" in args.parts:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from troupellm.load_tests.random_model import Shape
-
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
@@ -24,6 +22,8 @@ class Restored(msgspec.Struct):
 
     computed: list[float]
     restored: list[float]
+    held: list[float]
+    """With the same prompt once more, which the device has by then."""
     tokens_restored: list[int]
     different: int = 0
     """Answers that are not those of the computed prefix. Random weights make near ties, which fall otherwise where a
@@ -39,39 +39,44 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def restore(
-    folder: Path, shape: Shape, settings: dict[str, Any], prefix: int, repeats: int, disk: Path | None
-) -> Restored:
+    folder: Path, settings: dict[str, Any], prefix: int, repeats: int, disk: Path | None, *, vocab_size: int,
+    token_bytes: int,
+) -> Restored:  # fmt: skip
     """Each new prompt drives the one before it off the device (and, with a disk, out of host memory), which is then
     asked again.
 
     Args:
         prefix: tokens of a prompt.
+        token_bytes: of one token's keys and values.
         disk: folder of a disk tier; None keeps all in host memory.
     """
     from troupellm.actors.engine import Engine
 
     blocks = prefix // BLOCK
-    block_bytes = 8 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * BLOCK
+    block_bytes = token_bytes * BLOCK
     host_blocks = (3 * blocks if disk is None else blocks) + SPARE_BLOCKS
     more: dict[str, Any] = {"kv_offloading_size": f"{host_blocks * block_bytes}B"}
     if disk is not None:
         more |= {"kv_offload_disk_path": str(disk), "kv_offload_disk_bytes": 6 * (blocks + 1) * (block_bytes + 8192)}
-    source, found = random.Random(1), Restored([], [], [])
+    source, found = random.Random(1), Restored([], [], [], [])
     more |= {"block_size": BLOCK, "num_gpu_blocks_override": blocks + SPARE_BLOCKS, "max_model_len": prefix + 2 * BLOCK}
     engine = Engine(folder, **{**settings, **more})
     async with engine:
-        before = source.choices(range(shape.vocab_size), k=prefix)
+        before = source.choices(range(vocab_size), k=prefix)
         expected = (await _ask(engine, before)).token_ids
         await _settled(engine)
         for number in range(repeats + 1):
-            new = source.choices(range(shape.vocab_size), k=prefix)
+            new = source.choices(range(vocab_size), k=prefix)
             first = await _ask(engine, new)
             await _settled(engine)
             again = await _ask(engine, before)
             await _settled(engine)
+            held = await _ask(engine, before)
+            await _settled(engine)
             if number:  # the first round warms up
                 found.computed.append(first.seconds)
                 found.restored.append(again.seconds)
+                found.held.append(held.seconds)
                 found.tokens_restored.append(again.restored)
                 found.different += again.token_ids != expected
             before, expected = new, first.token_ids

@@ -1,6 +1,5 @@
 """A crowd of new prompts with offload on, where it can give nothing, beside the same with it off."""
 
-import argparse
 import random
 import time
 from contextlib import AsyncExitStack
@@ -10,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from troupellm.load_tests.random_model import Shape
-
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
 BLOCK = 16
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A round."""
+
+    requests: int
+    prompt_len: int
+    output_len: int
 
 
 class Rates(msgspec.Struct):
@@ -30,28 +35,34 @@ class Rates(msgspec.Struct):
     hit_tokens: int = 0
 
 
-async def throughput(folder: Path, shape: Shape, settings: dict[str, Any], args: argparse.Namespace) -> Rates:
+async def throughput(
+    folder: Path, settings: dict[str, Any], load: Load, repeats: int, *, vocab_size: int, token_bytes: int
+) -> Rates:
     """Rounds of both engines in turn, whose order changes, so that a change of the machine's speed meets both. Host
-    memory holds less than a round, so that the first one, which does not count, has touched all of it."""
+    memory holds less than a round, so that the first one, which does not count, has touched all of it.
+
+    Args:
+        token_bytes: of one token's keys and values.
+    """
     from troupellm.actors.engine import Engine
 
-    length = args.prompt_len + args.output_len
-    blocks = args.requests * (length // BLOCK + 2)
-    block_bytes = 8 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_size * BLOCK
+    length = load.prompt_len + load.output_len
+    blocks = load.requests * (length // BLOCK + 2)
+    block_bytes = token_bytes * BLOCK
     own = {**settings, "block_size": BLOCK, "num_gpu_blocks_override": blocks, "max_model_len": 2 * length}
     source = random.Random(2)
     async with AsyncExitStack() as stack:
         off = await stack.enter_async_context(Engine(folder, **own))
         on = await stack.enter_async_context(Engine(folder, **own, kv_offloading_size=f"{blocks // 2 * block_bytes}B"))
         rates = Rates([], [], [], [])
-        for number in range(args.repeats + 1):
+        for number in range(repeats + 1):
             sides = [(off, rates.off, rates.off_cpu), (on, rates.on, rates.on_cpu)]
-            prompts = [source.choices(range(shape.vocab_size), k=args.prompt_len) for _ in range(args.requests)]
+            prompts = [source.choices(range(vocab_size), k=load.prompt_len) for _ in range(load.requests)]
             for engine, found, worked in sides if number % 2 else sides[::-1]:
                 before = time.process_time()
-                seconds = await _round(engine, prompts, args.output_len)
+                seconds = await _round(engine, prompts, load.output_len)
                 if number:  # the first round warms up
-                    found.append(args.requests * length / seconds)
+                    found.append(load.requests * length / seconds)
                     worked.append(time.process_time() - before)
         offload = on.snapshot().scheduler.offload
         assert offload is not None

@@ -85,13 +85,14 @@ class Arms:
 
     def __init__(
         self, folder: Path | None, speculative: dict[str, Any], *, batch: int, longest: int, threads: int | None,
-        embedded: bool, quantization: str | None = None,
+        embedded: bool, **more: Any,
     ) -> None:  # fmt: skip
         """
         Args:
             folder: None is the built-in model.
             batch: sequences at once, at most.
             longest: tokens of a sequence.
+            more: settings of both.
         """
         self._folder, self._speculative, self._stack = folder, speculative, AsyncExitStack()
         self._settings: dict[str, Any] = {
@@ -102,9 +103,8 @@ class Arms:
             "max_model_len": longest + SPARE_TOKENS,
             "worker_process": not embedded,
             "spare_worker": False,  # it would import torch beside the first rounds
+            **more,
         }
-        if quantization is not None:
-            self._settings["quantization"] = quantization
 
     async def __aenter__(self) -> Self:
         from troupellm.actors.engine import Engine

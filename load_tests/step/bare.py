@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import numpy as np
 import torch
 
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
 
 BLOCK_SIZE = 16
@@ -23,34 +25,50 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 class BareWorker:
-    """A loaded worker whose rows all decode. Rows of a former batch are retired by the next."""
+    """A loaded worker whose rows all decode. Rows of a former batch are retired by the next. One that drafts must keep
+    none of the drafts: plans are written beforehand, for rows that get one token in each step."""
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         self._worker = ModelWorker(folder)
         self.ready: WorkerReady = self._worker.load(config, lambda progress: None)
-        self._block_size = config.cache.block_size
+        self._block_size, self._drafts = config.cache.block_size, self.ready.most_drafts
         self._step = 0
         self._rows: tuple[int, ...] = ()
         self._epochs: dict[int, int] = {}
         self._length = 0
         self._random = np.random.default_rng(0)
 
-    def fill(self, batch: int, context: int, steps: int) -> None:
-        """Compute `batch` prompts of `context` random tokens, with room for `steps` more each."""
-        retired, self._rows, self._length = self._rows, tuple(range(batch)), context
-        width = -(-(context + steps + 1) // self._block_size)
+    def fill(self, batch: int, context: int, steps: int, *, shared: int = 0) -> None:
+        """Compute `batch` prompts of `context` random tokens, with room for `steps` more each.
+
+        Args:
+            shared: whole blocks of tokens before these, which all have in common and which are there once.
+        """
+        retired, self._rows, self._length = self._rows, tuple(range(batch)), shared + context
+        prefix = self._tokens(shared)
+        width = -(-(context + steps + self._drafts + 1) // self._block_size)
+        for start in range(0, shared, PREFILL_TOKENS):
+            count = min(PREFILL_TOKENS, shared - start)
+            new = () if start else (self._new_row(0, prefix, 0, shared),)
+            self._run((0,), start, count, new, retired)
+            retired = ()
         at_once = max(1, PREFILL_TOKENS // context)
         for first in range(0, batch, at_once):
             rows = self._rows[first : first + at_once]
-            new = tuple(self._new_row(row, context, width) for row in rows)
-            self._run(rows, 0, context, new, retired)
+            new = tuple(self._new_row(row, prefix + self._tokens(context), width, shared) for row in rows)
+            self._run(rows, shared, context, new, retired)
             retired = ()
 
-    def _new_row(self, row: int, context: int, width: int) -> NewRow:
-        tokens = self._random.integers(0, self.ready.vocab_width, context).astype("<i4")
+    def _tokens(self, count: int) -> bytes:
+        return self._random.integers(0, self.ready.vocab_width, count).astype("<i4").tobytes()
+
+    def _new_row(self, row: int, tokens: bytes, width: int, shared: int = 0) -> NewRow:
+        """width: of its own blocks, behind those of the `shared` tokens."""
+        common = shared // self._block_size
+        own = range(common + row * width, common + (row + 1) * width)
         return NewRow(
-            row=row, epoch=self._step, request_id=str(row), token_ids=tokens.tobytes(), num_prompt_tokens=context,
-            sampling=SamplingState(temperature=0.0), blocks=(tuple(range(row * width, (row + 1) * width)),),
+            row=row, epoch=self._step, request_id=str(row), token_ids=tokens, num_prompt_tokens=len(tokens) // 4,
+            sampling=SamplingState(temperature=0.0), blocks=((*range(common), *own),),
         )  # fmt: skip
 
     def _run(
@@ -77,6 +95,9 @@ class BareWorker:
             around: what each step is collected within; on a CPU that is all of the step.
         """
         plans = [self._plan(self._rows, self._length + number, 1) for number in range(steps)]  # the scheduler's work
+        if self._drafts:
+            limits = (self._drafts,) * len(self._rows)
+            plans = [msgspec.structs.replace(plan, draft_limits=limits) for plan in plans]
         self._length += steps
         tickets, times = deque[LaunchedStep](), []
         for number in range(steps + IN_FLIGHT - 1):
@@ -99,6 +120,19 @@ class BareWorker:
             return None
         with torch.inference_mode():
             return runner.graphs.repeat(steps)
+
+    def capture_graphs(self) -> GraphReport | None:
+        """Capture all CUDA graphs that are missing, without a step; how they stand then. None: there are none."""
+        runner = self._worker.runner
+        if not isinstance(runner, CudaRunner):
+            return None
+        while runner.idle():
+            pass
+        return runner.graphs.report()
+
+    def renew(self) -> None:
+        """Forget all rows, and all graphs with them."""
+        self._worker.reset()
 
     def close(self) -> None:
         self._worker.close()

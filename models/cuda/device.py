@@ -4,12 +4,16 @@
 machines without one: its graphs call what they captured again, its events have happened when they are recorded.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_CAPTURING = threading.Lock()
+"""CUDA has one capture at a time in a process, which may have several engines."""
 
 
 class Event(ABC):
@@ -37,6 +41,8 @@ class Device(ABC):
     """One device and the one order in which it works."""
 
     torch_device: torch.device
+    graph_bytes = 0
+    """That the graphs take which were not forgotten."""
 
     @abstractmethod
     def pinned(self, size: int) -> Tensor:
@@ -82,11 +88,17 @@ class CudaEvent(Event):
 class CudaGraph(Graph):
     """A CUDA graph."""
 
-    def __init__(self, body: Callable[[], None], pool: Any) -> None:
+    def __init__(self, body: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> None:
+        """What `torch.cuda.graph` does, but for giving all cached memory back each time, which the steps between two
+        captures would have to take anew. stream: any but the current one, which launches steps."""
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads (guides, the lifeline) may call CUDA meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            body()
+        with torch.cuda.stream(stream):
+            # thread_local: other threads (guides, the lifeline) may call CUDA meanwhile.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                self._graph.capture_end()
 
     def replay(self) -> None:
         self._graph.replay()
@@ -98,6 +110,7 @@ class CudaDevice(Device):
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64, pin_memory=True)
@@ -106,12 +119,20 @@ class CudaDevice(Device):
         return CudaEvent()
 
     def capture(self, body: Callable[[], None]) -> Graph:
+        torch.cuda.synchronize(self.torch_device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         if self._pool is None:
+            torch.cuda.empty_cache()  # the pool takes memory of its own
             self._pool = torch.cuda.graph_pool_handle()
-        return CudaGraph(body, self._pool)
+        with _CAPTURING:
+            free = self.memory()[0]
+            graph = CudaGraph(body, self._pool, self._stream)
+            self.graph_bytes += max(0, free - self.memory()[0])
+        return graph
 
     def forget_graphs(self) -> None:
-        self._pool = None
+        self._pool, self.graph_bytes = None, 0
 
     def memory(self) -> tuple[int, int]:
         return torch.cuda.mem_get_info(self.torch_device)

@@ -1,12 +1,7 @@
-"""Which graph computes a step, and which one is captured next."""
+"""Which graph computes a step, which one stands in for it, and which one is captured next."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-
-EAGER_STEPS = 1
-"""Of one token per row that go ahead of the first capture."""
-BETWEEN_CAPTURES = 4
-"""Steps from one capture that nobody waits for to the next: requests go on in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +51,19 @@ def default_sizes(most: int) -> tuple[int, ...]:
 
 
 class Dispatcher:
-    """Knows which graphs there may be, and which there are."""
+    """Knows which graphs there may be, and which there are.
+
+    Every step has a graph soon: the largest ones are captured first, and until a step's own is there a larger one
+    stands in for it, whose other rows pad. What steps ask for comes next, then all others, largest first. Graphs that
+    draw are captured for batch sizes that drew alone: the others' logits can be drawn from.
+    """
 
     def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True) -> None:
         """
         Args:
             sizes: batch sizes to capture; none is to stay eager.
             queries: tokens per row of uniform steps.
-            draws: whether graphs draw tokens; else whoever looks at their logits does.
+            draws: whether graphs may draw tokens; else whoever looks at their logits does.
         """
         self._sizes = tuple(sorted(set(sizes)))
         self._queries = tuple(sorted(set(queries)))
@@ -73,16 +73,21 @@ class Dispatcher:
             for size in reversed(self._sizes)
             if count == 1 or size * count <= VERIFIED_TOKENS
         ]
-        shapes.sort(key=lambda shape: -shape.tokens)
+        self._shapes = tuple(sorted(shapes, key=lambda shape: -shape.tokens))
+        largest = {shape.queries: shape for shape in reversed(self._shapes)}
+        self._largest = tuple(shape for shape in self._shapes if largest[shape.queries] == shape)
         drawing = [replace(shape, draws=True) for shape in shapes if draws and shape.queries == 1]
-        self._all = (*shapes, *drawing)
-        self._waiting = list(self._all)
-        self._possible = frozenset(self._all)
+        self._possible = frozenset((*shapes, *drawing))
         self._captured: set[GraphKey] = set()
-        self._steps = 0
+        self._stand_ins: dict[GraphKey, GraphKey | None] = {}
+        self._waiting = self._by_size()
+
+    def _by_size(self) -> list[GraphKey]:
+        """The largest of each kind, then the others."""
+        return [*self._largest, *(shape for shape in self._shapes if shape not in self._largest)]
 
     def key(self, batch: BatchDescriptor, *, draws: bool) -> GraphKey | None:
-        """The graph that such a step would be computed with, captured or not; None where it must be eager."""
+        """The graph that is made for such a step, captured or not; None where it must be eager."""
         if not batch.uniform or batch.adapters or not batch.requests or batch.queries not in self._queries:
             return None
         size = next((size for size in self._sizes if size >= batch.requests), None)
@@ -110,41 +115,51 @@ class Dispatcher:
     @property
     def most_tokens(self) -> int:
         """Of any graph."""
-        return max((key.tokens for key in self._all), default=0)
+        return max((key.tokens for key in self._shapes), default=0)
 
-    def captured(self, key: GraphKey) -> bool:
-        """Whether that graph can be replayed."""
-        return key in self._captured
+    @property
+    def captured(self) -> int:
+        """How many graphs there are."""
+        return len(self._captured)
 
     @property
     def missing(self) -> int:
-        """Graphs that are still to be captured."""
+        """How many are still to be captured."""
         return len(self._waiting)
 
-    def next_capture(self, wanted: GraphKey | None) -> GraphKey | None:
-        """What to capture before this step, if anything: at most one graph between two steps.
+    def stand_in(self, key: GraphKey) -> GraphKey | None:
+        """What a step of that key is computed with now: the graph itself, or one whose rows pad, or one that takes the
+        likeliest token where others are to be drawn from its logits. None where there is none."""
+        if key not in self._stand_ins:
+            able = [
+                one
+                for one in self._captured
+                if one.queries == key.queries and one.requests >= key.requests and one.draws <= key.draws
+            ]
+            self._stand_ins[key] = min(able, key=lambda one: (one.requests, one.draws != key.draws), default=None)
+        return self._stand_ins[key]
 
-        The largest batch first, whose memory serves all others; then what a step is waiting for; the others, largest
-        first, while they serve.
+    def want(self, key: GraphKey) -> None:
+        """A step is made for that graph, which is captured next, if it is not there: behind the largest ones."""
+        if key in self._captured or key in self._largest:
+            return
+        place = sum(one in self._largest for one in self._waiting[: len(self._largest)])
+        if place == len(self._waiting) or self._waiting[place] != key:
+            self._waiting = [one for one in self._waiting if one != key]
+            self._waiting.insert(place, key)
 
-        Args:
-            wanted: the graph of the step that is about to run.
-        """
-        self._steps += 1
-        if not self._waiting or self._steps <= EAGER_STEPS:
-            return None
-        if not self._captured:
-            return self._waiting[0]
-        if wanted is not None and wanted not in self._captured:
-            return wanted
-        return self._waiting[0] if self._steps % BETWEEN_CAPTURES == 0 else None
+    def next_capture(self) -> GraphKey | None:
+        """What is captured next."""
+        return self._waiting[0] if self._waiting else None
 
     def add(self, key: GraphKey) -> None:
         """That graph was captured."""
         self._waiting.remove(key)
         self._captured.add(key)
+        self._stand_ins.clear()
 
     def forget(self) -> None:
         """All graphs are gone, since the memory that they stood on is; they are captured again."""
-        self._waiting = list(self._all)
+        self._waiting = self._by_size()
         self._captured.clear()
+        self._stand_ins.clear()

@@ -4,8 +4,11 @@ A graph reads what it computes for from memory that stays where it is: the step'
 tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,10 +21,26 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.speculation.proposer import Taps
+from troupellm.protocol.graph_report import GraphReport
+from troupellm.protocol.worker import StepResult
+
+CAPTURE_SHARE = 0.1
+"""Of the time in which steps come, what captures may take: requests wait for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Warm:
+    """A graph that can be captured: all that it launches has been launched once."""
+
+    key: GraphKey
+    body: Callable[[], None]
+    found: list[Tensor]
+    """What the body gives."""
 
 
 class DecodeGraphs:
-    """Replays the graphs that there are, and captures the others one by one.
+    """Replays the graphs that there are, and captures the others one by one: while nothing is to be done, and now and
+    then between steps.
 
     Attributes:
         columns: int64 [n] on the device, whose beginning is where a step's columns go before `run`.
@@ -31,6 +50,7 @@ class DecodeGraphs:
     def __init__(
         self, device: Device, dispatcher: Dispatcher, largest: int, decoder: RunnableDecoder, cache: KVCache,
         maker: BatchMaker, rows: DeviceRows, codes: Tensor, *, taps: Taps | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -38,6 +58,7 @@ class DecodeGraphs:
             codes: `noise.token_codes`.
             taps: graphs verify drafts: they end with logits of all tokens and with what a proposer is shown. None:
                 they end with tokens.
+            clock: seconds.
         """
         self.dispatcher = dispatcher
         self._device, self._decoder, self._cache, self._maker = device, decoder, cache, maker
@@ -52,27 +73,71 @@ class DecodeGraphs:
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
+        self._warm: _Warm | None = None
+        self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
+        self._told = (0, 0)
 
-    def prepare(self, wanted: GraphKey | None) -> None:
-        """Before a step: capture at most one graph, whose rows all pad. Nothing that is under way is disturbed.
+    def prepare(self, wanted: GraphKey) -> GraphKey | None:
+        """Before a step: capture a graph, if one is missing and those who wait for tokens have not waited for another
+        one just now. Nothing that is under way is disturbed.
 
         Args:
-            wanted: the graph that the step would like to have.
-        """
-        if self._generation != self._rows.generation:
-            self._graphs.clear()
-            self._last = None
-            self._device.forget_graphs()
-            self.dispatcher.forget()
-            self._generation = self._rows.generation
-        key = self.dispatcher.next_capture(wanted)
-        if key is not None:
-            self._capture(key)
+            wanted: the graph that is made for the step.
 
-    def ready(self, key: GraphKey) -> bool:
-        """Whether `run` can be called."""
-        return key in self._graphs
+        Returns:
+            the one to compute it with; None: there is none yet.
+        """
+        self._renew()
+        self.dispatcher.want(wanted)
+        key, begin = self.dispatcher.next_capture(), self._clock()
+        if key is not None and begin >= self._due:
+            self._capture(key)
+            end = self._clock()
+            self._due = end + (end - begin) * (1.0 / CAPTURE_SHARE - 1.0)
+        return self.dispatcher.stand_in(wanted)
+
+    def idle(self) -> bool:
+        """While no step is under way: do a part of what a capture takes. A step that comes meanwhile waits for that
+        part alone.
+
+        Returns:
+            whether something was done, so that more may be left.
+        """
+        self._renew()
+        key = self.dispatcher.next_capture()
+        if key is None:
+            return False
+        if self._warm is None or self._warm.key != key:
+            self._warm_up(key)
+        else:
+            self._capture(key)
+        return True
+
+    def _renew(self) -> None:
+        """The graphs that there are stand on memory of the rows."""
+        if self._generation == self._rows.generation:
+            return
+        self._graphs.clear()
+        self._warm, self._last = None, None
+        self._device.forget_graphs()
+        self.dispatcher.forget()
+        self._generation = self._rows.generation
+
+    def reported(self, result: StepResult) -> StepResult:
+        """With how the graphs stand, where that is new."""
+        now = (self.dispatcher.captured, self.dispatcher.missing)
+        if now == self._told:
+            return result
+        self._told = now
+        return msgspec.structs.replace(result, graphs=self.report())
+
+    def report(self) -> GraphReport:
+        """How they stand."""
+        return GraphReport(
+            captured=self.dispatcher.captured, missing=self.dispatcher.missing, seconds=self.capture_seconds,
+            bytes=self._device.graph_bytes,
+        )  # fmt: skip
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
         """Compute the step that `columns` tell of.
@@ -152,7 +217,8 @@ class DecodeGraphs:
             hidden = self._decoder.forward(batch, caches)
         self._logits[: key.tokens].copy_(self._decoder.logits(hidden))
 
-    def _capture(self, key: GraphKey) -> None:
+    def _warm_up(self, key: GraphKey) -> None:
+        """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
         static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
@@ -167,15 +233,26 @@ class DecodeGraphs:
                 self._logits[: key.requests].copy_(logits)
             found[:] = [tokens]
 
-        begin = perf_counter()
-        body()  # compiles, and sets up what is set up once
+        begin = self._clock()
+        body()
+        found.clear()
+        self._last = None  # its columns are overwritten
+        self._warm = _Warm(key, body, found)
+        self.capture_seconds += self._clock() - begin
+
+    def _capture(self, key: GraphKey) -> None:
+        if self._warm is None or self._warm.key != key:
+            self._warm_up(key)
+        warm, self._warm = self._warm, None
+        assert warm is not None
+        begin = self._clock()
         try:
-            graph = self._device.capture(body)
+            graph = self._device.capture(warm.body)
         except RuntimeError as error:
             said = f"no CUDA graph of {key.requests} rows of {key.queries}: {error}; --enforce-eager does without"
             raise RuntimeError(said) from error
-        self._graphs[key] = (graph, found)
-        self.capture_seconds += perf_counter() - begin
+        self._graphs[key] = (graph, warm.found)
+        self.capture_seconds += self._clock() - begin
         self.dispatcher.add(key)
 
 

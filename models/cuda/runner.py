@@ -69,6 +69,7 @@ class CudaRunner(ModelRunner):
         guides: GuidedRows | None = None,
         attention_backend: str = "auto",
         speculation: MakeSpeculator | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
         Args:
@@ -76,6 +77,7 @@ class CudaRunner(ModelRunner):
             plan: of the attention.
             capture_sizes: batch sizes that get a graph; none is to launch every kernel by itself.
             slots: rows that are known at once, to begin with; graphs are captured anew when there are more.
+            clock: seconds, by which captures are rare beside steps.
             others: as `ModelRunner`.
         """
         super().__init__(
@@ -96,6 +98,7 @@ class CudaRunner(ModelRunner):
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         self._under_way: deque[LaunchedPlan] = deque()
+        self._broken: RuntimeError | None = None
         dispatcher, taps = Dispatcher(capture_sizes), None
         if self.speculator is not None:
             taps = self.speculator.taps
@@ -104,7 +107,7 @@ class CudaRunner(ModelRunner):
         """Rows with few tokens may be filled up: all that lies before these is there still."""
         self.graphs = DecodeGraphs(
             device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, codes,
-            taps=taps,
+            taps=taps, clock=clock,
         )  # fmt: skip
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
@@ -122,6 +125,8 @@ class CudaRunner(ModelRunner):
             PlanError: the plan contradicts what earlier plans said; nothing was computed.
             RuntimeError: of the device: nothing that follows can be trusted.
         """
+        if self._broken is not None:
+            raise self._broken
         if len(self._under_way) == MOST_LAUNCHED:
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
@@ -147,7 +152,19 @@ class CudaRunner(ModelRunner):
             found = sampled_of(ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described)
             ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings)
         self._under_way.popleft()
-        return ticket.result
+        return self.graphs.reported(ticket.result)
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Do a part of what makes later steps faster, unless a plan is under way; whether more may be left. The next
+        launch tells what has failed."""
+        if self._under_way or self._broken is not None:
+            return False
+        try:
+            return self.graphs.idle()
+        except RuntimeError as error:
+            self._broken = error
+            return False
 
     def settle(self) -> None:
         """Sleep until no step is under way whose memory somebody may want to give back."""
@@ -183,7 +200,7 @@ class CudaRunner(ModelRunner):
         numbers: Tensor | None = None
         if graph is not None:
             columns, logits, numbers = self._replay(graph, whole)
-            if chooses:  # instead of the likeliest, which the graph has appended
+            if chooses or (kind == DRAWN and not graph.draws):  # the graph has appended the likeliest
                 numbers = self._chooser.append(logits, columns, kind, slots)
         else:
             columns, hidden = self._eager(whole, sampling)
@@ -199,7 +216,7 @@ class CudaRunner(ModelRunner):
         return ticket
 
     def _graph(self, spans: Spans, sampling: NDArray[np.bool_], kind: int) -> GraphKey | None:
-        """What the step can be replayed with, if it can: every row goes one token further. Captures what is missing."""
+        """What the step can be replayed with, if it can: every row goes one token further. May capture one."""
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
         if self.rows.embeddings and self._inputs(spans) is not None:
             uniform = False
@@ -207,8 +224,7 @@ class CudaRunner(ModelRunner):
         key = self.graphs.dispatcher.key(batch, draws=kind == DRAWN)
         if key is None:  # prompts do not wait for a capture either
             return None
-        self.graphs.prepare(key)
-        return key if self.graphs.ready(key) else None
+        return self.graphs.prepare(key)
 
     def _replay(self, key: GraphKey, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
         """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
@@ -241,7 +257,7 @@ class CudaRunner(ModelRunner):
         return logits.index_select(0, drawn)
 
     def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], trial: Trial) -> GraphKey | None:
-        """What a step with drafts can be replayed with, if it can. Captures what is missing."""
+        """What a step with drafts can be replayed with, if it can. May capture one."""
         if trial.trees or not sampling.all() or self._described(spans):
             return None
         if self.rows.embeddings and self._inputs(spans) is not None:
@@ -251,8 +267,7 @@ class CudaRunner(ModelRunner):
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         if key is None:
             return None
-        self.graphs.prepare(key)
-        return key if self.graphs.ready(key) else None
+        return self.graphs.prepare(key)
 
     def _verified(self, plan: StepPlan, speculator: Speculator, trial: Trial, begin: float) -> LaunchedPlan:
         """A step of a runner that speculates, to its end."""

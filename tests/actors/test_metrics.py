@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from troupellm.actors.exposition import ALIASES, Exposition
 from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.metrics import Histogram, MetricsSink, MetricsStore, length_bounds
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.metrics import DraftStats, RequestCancelled, RequestRejected, RequestStats, StepStats
 from troupellm.protocol.snapshot import (
     ActorSnapshot,
@@ -125,6 +126,19 @@ def test_drafts_are_counted_by_position_under_both_names(snapshot: EngineSnapsho
         assert samples[f"troupellm_spec_decode_{name.removeprefix('num_')}_total"][()] == count
     assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == by_position
     assert samples["troupellm_spec_decode_accepted_tokens_per_pos_total"] == by_position
+
+
+def test_graphs_are_shown_where_there_are_any(snapshot: EngineSnapshot) -> None:
+    def shown(graphs: GraphReport | None) -> dict[str, float]:
+        scheduler = msgspec.structs.replace(snapshot.scheduler, graphs=graphs)
+        samples = exposed(MetricsStore(64), msgspec.structs.replace(snapshot, scheduler=scheduler))
+        return {name: values[()] for name, values in samples.items() if name.startswith("troupellm_cuda_graph")}
+
+    assert shown(None) == {}
+    assert shown(GraphReport(captured=3, missing=2, seconds=0.5, bytes=70)) == {
+        "troupellm_cuda_graphs": 3, "troupellm_cuda_graphs_missing": 2, "troupellm_cuda_graph_bytes": 70,
+        "troupellm_cuda_graph_capture_seconds": 0.5,
+    }  # fmt: skip
 
 
 def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> None:

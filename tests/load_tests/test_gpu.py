@@ -14,30 +14,23 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from tests.support.gpu_models import CEILINGS, CPU, TINY, tiny_models
 from troupellm.load_tests.gpu import attention, engine, goals, session
 from troupellm.load_tests.gpu.checking import begin, results
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
-from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.flags import OPERATIONS
-from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.load_tests.step.profile import Parts
-from troupellm.models.cuda.dispatcher import BETWEEN_CAPTURES
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
 from troupellm.protocol.config import EngineConfig
 
-CPU = torch.device("cpu")
-CEILINGS = Measured(device="made up", read=1e12, copy=1e12, gemm_float32=1e14, gemm_bfloat16=1e14)
-TINY = ModelSize(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=512)
 
-
-def test_every_goal_is_measured_or_named() -> None:
+def test_every_goal_is_measured() -> None:
     numbers = [f"G{number}" for number in range(1, 28)]
-    assert sorted({*goals.GOALS, *goals.OWED}) == sorted(numbers)
-    assert not set(goals.GOALS) & set(goals.OWED)
+    assert list(goals.GOALS) == [*numbers[:7], "G7b", *numbers[7:]]
     assert set(goals.FIRST) == {"G1", "G3", "G5", "G8", "G13", "G16"}
     measures = session.Session(CPU, Path(), None, 0.0)._measures(CEILINGS)
     assert set(measures) == set(goals.GOALS)
@@ -53,7 +46,7 @@ def test_targets_are_judged_one_by_one() -> None:
     assert "SKIPPED, no time" in goals.text(goals.judged("G1", {}, {}, "no time"))
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("name", list(SIZES))
 def test_models_are_read_by_our_families(name: str, tmp_path: Path) -> None:
     folder = write_model(name, tmp_path)
     described = describe_decoder(ConfigReader.load(folder))
@@ -75,18 +68,7 @@ def test_kernels_are_measured_against_the_read_ceiling(monkeypatch: pytest.Monke
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> engine.Models:
     """The same measures on tiny models and a CPU."""
-    folder = write_random_model(tmp_path / "model", SHAPES["tiny"])
-    monkeypatch.setattr(engine, "write_model", lambda name, place: folder)
-    monkeypatch.setattr(engine, "CONTEXT", 16)
-    monkeypatch.setattr(engine, "STEPS", 12)
-    for name in SIZES:
-        monkeypatch.setitem(engine.SIZES, name, TINY)
-    settings = engine.Models._settings  # several threads would wait for each other beside other tests
-    alone = {"num_threads": 1}
-    monkeypatch.setattr(
-        engine.Models, "_settings", lambda self, *sizes, **more: settings(self, *sizes, **(alone | more))
-    )
-    return engine.Models(CPU, CEILINGS, tmp_path)
+    return tiny_models(monkeypatch, tmp_path)
 
 
 @pytest.mark.slow
@@ -108,7 +90,6 @@ def test_what_refuses_by_name_is_skipped_by_name(models: engine.Models, tmp_path
     skipped = one._pursued("G3", lambda: models.decode(engine.SMALL, (1,)))
     assert "cuda" in skipped.skipped
     assert not one.failed
-    assert "not measured here" in one._pursued("G20", None).skipped
     late = session.Session(CPU, tmp_path, None, 0.0)._pursued("G3", lambda: ({}, {}))
     assert "are left" in late.skipped
     soon = time.monotonic() + goals.GOALS["G3"].seconds + session.LAST_SECONDS / 2  # the last ceilings need theirs, too
@@ -167,7 +148,7 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
     engine.Models(torch.device("cuda"), CEILINGS, tmp_path).engine_step(engine.LARGE, 32)
     engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
     assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
-    assert all(one["warm_up"] >= 2 * BETWEEN_CAPTURES for one in asked)
+    assert all(one["warm_up"] >= 4 for one in asked)  # the second token's step captures it
     EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
 
 

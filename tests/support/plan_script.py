@@ -111,5 +111,5 @@ class Script:
 
 
 def plain(result: StepResult) -> StepResult:
-    """Without what it took."""
-    return msgspec.structs.replace(result, timings=StepTimings())
+    """Without what it took, and what graphs came of it."""
+    return msgspec.structs.replace(result, timings=StepTimings(), graphs=None)

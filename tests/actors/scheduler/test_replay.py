@@ -5,6 +5,7 @@ import pytest
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import RequestFailed
+from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.scheduler import WorkerLost
 from troupellm.protocol.worker import SamplingState
 
@@ -74,6 +75,18 @@ def test_the_blocks_of_what_ended_meanwhile_come_back_with_the_loss() -> None:
     assert harness.core.snapshot().blocks_used == 0
     harness.run()
     harness.assert_idle()
+
+
+def test_what_a_worker_told_of_its_graphs_is_known_until_it_is_lost() -> None:
+    harness = Harness(make_core())
+    harness.submit(submission(1, PROMPT))
+    told = GraphReport(captured=1, missing=2, seconds=0.5, bytes=10)
+    for graphs in (told, None):
+        harness.plan()
+        harness.core.update(msgspec.structs.replace(harness.oracle.collect(), graphs=graphs), 1.0)
+        assert harness.core.snapshot().graphs == told
+    harness.lose()
+    assert harness.core.snapshot().graphs is None
 
 
 def test_requests_that_come_while_there_is_no_worker_wait() -> None:

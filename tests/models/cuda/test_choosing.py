@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.cuda.conftest import LateEvent
-from tests.models.cuda.test_cuda_runner import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, check, device_runner, replay
-from tests.support.decoder_pairs import FAMILIES, Pair, make_prompt
+from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
 from tests.support.plan_script import Script, plain
+from tests.support.pretended_gpu import LateEvent
 from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.adjust import penalize, tally, unpacked
 from troupellm.models.cuda.columns import ELSEWHERE, SamplingColumns, kind_of

@@ -1,74 +1,24 @@
 """The device's runner, with a CPU as its device, gives what the CPU's runner gives: plan for plan, token for token."""
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from tests.support.decoder_pairs import FAMILIES, Pair, make_prompt
+from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
 from tests.support.plan_script import Script, plain
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
-from tests.support.tensor_attention import plan_tensors
-from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.kv_cache import KVCache
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.drafts import DraftError
 from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Taps
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
-from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan, StepResult
-
-NUM_BLOCKS, BLOCK_SIZE = 120, 8
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(tmp_path_factory.mktemp("llama"), FAMILIES["llama"]())
-
-
-def device_runner(pair: Pair, sizes: tuple[int, ...] = (1, 2, 4), **more: Any) -> CudaRunner:
-    cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32)
-    cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
-    return CudaRunner(
-        pair.decoder, cache, CpuDevice(), max_model_len=MAX_LEN, plan=plan_tensors, capture_sizes=sizes, **more
-    )
-
-
-def replay(runner: CudaRunner, plans: list[StepPlan]) -> list[StepResult]:
-    """Two plans under way at any time."""
-    under_way: deque[LaunchedPlan] = deque()
-    results = []
-    for plan in plans:
-        under_way.append(runner.launch(plan))
-        if len(under_way) == MOST_LAUNCHED:
-            results.append(plain(runner.collect(under_way.popleft())))
-    return results + [plain(runner.collect(ticket)) for ticket in under_way]
-
-
-def check(got: list[StepResult], expected: list[StepResult]) -> None:
-    """Equal, log-probabilities up to rounding: the attention sums in another order."""
-    for one, other in zip(got, expected, strict=True):
-        described = [(*result.logprobs, *result.prompt_logprobs) for result in (one, other)]
-        for mine, theirs in zip(*described, strict=True):
-            values = [np.frombuffer(entry.logprobs, np.float32) for entry in (mine, theirs)]
-            np.testing.assert_allclose(*values, atol=1e-3)
-            assert msgspec.structs.replace(mine, logprobs=b"") == msgspec.structs.replace(theirs, logprobs=b"")
-        assert bare(one) == bare(other)
-
-
-def bare(result: StepResult) -> StepResult:
-    return msgspec.structs.replace(result, logprobs=(), prompt_logprobs=())
-
-
-def script(pair: Pair) -> Script:
-    return Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
+from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan
 
 
 def mixed(script: Script) -> None:
@@ -203,31 +153,6 @@ def test_more_rows_than_there_were_slots_for(llama: Pair) -> None:
     assert runner.rows.generation == 3
 
 
-def test_every_graph_is_captured_in_the_end_and_used(llama: Pair) -> None:
-    told = script(llama)
-    told.add(0, make_prompt(8))
-    told.step({0: 8})
-    told.decode(0, steps=40)
-    runner = device_runner(llama)
-    check(replay(runner, told.plans), told.results)
-    assert runner.graphs.dispatcher.missing == 0
-    assert runner.graphs.capture_seconds > 0.0
-
-
-def test_a_graph_that_is_repeated_changes_nothing(llama: Pair) -> None:
-    told = script(llama)
-    told.add(0, make_prompt(8))
-    told.step({0: 8})
-    told.decode(0, steps=6)
-    runner = device_runner(llama)
-    with pytest.raises(RuntimeError, match="no step had a graph yet"):
-        runner.graphs.repeat(1)
-    before = replay(runner, told.plans[:4])
-    with torch.inference_mode():
-        assert runner.graphs.repeat(3) > 0.0
-    check(before + replay(runner, told.plans[4:]), told.results)
-
-
 def test_a_row_whose_logits_are_no_numbers_fails_alone(llama: Pair) -> None:
     runner = device_runner(llama, (4,))
     told = script(llama)
@@ -340,7 +265,7 @@ def test_rows_of_a_window_with_as_many_drafts_each(tmp_path: Path, family: str) 
         texts.append({row: told.tokens[row][: len(prompts[row]) + 16] for row in told.tokens})
     assert texts[0] == texts[1]
     assert isinstance(runner, CudaRunner)
-    assert runner.graphs.dispatcher.captured(GraphKey(4, 4))
+    assert runner.graphs.dispatcher.stand_in(GraphKey(4, 4)) == GraphKey(4, 4)
 
 
 def test_trees_through_a_window(tmp_path: Path) -> None:

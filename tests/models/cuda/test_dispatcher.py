@@ -1,10 +1,8 @@
 """Which graph a step gets, and in what order graphs are captured."""
 
-from itertools import pairwise
-
 import pytest
 
-from troupellm.models.cuda.dispatcher import BETWEEN_CAPTURES, BatchDescriptor, Dispatcher, GraphKey, default_sizes
+from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey, default_sizes
 
 
 def decode(requests: int) -> BatchDescriptor:
@@ -44,7 +42,7 @@ def test_what_has_no_graph_is_eager(batch: BatchDescriptor) -> None:
 def test_no_sizes_are_no_graphs() -> None:
     dispatcher = Dispatcher(())
     assert dispatcher.key(decode(1), draws=False) is None
-    assert dispatcher.next_capture(None) is None
+    assert dispatcher.next_capture() is None
 
 
 def test_drafts_are_verified_by_graphs_of_their_own() -> None:
@@ -70,52 +68,54 @@ def test_drafts_of_different_numbers_share_a_graph_where_padding_costs_little() 
     assert key([2] * 12) is None  # three times as many tokens
     assert key([6] * 64) is None  # more than logits are kept of
     assert dispatcher.most_tokens == 96
-    assert not any(found.draws for found in captured_in_turn(dispatcher))
+    order = captured_in_turn(dispatcher)
+    assert order[:2] == [GraphKey(16, 6), GraphKey(64)]  # something for each kind of step
+    assert not any(found.draws for found in order)
 
 
 def captured_in_turn(dispatcher: Dispatcher) -> list[GraphKey]:
     order = []
-    for _ in range(200):
-        if (found := dispatcher.next_capture(None)) is not None:
-            dispatcher.add(found)
-            order.append(found)
+    while (found := dispatcher.next_capture()) is not None:
+        dispatcher.add(found)
+        order.append(found)
     assert dispatcher.missing == 0
-    assert order[0] == GraphKey(16, 6)
     return order
 
 
-def test_the_largest_is_captured_first_then_what_is_waited_for_then_the_others() -> None:
-    dispatcher, order = Dispatcher((1, 2, 4, 8)), []
-    for _ in range(200):
-        wanted = dispatcher.key(decode(2), draws=True)
-        found = dispatcher.next_capture(wanted)
-        if found is not None:
-            dispatcher.add(found)
-            order.append(found)
-    assert order[:3] == [GraphKey(8), GraphKey(2, draws=True), GraphKey(4)]
-    assert order[3:] == [GraphKey(2), GraphKey(1), *(GraphKey(size, draws=True) for size in (8, 4, 1))]
-    assert dispatcher.missing == 0
-
-
-def test_captures_that_nobody_waits_for_leave_room_for_steps() -> None:
+def test_the_largest_is_captured_first_then_what_steps_asked_for_last_then_the_others() -> None:
     dispatcher = Dispatcher((1, 2, 4, 8))
-    found = []
-    for _ in range(4 * BETWEEN_CAPTURES):
-        key = dispatcher.next_capture(None)
-        found.append(key is not None)
-        if key is not None:
-            dispatcher.add(key)
-    assert sum(found) == 1 + 4
-    assert not any(before and after for before, after in pairwise(found[1:]))
+    for wanted in (GraphKey(2), GraphKey(1), GraphKey(2, draws=True), GraphKey(2, draws=True)):
+        dispatcher.want(wanted)
+    asked = [GraphKey(2, draws=True), GraphKey(1), GraphKey(2)]
+    assert captured_in_turn(dispatcher) == [GraphKey(8), *asked, GraphKey(4)]
+
+
+def test_graphs_that_draw_are_captured_where_a_step_has_drawn() -> None:
+    dispatcher = Dispatcher((1, 2))
+    assert captured_in_turn(dispatcher) == [GraphKey(2), GraphKey(1)]
+    dispatcher.want(GraphKey(2, draws=True))
+    dispatcher.want(GraphKey(2))
+    assert captured_in_turn(dispatcher)[-1:] == [GraphKey(2, draws=True)]
+
+
+def test_the_graph_with_the_fewest_rows_that_pad_stands_in() -> None:
+    dispatcher = Dispatcher((1, 2, 4, 8), queries=(1, 5))
+    one, drawn = GraphKey(1), GraphKey(1, draws=True)
+    assert dispatcher.stand_in(one) is None
+    for found, expected in ((GraphKey(8), 8), (GraphKey(4), 4), (GraphKey(8, draws=True), 4), (GraphKey(4, 5), 4)):
+        dispatcher.want(found)
+        dispatcher.add(found)
+        assert dispatcher.stand_in(one) == dispatcher.stand_in(drawn) == GraphKey(expected)
+    assert dispatcher.stand_in(GraphKey(8, draws=True)) == GraphKey(8, draws=True)
+    assert dispatcher.stand_in(GraphKey(2, 5)) == GraphKey(4, 5)
+    assert dispatcher.stand_in(GraphKey(8, 5)) is None
 
 
 def test_graphs_that_are_gone_are_captured_again() -> None:
     dispatcher = Dispatcher((1, 2))
-    for _ in range(40):
-        if (key := dispatcher.next_capture(None)) is not None:
-            dispatcher.add(key)
-    assert dispatcher.captured(GraphKey(2))
+    captured_in_turn(dispatcher)
+    assert dispatcher.stand_in(GraphKey(2)) == GraphKey(2)
     dispatcher.forget()
-    assert not dispatcher.captured(GraphKey(2))
-    assert dispatcher.missing == 4
-    assert dispatcher.next_capture(None) == GraphKey(2)
+    assert dispatcher.stand_in(GraphKey(2)) is None
+    assert (dispatcher.missing, dispatcher.captured) == (2, 0)
+    assert dispatcher.next_capture() == GraphKey(2)

@@ -1,0 +1,58 @@
+"""Verifying drafts: what a step of several tokens per sequence costs, and what it brings where some are kept."""
+
+from typing import Any
+
+from troupellm.load_tests.gpu.engine import CONTEXT, LARGE, STEPS, Found, Models, WorkerStep
+from troupellm.load_tests.roofline import BF16, SIZES, decode_seconds
+from troupellm.load_tests.speculation.arms import Arms, Measured
+from troupellm.load_tests.speculation.workloads import RANDOM_PROMPT, random_tokens
+
+DRAFTS, BATCHES = 4, (1, 32)
+KEPT_TOKENS = 3.0
+"""Of a step and sequence, on average, one of the model's own among them."""
+ANSWER, ROUNDS = 512, 3
+LIMIT_SECONDS = 180.0
+
+
+def _drafting(kept: float) -> dict[str, Any]:
+    """Drafts that cost next to nothing, of which as many are kept as is wanted."""
+    return {
+        "method": "ngram", "num_speculative_tokens": DRAFTS, "adaptive": False,
+        "rejection_sample_method": "synthetic", "synthetic_acceptance_length": kept,
+    }  # fmt: skip
+
+
+def verified(models: Models) -> Found:
+    """G20: a step of five tokens per sequence over one of one token, by the worker's graphs alone; and an engine's
+    answers with drafts over those without, where three tokens of a step are kept on average."""
+    found, details, size = dict[str, float](), dict[str, Any](), SIZES[LARGE]
+    for batch in BATCHES:
+        one, several = models.worker_step(LARGE, batch, CONTEXT), _verifying(models, batch)
+        least = decode_seconds(size, BF16, models.roof(), batch=batch, context=CONTEXT + STEPS / 2)
+        found[f"verify, batch {batch}"] = several.bare / one.bare
+        details[f"verify, batch {batch}"] = {
+            "ms": several.bare * 1e3, "one token ms": one.bare * 1e3, "one token, roofline ms": least * 1e3,
+            "worker ms": several.seconds * 1e3, "one token, worker ms": one.seconds * 1e3,
+        }  # fmt: skip
+    spent = models.run(lambda: _answers(models), LIMIT_SECONDS)
+    without, with_drafts = spent.rates
+    found["speed-up, batch 1"] = spent.ratio
+    details["speed-up, batch 1"] = {
+        "tokens/s": with_drafts, "without drafts tokens/s": without, "tokens kept": spent.acceptance_length,
+        "step over one without": spent.step_ratio,
+    }  # fmt: skip
+    return found, details
+
+
+def _verifying(models: Models, batch: int) -> WorkerStep:
+    """Of steps whose drafts are all refused, so that plans can be written beforehand."""
+    return models.worker_step(LARGE, batch, CONTEXT, speculative_config=_drafting(1.0))
+
+
+async def _answers(models: Models) -> Measured:
+    own = models.serving(LARGE, 1, RANDOM_PROMPT + ANSWER + DRAFTS + 8)
+    folder = own.pop("model")
+    questions = random_tokens(1, ANSWER, SIZES[LARGE].vocab)
+    drafting, longest = _drafting(KEPT_TOKENS), RANDOM_PROMPT + ANSWER
+    async with Arms(folder, drafting, batch=1, longest=longest, threads=None, embedded=True, **own) as arms:
+        return await arms.measure("random tokens", questions, rounds=ROUNDS)

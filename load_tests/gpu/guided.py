@@ -1,0 +1,30 @@
+"""What a grammar costs per token on a device."""
+
+from statistics import median
+from typing import Any
+
+from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engines import opened
+from troupellm.load_tests.guide.command import Ratio, ratio_of
+
+BATCHES = (1, 32)
+ANSWER, ROUNDS = 192, 5
+TEMPERATURE = 1.0
+"""At which that benchmark asks."""
+LIMIT_SECONDS = 120.0
+
+
+def per_token(models: Models) -> Found:
+    """G21: time per token of answers that a JSON schema guides over that of answers without, interleaved."""
+    found, details = dict[str, float](), dict[str, Any]()
+    for batch in BATCHES:
+        settings = models.serving(LARGE, batch, ANSWER + 64)
+
+        async def measure(settings: dict[str, Any] = settings, batch: int = batch) -> Ratio:
+            async with opened(settings, temperature=TEMPERATURE) as engine:
+                return await ratio_of(engine, LARGE, batch, ANSWER, ROUNDS)
+
+        ratio = models.run(measure, LIMIT_SECONDS)
+        found[f"batch {batch}"] = ratio.ratio
+        details[f"batch {batch}"] = {"ms": median(ratio.guided) * 1e3, "without ms": median(ratio.plain) * 1e3}
+    return found, details

@@ -1,0 +1,16 @@
+"""What a worker tells of its CUDA graphs, beside the tokens."""
+
+import msgspec
+
+
+class GraphReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How they stand; told when there are more of them, or fewer."""
+
+    captured: int
+    """That decode steps are replayed from."""
+    missing: int
+    """That are still to be captured: while nothing is to be done, and now and then between steps."""
+    seconds: float
+    """That capturing has taken so far."""
+    bytes: int
+    """Device memory that they take."""

@@ -1,0 +1,141 @@
+"""When graphs are captured, and which ones steps are computed with meanwhile."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+import torch
+
+from tests.support.decoder_pairs import Pair, make_prompt
+from tests.support.device_runner import check, device_runner, replay, script
+from tests.support.plan_script import plain
+from troupellm.models.cuda.device import CpuDevice, Graph
+from troupellm.models.cuda.dispatcher import GraphKey
+from troupellm.models.cuda.runner import CudaRunner
+
+
+def used_graphs(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
+    """Those that steps are computed with from now on."""
+    used, run = list[GraphKey](), runner.graphs.run
+    monkeypatch.setattr(runner.graphs, "run", lambda key: used.append(key) or run(key))
+    return used
+
+
+def test_a_larger_graph_stands_in_until_a_step_has_its_own(llama: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=6)
+    runner = device_runner(llama)
+    used = used_graphs(runner, monkeypatch)
+    check(replay(runner, told.plans), told.results)
+    assert used == [GraphKey(4), *[GraphKey(1)] * 5]
+    assert runner.graphs.dispatcher.missing == 0
+
+
+def test_tokens_are_drawn_from_the_logits_of_a_graph_that_does_not_draw(
+    llama: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that draws comes when a step has drawn."""
+    told = script(llama)
+    told.add(0, make_prompt(8), temperature=0.8, seed=5)
+    told.add(1, make_prompt(5, 1))
+    told.step({0: 8, 1: 5})
+    told.decode(0, 1, steps=4)
+    runner = device_runner(llama, (2,))
+    used = used_graphs(runner, monkeypatch)
+    check(replay(runner, told.plans), told.results)
+    assert used == [GraphKey(2), *[GraphKey(2, draws=True)] * 3]
+    while runner.idle():
+        pass
+    assert runner.graphs.dispatcher.captured == 2
+
+
+def test_captures_beside_steps_take_a_tenth_of_the_time(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=60)
+    looks = count()  # a second passes between two looks at the clock
+    runner = device_runner(llama, (1, 2), clock=lambda: float(next(looks)))
+    captured = []
+    for plan in told.plans:
+        runner.run(plan)
+        captured.append(runner.graphs.dispatcher.captured)
+    first, second = captured.index(1), captured.index(2)
+    assert first == 1  # the first step that a graph is made for
+    taken = runner.graphs.capture_seconds / 2
+    assert taken >= 2.0
+    assert second - first >= 9 * taken
+
+
+def test_an_idle_runner_captures_part_by_part_and_then_is_done(llama: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = device_runner(llama)
+    parts = 0
+    while runner.idle():
+        parts += 1
+        assert runner.graphs.dispatcher.captured == parts // 2
+    assert parts == 6
+    assert runner.graphs.dispatcher.missing == 0
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.add(1, make_prompt(5, 1))
+    told.step({0: 8, 1: 5})
+    told.decode(0, 1, steps=3)
+    used = used_graphs(runner, monkeypatch)
+    first, second = (runner.run(plan) for plan in told.plans[:2])
+    assert first.graphs is not None
+    assert (first.graphs.captured, first.graphs.missing) == (3, 0)
+    assert first.graphs.seconds == runner.graphs.capture_seconds
+    assert second.graphs is None  # nothing is new
+    check([plain(first), plain(second), *replay(runner, told.plans[2:])], told.results)
+    assert used == [GraphKey(2)] * 3
+
+
+def test_a_step_may_come_between_the_parts_of_a_capture(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=9)
+    runner = device_runner(llama)
+    results = []
+    for plan in told.plans:
+        ticket = runner.launch(plan)
+        assert not runner.idle()  # a plan is under way
+        results.append(plain(runner.collect(ticket)))
+        runner.idle()
+    check(results, told.results)
+
+
+class Refusing(CpuDevice):
+    """Has no graphs."""
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        raise RuntimeError("not permitted")
+
+
+def test_a_capture_that_fails_meanwhile_fails_the_next_step(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    runner = device_runner(llama, (4,), device=Refusing())
+    assert runner.idle()
+    assert not runner.idle()
+    assert not runner.idle()
+    with pytest.raises(RuntimeError, match="no CUDA graph of 4 rows of 1: not permitted; --enforce-eager"):
+        runner.launch(told.plans[0])
+
+
+def test_a_graph_that_is_repeated_changes_nothing(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=6)
+    runner = device_runner(llama)
+    with pytest.raises(RuntimeError, match="no step had a graph yet"):
+        runner.graphs.repeat(1)
+    runner.idle()
+    before = replay(runner, told.plans[:4])
+    with torch.inference_mode():
+        assert runner.graphs.repeat(3) > 0.0
+    check(before + replay(runner, told.plans[4:]), told.results)

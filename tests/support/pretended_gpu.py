@@ -1,0 +1,46 @@
+"""A GPU that is a CPU."""
+
+import pytest
+
+from tests.support.tensor_attention import plan_tensors
+from troupellm.models.cuda import place
+from troupellm.models.cuda.device import CpuDevice, CpuEvent, Event
+from troupellm.models.cuda.runner import CudaRunner
+
+MEMORY = 2 * 2**30
+
+
+class LateEvent(CpuEvent):
+    """Has happened once somebody has waited for it."""
+
+    happened = False
+
+    def wait(self) -> None:
+        self.happened = True
+
+
+class PretendedGpu(CpuDevice):
+    """Says how much memory it has, and that what was launched is not done yet."""
+
+    def record(self) -> Event:
+        return LateEvent()
+
+    def memory(self) -> tuple[int, int]:
+        return MEMORY - 2**28, MEMORY
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None = None) -> None:
+    """Workers find one from now on. sizes: of its graphs; None: its attention is such that it has none."""
+    monkeypatch.setattr("troupellm.models.worker.find_device", lambda wanted: PretendedGpu())
+    monkeypatch.setattr(place, "host_planner", lambda planner: plan_tensors)
+    measured = place.GpuPlace.measured
+    monkeypatch.setattr(
+        place.GpuPlace, "measured",
+        lambda self, budget, decoder, dtype, **more: measured(
+            self, budget, decoder, dtype, lambda: None, lambda: 0, **more
+        ),
+    )  # fmt: skip
+    if sizes is not None:
+        monkeypatch.setattr(
+            place, "CudaRunner", lambda *args, **more: CudaRunner(*args, **{**more, "capture_sizes": sizes})
+        )
