@@ -53,7 +53,7 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
     per_row = outline.groups * SCALE * (1 + outline.offsets)
     if device.type == "cpu":
         rows = _rounded_up(rows, CPU_STEP)
-        if outline.eight_bit_inputs:
+        if _int8_inputs(outline):
             columns, per_row = _rounded_up(columns, CPU_STEP), per_row + CPU_ROW
     elif experts:
         per_row = outline.groups * STACKED_SCALE.get(outline.code, SCALE)
@@ -93,9 +93,13 @@ def stack_keeps(outline: Outline) -> bool:
 def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
     from troupellm.kernels.quantized import coded_cpu  # which stands on kernels.linear
 
-    if outline.code == "int8" and outline.eight_bit_inputs:
+    if _int8_inputs(outline):
         return True
     return dtype == torch.float32 and decodes(outline) and coded_cpu.load() is not None
+
+
+def _int8_inputs(outline: Outline) -> bool:
+    return outline.code == "int8" and outline.eight_bit_inputs
 
 
 def _rounded_up(number: int, step: int) -> int:
