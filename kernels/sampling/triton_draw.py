@@ -18,7 +18,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 PIECE = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 MERGE = Launch(warps=1, stages=1)
-TRUNCATED = Launch(warps=8, stages=1, constants={"BLOCK": 512})
+TRUNCATED = Launch(warps=16, stages=1, constants={"BLOCK": 512})
 TILES_OF_A_PIECE = 4
 NOBODY = tl.constexpr(2147483647)
 
