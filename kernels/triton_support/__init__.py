@@ -70,25 +70,26 @@ def usable(device: torch.device) -> bool:
     return installed() and (interpreting() if device.type == "cpu" else device.type == "cuda")
 
 
-_as_on_a_gpu: ContextVar[bool] = ContextVar("as_on_a_gpu", default=False)
+_also: ContextVar[str] = ContextVar("also", default="cuda")
 
 
 @contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """For tests of whole models: operations inside are computed by kernels in the interpreter, as they are on a GPU.
+def as_on_a_gpu(device: torch.device) -> Iterator[None]:
+    """For tests of whole models: operations on tensors of `device` are computed by kernels inside, as on a GPU.
 
-    The tests of one kernel do without: they compare it with what the operations give.
+    That is the CPU under the interpreter, or "meta" where launches are counted. The tests of one kernel do without:
+    they compare it with what the operations give.
     """
-    token = _as_on_a_gpu.set(interpreting())
+    token = _also.set(device.type)
     try:
         yield
     finally:
-        _as_on_a_gpu.reset(token)
+        _also.reset(token)
 
 
 def by_kernels(device: torch.device) -> bool:
     """Whether operations on tensors of `device` are computed by kernels rather than by torch or compiled code."""
-    return installed() if device.type == "cuda" else _as_on_a_gpu.get() and usable(device)
+    return device.type in ("cuda", _also.get()) and installed()
 
 
 def check_device() -> torch.device:

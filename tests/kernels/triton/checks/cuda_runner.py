@@ -96,7 +96,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
     script.add(1, make_prompt(4, 1), temperature=0.8, seed=4, min_p=0.01)
     script.step({0: 4, 1: 4})
     script.decode(0, 1, steps=4)
-    with as_on_a_gpu():
+    with as_on_a_gpu(DEVICE):
         made = runner(Pair.stored(folder), (2,))
         assert replay(made, script.plans) == [result.tokens for result in script.results]
     assert made.graphs.dispatcher.missing == 0
