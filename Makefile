@@ -40,7 +40,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all repeat pythons clients peers encoder xgrammar simulate check wheel clean
+.PHONY: serve demo test test-all repeat pythons clients peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -53,7 +53,7 @@ test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
-test-all: $(VENV)/.tested clients encoder xgrammar
+test-all: $(VENV)/.tested clients encoder xgrammar torchao
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
 
 # A flake is a bug: the first failure ends it.
@@ -87,6 +87,11 @@ encoder: $(VENV)/.tested
 # The second backend of guides, without the compiler for devices that it asks for and guides never use.
 xgrammar: $(VENV)/.tested
 	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) xgrammar apache-tvm-ffi || $(call without,xgrammar)
+
+# A reference for quantized weights, where nobody else finds it: transformers imports it if it can, at every start.
+torchao: $(VENV)/.tested
+	@test -d $(VENV)/torchao || $(PIP) install -q --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchao torchao \
+		|| $(call without,torchao)
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested

@@ -36,7 +36,8 @@ from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, W
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
-from troupellm.protocol.worker import HasMeanwhile, LoadProgress, PreparesGuides, ProgressSink, Worker, WorkerReady
+from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, WorkerReady
+from troupellm.protocol.worker_abilities import HasMeanwhile, PreparesGuides
 from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
 POOL_SIZE = 2

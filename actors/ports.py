@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.models.steps import Waits
 
 T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
@@ -52,7 +53,15 @@ class Line(Threads, Protocol):
     def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """Have `call` called after what was handed over before, without waiting for it.
 
-        `done` hears its result, or what it raised, on the event loop; the thread goes on meanwhile.
+        `done` hears its result unless that is None, or what it raised, on the event loop; the thread goes on meanwhile.
+        """
+
+    def post_behind(
+        self, wait: Callable[[], None], call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        """`post`, once `wait` has returned. It is called on another thread, after those that came before it.
+
+        Called on this thread only.
         """
 
 
@@ -234,13 +243,13 @@ class ThreadPool:
                 call = self._queue.get(timeout=_IDLE_CHECK_SECONDS)
             except Empty:
                 if loop.is_closed():
-                    return
+                    break
                 continue
             if call is None:
-                self._end()
                 break
             self._make(call, loop)
             del call  # an idle thread keeps nothing alive
+        self._end()
         _post(loop, self._thread_ended)
 
     def _end(self) -> None:
@@ -261,11 +270,17 @@ class StepThread(ThreadPool):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, 1)
+        self._waits = Waits(f"{name}-waits")
         self._holds = False
         self._held: Callable[[], None] | None = None
 
     def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         self._hand_over(_Call(call, done, posted=True))
+
+    def post_behind(
+        self, wait: Callable[[], None], call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        self._waits.add(wait, partial(self._queue.put, _Call(call, done, posted=True)))
 
     def hold(self) -> Callable[[], None]:
         """From now on the outcome of a posted call waits for a good moment in the next one, if that is there already.
@@ -289,9 +304,11 @@ class StepThread(ThreadPool):
             self._tell()
         if call.dropped:
             return
-        outcome = _outcome(call)
+        result, error = _outcome(call)
         self._tell()  # the calls' order is that of their outcomes
-        told = partial(_post, loop, call.settle, *outcome)
+        if call.posted and result is None and error is None:
+            return
+        told = partial(_post, loop, call.settle, result, error)
         if self._holds and call.posted and not self._queue.empty():
             self._held = told
         else:
@@ -299,6 +316,7 @@ class StepThread(ThreadPool):
 
     def _end(self) -> None:
         self._tell()
+        self._waits.end()
 
 
 def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:

@@ -14,10 +14,12 @@ import anyio
 from troupellm.actors.ports import Line
 from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
+from troupellm.models.steps import Steps
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
-from troupellm.protocol.worker import MOST_LAUNCHED, LoadProgress, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
+from troupellm.protocol.worker_abilities import Wait
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -60,7 +62,7 @@ class WorkerSeat(Protocol):
         """Whether somebody outside has stopped the worker, as far as one can tell."""
 
     def send(self, plan: StepPlan) -> None:
-        """Hand a plan over. The worker starts it when those before it are done, without being told."""
+        """Hand a plan over. The worker launches it at once, so that its device goes on to it by itself."""
 
     async def receive(self) -> StepResult:
         """The next result. Being cancelled loses nothing.
@@ -121,20 +123,13 @@ class ThreadSeat:
         self._thread = thread
         self._ready = ready
         self._timeout = timeout
-        self._steps = Steps(worker)
         self._prepare_guide = prepare_guide
         self._results: deque[StepResult | Exception] = deque()
         self._waiter: Waiter | None = None
+        self._run = _Run(worker, thread, self._land)
 
     def send(self, plan: StepPlan) -> None:
-        steps = self._steps
-
-        def landed(result: StepResult | None, error: BaseException | None) -> None:
-            if steps is self._steps:
-                self._land(result, error)
-
-        steps.pending.append(plan)
-        self._thread.post(steps.advance, landed)
+        self._run.send(plan)
 
     async def receive(self) -> StepResult:
         while not self._results:
@@ -174,9 +169,9 @@ class ThreadSeat:
         return report
 
     async def restart(self) -> WorkerReady:
-        self._steps.over = True
+        self._run.drop()
         self._results.clear()
-        self._steps = Steps(self._worker)
+        self._run = _Run(self._worker, self._thread, self._land)
         with anyio.move_on_after(self._timeout):
             await self._thread.run(self._worker.reset)
             return self._ready
@@ -194,26 +189,44 @@ class ThreadSeat:
             self._waiter = None
 
 
-class Steps:
-    """The plans of one worker; `advance` and what it touches belongs to the thread."""
+class _Run:
+    """A worker on a thread from one start to the next."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.pending: deque[StepPlan] = deque()
-        self.over = False
-        """Nothing more is wanted."""
-        self._worker = worker
-        self._launched: deque[Ticket] = deque()
+    def __init__(
+        self, worker: Worker, thread: Line, land: Callable[[StepResult | None, BaseException | None], None]
+    ) -> None:
+        self._thread, self._land = thread, land
+        self._steps = Steps(worker, self._wait)
+        self._over = False
+        """Nothing more is computed."""
+        self._wanted = True
 
-    def advance(self) -> StepResult | None:
-        """Launch what waits, so that the device has work, then give the oldest result. One call per plan."""
-        if self.over:
+    def send(self, plan: StepPlan) -> None:
+        self._thread.post(partial(self._advance, plan), self._told)
+
+    def drop(self) -> None:
+        """Nobody wants to hear of its steps any more."""
+        self._over, self._wanted = True, False
+
+    def _told(self, result: StepResult | None, error: BaseException | None) -> None:
+        if self._wanted:
+            self._land(result, error)
+
+    def _wait(self, wait: Wait) -> None:
+        self._thread.post_behind(wait, self._advance, self._told)
+
+    def _advance(self, plan: StepPlan | None = None) -> StepResult | None:
+        """On the thread: launch a plan, else note that a wait is over; then give the result that is due, if one is."""
+        if self._over:
             return None
         try:
-            while self.pending and len(self._launched) < MOST_LAUNCHED:
-                self._launched.append(self._worker.launch(self.pending.popleft()))
-            return self._worker.collect(self._launched.popleft())
+            if plan is None:
+                self._steps.landed()
+            else:
+                self._steps.launch(plan)
+            return self._steps.collect() if self._steps.due else None
         except BaseException:
-            self.over = True
+            self._over = True
             raise
 
 

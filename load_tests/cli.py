@@ -15,6 +15,7 @@ from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.kernels import flags as kernels
 from troupellm.load_tests.offline import flags as offline
 from troupellm.load_tests.offload import flags as offload
+from troupellm.load_tests.overlap import flags as overlap
 from troupellm.load_tests.overload import flags as overload
 from troupellm.load_tests.prefill import flags as prefill
 from troupellm.load_tests.recovery import flags as recovery
@@ -39,6 +40,7 @@ _BENCHMARKS = {
     "step": (step.add_flags, "troupellm.load_tests.step.command", "one decoding step beside its roofline"),
     "embed": (embed.add_flags, "troupellm.load_tests.embed.command", "vectors, beside sentence-transformers' batching"),
     "chain": (chain.add_flags, "troupellm.load_tests.chain.command", "the actor chain with an instant worker"),
+    "overlap": (overlap.add_flags, "troupellm.load_tests.overlap.command", "steps on a device, and the host beside it"),
     "scheduler": (scheduler.add_flags, "troupellm.load_tests.scheduler.command", "one step, and one admission"),
     "eviction": (
         eviction.add_flags,

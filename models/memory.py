@@ -8,15 +8,17 @@ import torch
 
 from troupellm.kernels.kv_codes import cache_dtype, row_width
 from troupellm.models.cache_layout import cache_layout
-from troupellm.models.decoder_config import DecoderConfig, MlaConfig, MoeConfig
+from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.kv_cache import parts_of
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.stored_size import StoredSize
+from troupellm.models.weight_count import weight_count
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
 
+CPU = torch.device("cpu")
 CPU_KV_LIMIT = 4 * 2**30
 """Most that the KV cache takes of a CPU's memory unless it is told to."""
 CPU_KV_SHARE = 0.5
@@ -59,13 +61,15 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_memory(
     model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
-    stored: StoredSize | None = None, *, on_gpu: bool = False, drafter: DrafterNeeds = NO_DRAFTER,
+    stored: StoredSize | None = None, *, device: torch.device = CPU, on_gpu: bool = False,
+    drafter: DrafterNeeds = NO_DRAFTER,
 ) -> MemoryBudget:  # fmt: skip
     """Divide the available memory.
 
     Args:
         available: bytes; measured when not given.
         stored: of a quantized checkpoint.
+        device: where products are computed.
         on_gpu: the cache may take all that is left; on a CPU others live, too.
         drafter: what speculative decoding takes beside the model.
 
@@ -75,10 +79,7 @@ def plan_memory(
     available = available_memory() if available is None else available
     size = dtype.itemsize
     mode = config.model.quantization
-    weights = weight_bytes(model, weight_count(model, with_head=True), dtype, mode)
-    if mode is None and stored is not None and stored.nbytes is not None:
-        weights = stored.nbytes
-    weights += drafter.weight_bytes
+    weights = weight_bytes(model, dtype, device, mode, stored) + drafter.weight_bytes
     activations = _activation_bytes(model, config, size) + drafter.activation_bytes
     activations += config.scheduler.max_num_seqs * drafter.row_bytes(size)
     longest = model_limit(model, config)
@@ -102,57 +103,9 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=min(longest, held),
         concurrency=num_blocks / max(1, count_blocks(windows, min(longest, held), span, config.cache.block_size)),
-        num_parameters=weight_count(model, with_head=False),
-        active_parameters=weight_count(model, with_head=False, active=True),
+        num_parameters=weight_count(model),
+        active_parameters=weight_count(model, active=True),
     )
-
-
-def weight_count(model: DecoderConfig, *, with_head: bool, active: bool = False) -> int:
-    """Numbers in the model's tensors; a tied head counts only `with_head`, where it is a packed copy in memory.
-
-    Args:
-        active: only what one token goes through: the experts it chooses instead of all.
-    """
-    if model.num_parameters is not None:
-        return model.num_parameters
-    attention = _attention_count(model) if model.mla is None else _latent_count(model, model.mla)
-    layer = attention + model.hidden_size * (_num_norms(model) + model.out_bias)
-    plain = (3 * model.hidden_size + 2 * model.mlp_bias) * model.intermediate_size + model.hidden_size * model.mlp_bias
-    sparse = sum(model.moe.layers) if model.moe is not None else 0
-    layers = model.num_layers * layer + (model.num_layers - sparse) * plain
-    if model.moe is not None:
-        layers += sparse * _experts_count(model.moe, model.hidden_size, model.moe.top_k if active else None)
-    tables = 2 if model.head == "lm" and (with_head or not model.tie_word_embeddings) else 1
-    return layers + (tables * model.vocab_size + 1 + model.num_labels) * model.hidden_size
-
-
-def _experts_count(moe: MoeConfig, hidden: int, chosen: int | None) -> int:
-    """Numbers in one layer's router and experts, of which only the `chosen` ones count."""
-    expert = 3 * hidden * moe.intermediate_size + (2 * moe.intermediate_size + hidden) * moe.bias
-    router = moe.num_experts * (hidden + moe.bias + moe.choice_bias)
-    shared = 3 * hidden * moe.shared_size + hidden * moe.shared_gate
-    return router + (moe.num_experts if chosen is None else chosen) * expert + shared
-
-
-def _attention_count(model: DecoderConfig) -> int:
-    """Numbers in one layer's attention, without biases of its last product."""
-    heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    count = model.hidden_size * (2 * heads + 2 * kv_heads) + (heads + 2 * kv_heads) * model.qkv_bias
-    norms = {"none": 0, "head": 2 * model.head_dim, "full": heads + kv_heads}[model.qk_norm]
-    return count + norms + model.num_heads * model.attention_sinks
-
-
-def _latent_count(model: DecoderConfig, mla: MlaConfig) -> int:
-    """Numbers in one layer's latent attention, without biases of its last product."""
-    query = model.num_heads * (mla.plain + mla.rotated)
-    first = query if mla.query_latent is None else mla.query_latent
-    count = (model.hidden_size + model.qkv_bias) * (first + mla.latent + mla.rotated) + mla.latent
-    count += model.num_heads * (mla.plain + mla.value) * mla.latent + model.num_heads * mla.value * model.hidden_size
-    return count if mla.query_latent is None else count + mla.query_latent * (query + 1)
-
-
-def _num_norms(model: DecoderConfig) -> int:
-    return sum(name is not None for name in msgspec.structs.astuple(model.norms))
 
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:

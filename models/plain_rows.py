@@ -28,6 +28,8 @@ class PlainRows:
         """Rows that ask for more; they have no slots."""
         self._greedy: set[int] = set()
         self._with_min_p: set[int] = set()
+        self._last: tuple[tuple[int, ...], NDArray[np.int64]] | None = None
+        """Rows that were asked for last, and their slots."""
         self.columns = Columns(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
     def put(self, row: int, options: RowOptions) -> None:
@@ -49,21 +51,27 @@ class PlainRows:
 
     def drop(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
-        slot = self._slots.pop(row, None)
+        slot, self._last = self._slots.pop(row, None), None
         if slot is not None:
             self._free.append(slot)
         for rows in (self._others, self._greedy, self._with_min_p):
             rows.discard(row)
 
     def slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
-        """Where they lie in the columns; None where one of them asks for more.
+        """Where they lie in the columns; the same array for as long as the same rows are asked for. None where one of
+        them asks for more.
 
         Args:
             rows: known ones; each may stand there more than once.
         """
+        rows = tuple(rows)
+        if self._last is not None and self._last[0] == rows:
+            return self._last[1]
         if not self._others.isdisjoint(rows):
             return None
-        return np.fromiter(map(self._slots.__getitem__, rows), np.int64, len(rows))
+        found = np.fromiter(map(self._slots.__getitem__, rows), np.int64, len(rows))
+        self._last = rows, found
+        return found
 
     def choice(self, rows: Sequence[int], device: torch.device) -> Choice | None:
         """How a step's rows choose, in the order of their logits; None where one of them asks for more.

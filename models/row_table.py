@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.decode_step import RowMemory
 from troupellm.protocol.worker import NULL_BLOCK, NewRow, RowFork, SamplingState, StepPlan
 
 FIRST_SLOTS = 16
@@ -40,8 +41,10 @@ class RowTable:
         self._first_slots = slots
         self.longest, self._block_size, self.num_groups = max_model_len, block_size, num_groups
         self._slots: dict[int, int] = {}
-        self._last: tuple[tuple[int, ...], NDArray[np.int64]] | None = None
-        """Rows of the last plan and where they lie: while no row joins or leaves, the next plan names the same."""
+        self._last: tuple[tuple[int, ...], tuple[int, ...], NDArray[np.int64]] | None = None
+        """Rows of the last plan, their epochs and where they lie: while no row joins or leaves, the next plan names
+        the same."""
+        self._memory: RowMemory | None = None
         self._described: set[int] = set()
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
@@ -74,10 +77,9 @@ class RowTable:
         known = np.frombuffer(new.token_ids, dtype="<i4")
         if not 0 < known.size <= self.longest:
             raise PlanError(f"row {new.row}: {known.size} tokens, the context holds {self.longest}")
-        slot = self._slots.get(new.row)
+        slot, self._last = self._slots.get(new.row), None
         if slot is None:
-            slot, self._last = self._take_slot(), None
-            self._slots[new.row] = slot
+            slot = self._slots[new.row] = self._take_slot()
         elif new.epoch <= self.epochs[slot]:
             raise PlanError(f"row {new.row}: epoch {new.epoch} is not newer than {self.epochs[slot]}")
         self._write(slot, 0, known.astype(np.int32))
@@ -173,16 +175,10 @@ class RowTable:
         Raises:
             PlanError: an unknown row, another epoch, positions beyond the known tokens or the row's blocks.
         """
-        if self._last is None or self._last[0] != plan.rows:
-            try:
-                self._last = plan.rows, np.array([self._slots[row] for row in plan.rows], dtype=np.int64)
-            except KeyError as error:
-                raise PlanError(f"row {error.args[0]} is not known") from None
-        slots, ends = self._last[1], starts + counts
-        other, most = self.epochs[slots] != plan.epochs, np.minimum(self.lengths[slots], self.capacity(slots))
-        if (other | (counts < 1) | (ends > most)).any():
+        slots, ends = self.places(plan), starts + counts
+        most = np.minimum(self.lengths[slots], self.capacity(slots))
+        if ((counts < 1) | (ends > most)).any():
             wrong = (
-                ("epoch", other),
                 ("count of tokens", counts < 1),
                 ("span beyond its tokens", ends > self.lengths[slots]),
                 ("span beyond its blocks", ends > self.capacity(slots)),
@@ -190,6 +186,27 @@ class RowTable:
             what, where = next((what, where) for what, where in wrong if where.any())
             raise PlanError(f"row {plan.rows[int(where.argmax())]}: wrong {what} in step {plan.step}")
         return slots
+
+    def places(self, plan: StepPlan) -> NDArray[np.int64]:
+        """Slots of a plan's rows [rows], not to be changed; the same array for as long as plans name the same rows.
+
+        Raises:
+            PlanError: an unknown row, another epoch.
+        """
+        if self._last is None or self._last[0] != plan.rows or self._last[1] != plan.epochs:
+            slots = np.array([self.slot(row) for row in plan.rows], dtype=np.int64)
+            other = self.epochs[slots] != plan.epochs
+            if other.any():
+                raise PlanError(f"row {plan.rows[int(other.argmax())]}: wrong epoch in step {plan.step}")
+            self._last = plan.rows, plan.epochs, slots
+        return self._last[2]
+
+    @property
+    def memory(self) -> RowMemory:
+        """Where tokens and blocks lie, on a CPU; the same until there have to be more slots."""
+        if self._memory is None:
+            self._memory = RowMemory(self.tokens.numpy(), self.lengths, self.blocks, self.num_blocks)
+        return self._memory
 
     def append(self, slots: NDArray[np.int64], tokens: Tensor) -> None:
         """Add one token to each of the rows. tokens: int64 [rows], on the device; -1 of a failed row.
@@ -276,6 +293,7 @@ class RowTable:
         self.num_blocks = np.concatenate((self.num_blocks, np.zeros((groups, new - old), dtype=np.int64)), axis=1)
         for name in ("lengths", "epochs", "prompt_logprobs", "num_prompt_tokens", "pooled", "computed"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(new - old, dtype=np.int64))))
+        self._memory = None
 
     def _resize(self, old: int, new: int) -> None:
         """Room for the tokens of so many slots."""

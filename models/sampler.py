@@ -105,10 +105,10 @@ class Sampler:
         self._processors = processors or {}
         self._vocab = vocab_width
         self._device = device
-        self._codes = token_codes(vocab_width, device)
+        self.codes = token_codes(vocab_width, device)
         self._compiled = native.compiled() if device.type == "cpu" else None
         self._rows: dict[int, RowOptions] = {}
-        self._plain = PlainRows()
+        self.plain = PlainRows()
         self._batch: SamplingBatch | None = None
         self._batch_rows: tuple[int, ...] = ()
 
@@ -145,18 +145,18 @@ class Sampler:
     def drop_row(self, row: int) -> None:
         """Forget a row; an unknown one is fine."""
         self._rows.pop(row, None)
-        self._plain.drop(row)
+        self.plain.drop(row)
         self._batch = None
 
     def _put(self, row: int, state: SamplingState, prompt: Tensor, *, known: bool) -> None:
         options = self._rows[row] = RowOptions(state, prompt, self._vocab, known=known, processors=self._processors)
-        self._plain.put(row, options)
+        self.plain.put(row, options)
         self._batch = None
 
     def _batch_of(self, rows: tuple[int, ...]) -> SamplingBatch:
         if self._batch is None or self._batch_rows != rows:
             options = [self._rows[row] for row in rows]
-            self._batch = SamplingBatch(options, self._vocab, self._device, self._plain.choice(rows, self._device))
+            self._batch = SamplingBatch(options, self._vocab, self._device, self.plain.choice(rows, self._device))
             self._batch_rows = rows
         return self._batch
 
@@ -185,10 +185,10 @@ class Sampler:
             KeyError: a row is not known.
         """
         logits = logits.float().contiguous()
-        if self._compiled is not None and (slots := self._plain.slots(rows)) is not None:
+        if self._compiled is not None and (slots := self.plain.slots(rows)) is not None:
             guided, bits, reasons = (None, None, {}) if masks is None else (masks.index, masks.bits, masks.reasons)
             at = np.array(positions, dtype=np.int64)
-            tokens, peaks = self._compiled.choose(logits, self._plain.columns, slots, at, self._codes, guided, bits)
+            tokens, peaks = self._compiled.choose(logits, self.plain.columns, slots, at, self.codes, guided, bits)
             return Sampled(tokens, tuple(rows), tuple(positions), peaks, (), {}, reasons)
         batch = self._batch_of(tuple(rows))
         if batch.random is None and masks is None and not batch.adjusted and not batch.logprob_groups:
@@ -238,12 +238,12 @@ class Sampler:
         at = torch.tensor(positions, device=self._device)[random.index]
         keys = position_keys(random.streams, at)
         if random.plain is None:
-            return draw(scaled, keys, self._codes)
+            return draw(scaled, keys, self.codes)
         tokens = torch.zeros_like(at)
         if random.plain.numel():
-            tokens[random.plain] = draw(_rows(scaled, random.plain), keys[random.plain], self._codes)
+            tokens[random.plain] = draw(_rows(scaled, random.plain), keys[random.plain], self.codes)
         for index, nucleus, prefix in random.groups:
-            tokens[index] = draw_truncated(_rows(scaled, index), nucleus, keys[index], self._codes, prefix)
+            tokens[index] = draw_truncated(_rows(scaled, index), nucleus, keys[index], self.codes, prefix)
         return tokens
 
     def _adjust(

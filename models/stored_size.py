@@ -1,24 +1,26 @@
 """What the weights of a quantized checkpoint will take in memory, told from the headers of its files."""
 
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from troupellm.kernels.quantized import stays
+from troupellm.kernels.linear import packs_copies
+from troupellm.kernels.quantized import held_bytes
+from troupellm.kernels.quantized.gguf import LAYOUTS, blocks_outline
 from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.decoder import EMBEDDING
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.gguf.config import EMBEDDING
-from troupellm.models.gguf.header import is_gguf, read_header
-from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.gguf.config import EMBEDDING as EMBEDDING_BLOCKS
+from troupellm.models.gguf.header import StoredTensor, is_gguf, read_header
+from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
+from troupellm.models.quantization.mxfp4 import BLOCKS, SCALES, experts_outline
 from troupellm.models.quantization.on_load import TURNED
-from troupellm.models.quantization.sizes import held_whole
+from troupellm.models.weight_names import decoder_weights
 
-CODES_GROW = 1.5
-"""Scales become float32 and codes of six bits whole bytes."""
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Tensors of these types are converted, all others hold codes."""
+EXPERTS = ".experts."
+"""Within the names of their layers."""
 
 
 class StoredSize(NamedTuple):
@@ -26,51 +28,72 @@ class StoredSize(NamedTuple):
 
     method: str
     """How it is quantized."""
-    nbytes: int | None
-    """At most; None where weights are dequantized while they are read."""
+    nbytes: int
+    """At most, once it is loaded: of what has no product in its codes there, dequantized."""
 
 
-def stored_size(folder: Path, model: DecoderConfig, form: Format | None, dtype: torch.dtype) -> StoredSize | None:
+def stored_size(
+    folder: Path, model: DecoderConfig, form: Format | None, dtype: torch.dtype, device: torch.device
+) -> StoredSize | None:
     """None for a plain checkpoint.
+
+    Args:
+        dtype: to compute with.
+        device: to compute on.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
     """
-    file = is_gguf(folder)
-    if form is None and not file:
+    tied = model.tie_word_embeddings and model.head == "lm"
+    copy = model.vocab_size * model.hidden_size * dtype.itemsize if tied and packs_copies(device, dtype) else 0
+    if is_gguf(folder):
+        tensors = read_header(folder).tensors
+        total = sum(_blocks_bytes(name, tensor, dtype, device) for name, tensor in tensors.items())
+        embedding = tensors.get(EMBEDDING_BLOCKS)
+        if tied and embedding is not None and embedding.type in LAYOUTS:  # the head is in its blocks
+            copy = held_bytes(blocks_outline(embedding.type, *embedding.shape), device, dtype)
+        return StoredSize("gguf", total + copy)
+    if form is None:
         return None
-    method = "gguf" if form is None else form.method
-    if not stays("int4") or dtype != torch.float32:
-        return StoredSize(method, None)
-    numbers, codes = _in_blocks(folder) if file else _in_tensors(folder)
-    if model.tie_word_embeddings and model.head == "lm":  # a packed copy of the embedding is the head
-        numbers += model.vocab_size * model.hidden_size
-    numbers += held_whole(model)
-    return StoredSize(method, numbers * dtype.itemsize + ceil(CODES_GROW * codes))
+    stored = QuantizedCheckpoint(folder, dtype, lambda _: None, form)
+    decoder_weights(model, stored, EMBEDDING)  # which drops what is not served
+    return StoredSize(form.method, checkpoint_bytes(stored, dtype, device) + copy)
 
 
-def _in_tensors(folder: Path) -> tuple[int, int]:
-    """Numbers that are converted, and bytes of codes."""
-    numbers = codes = 0
-    checkpoint = Checkpoint(folder, torch.float32)
-    for name in checkpoint.names():
-        if any(f"{end}." in name for end in TURNED):  # counted by `held_whole`
-            continue
-        count = prod(checkpoint.shape_of(name) or ())
-        kind = checkpoint.type_of(name) or ""
-        if kind in FLOATS:
-            numbers += count
-        else:
-            codes += count * int(kind.partition("_")[0].lstrip("FIUBOL") or 8) // 8
-    return numbers, codes
+def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = "") -> int:
+    """At most what the tensors take once they are loaded whose names begin so.
+
+    Raises:
+        ModelLoadError: a layer is not stored as the configuration says.
+    """
+    quantized: dict[str, bool] = {}
+    total = 0
+    for name in [name for name in stored.names() if name.startswith(prefix)]:
+        layer, _, last = name.rpartition(".")
+        if layer not in quantized:
+            outline = stored.form.outline(stored, layer) if isinstance(stored, QuantizedCheckpoint) else None
+            quantized[layer] = outline is not None
+            if outline is not None and layer.endswith(TURNED):
+                total += outline.rows * outline.columns * dtype.itemsize
+            elif outline is not None:
+                total += held_bytes(outline, device, dtype, experts=EXPERTS in layer)
+        if not quantized[layer] or last == "bias":
+            total += _tensor_bytes(stored, name, dtype, device)
+    return total
 
 
-def _in_blocks(path: Path) -> tuple[int, int]:
-    """The same of a GGUF file."""
-    numbers = codes = 0
-    for name, tensor in read_header(path).tensors.items():
-        if tensor.type in FLOATS or name == EMBEDDING:
-            numbers += prod(tensor.shape)
-        else:
-            codes += tensor.nbytes
-    return numbers, codes
+def _tensor_bytes(stored: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> int:
+    """Of a tensor that is no part of a quantized layer, but may be one of all experts."""
+    shape = stored.shape_of(name) or ()
+    if name.endswith(BLOCKS):
+        return held_bytes(experts_outline(shape), device, dtype, experts=True)
+    if name.endswith(SCALES) and stored.has(name.removesuffix(SCALES) + BLOCKS):
+        return 0
+    return prod(shape) * dtype.itemsize
+
+
+def _blocks_bytes(name: str, tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> int:
+    """Of a tensor of a GGUF file."""
+    if tensor.type not in LAYOUTS or name == EMBEDDING_BLOCKS or len(tensor.shape) != 2:
+        return prod(tensor.shape) * dtype.itemsize
+    return held_bytes(blocks_outline(tensor.type, *tensor.shape), device, dtype)

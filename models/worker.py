@@ -15,7 +15,7 @@ from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
-from troupellm.models.cuda.place import GpuPlace, find_device
+from troupellm.models.cuda.place import DTYPES, GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.decoder import RunnableDecoder
@@ -66,19 +66,10 @@ from troupellm.protocol.worker import (
     StepResult,
     WorkerReady,
 )
+from troupellm.protocol.worker_abilities import Wait
 
 if TYPE_CHECKING:
     from troupellm.models.step_profile import StepProfile
-
-DTYPES = {
-    "auto": torch.float32,
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-
 
 CPU = torch.device("cpu")
 BUSY_SECONDS = 0.2
@@ -87,7 +78,7 @@ BUSY_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A ticket. A CPU does not compute by itself: the step is done when it is collected."""
+    """A ticket. A CPU does not compute by itself: its step is computed when it is collected."""
 
     step: int
     plan: StepPlan
@@ -129,7 +120,8 @@ class ModelWorker:
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
-        reader, dtype = ConfigReader.load(self._folder), DTYPES[config.model.dtype]
+        reader = ConfigReader.load(self._folder)
+        dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)
@@ -152,7 +144,8 @@ class ModelWorker:
         drafting = plan_drafting(config, self._folder, model, model_limit(described, config), dtype, device, progress)
         budget = plan_memory(
             model, config, dtype, memory_left(config) if place is None else place.available(),
-            stored_size(self._folder, model, form, dtype), on_gpu=place is not None, drafter=drafting.needs,
+            stored_size(self._folder, model, form, dtype, device), device=device, on_gpu=place is not None,
+            drafter=drafting.needs,
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         same = same_model(self._folder, model, config, dtype, cached, budget.max_model_len, drafting.digests)
@@ -217,9 +210,16 @@ class ModelWorker:
         if self._runner is None:
             raise RuntimeError("launch was called before load, or after close")
         if isinstance(self._runner, CudaRunner):
+            if self._meanwhile is not None:
+                self._meanwhile()  # a step that the host looks into is computed here
             self._begin_moves(plan)
             return LaunchedStep(plan.step, plan, self._runner.launch(plan))
         return LaunchedStep(plan.step, plan)
+
+    def under_way(self, ticket: LaunchedStep) -> Wait | None:
+        """As `protocol.worker_abilities.WorksAhead`."""
+        done = None if ticket.launched is None else ticket.launched.done
+        return None if done is None or done.happened else done.wait
 
     def _begin_moves(self, plan: StepPlan) -> None:
         """Before anything of the plan is written."""
@@ -235,8 +235,6 @@ class ModelWorker:
             raise RuntimeError("collect was called after close")
         if isinstance(self._runner, CudaRunner):
             assert ticket.launched is not None
-            if self._meanwhile is not None:
-                self._meanwhile()  # what follows waits for the device
             result = self._runner.collect(ticket.launched)
         else:
             self._begin_moves(ticket.plan)
@@ -252,7 +250,7 @@ class ModelWorker:
         return result
 
     def meanwhile(self, call: Callable[[], None]) -> None:
-        """As `protocol.worker.HasMeanwhile`."""
+        """As `protocol.worker_abilities.HasMeanwhile`."""
         self._meanwhile = call
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
@@ -320,7 +318,9 @@ class ModelWorker:
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
-        """Give back memory and thread settings; may be called twice."""
+        """Give back memory and thread settings, when a device is done with what is under way; may be called twice."""
+        if isinstance(self._runner, CudaRunner):
+            self._runner.settle()
         if self._moves is not None:
             self._moves.close()
             self._moves = None

@@ -15,19 +15,20 @@ import socket
 import sys
 import threading
 import traceback
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
 from troupellm.models.preload import preload_torch
 from troupellm.models.read_errors import load_failure
+from troupellm.models.steps import Steps, Waits
 from troupellm.protocol.errors import ModelLoadError, TroupeError
-from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
+from troupellm.protocol.frame_socket import Bell, FrameSocket, FrameTimeout
 from troupellm.protocol.frames import FrameError
 from troupellm.protocol.lifeline import die_with
 from troupellm.protocol.rest import WakeWorker, WorkerCommand, obey
-from troupellm.protocol.worker import MOST_LAUNCHED, PreparesGuides, StepPlan, Ticket, Worker
+from troupellm.protocol.worker import StepPlan, Worker
+from troupellm.protocol.worker_abilities import PreparesGuides, Wait
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -89,16 +90,21 @@ class Server:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._worker: Worker | None = None
-        self._launched: deque[Ticket] = deque()
+        self._steps: Steps | None = None
+        self._waits = Waits("troupellm-waits")
+        self._bell: Bell | None = None
+        """Rung when a wait is over; there is one from the first wait on."""
         self._guides = ThreadPoolExecutor(1, "troupellm-build")
         self._sending = threading.Lock()
 
     def run(self) -> int:
         """Answer messages until one cannot be; the exit code."""
         while True:
-            message = self._link.receive()
+            message = self._next()
             try:
                 match message:
+                    case None:
+                        self._give()
                     case Load():
                         self._load(message)
                     case Launch(plan=plan):
@@ -113,10 +119,33 @@ class Server:
                 self._send(failed(error, loading=isinstance(message, Load)))
                 return EXIT_FAILED
 
+    def _next(self) -> ToWorker | None:
+        """What is said next; None: nothing is at the moment, and a result is due."""
+        steps = self._steps
+        while True:
+            due = steps is not None and steps.due > 0
+            try:
+                message = self._link.receive(0.0 if due else None)
+            except FrameTimeout:
+                if due:
+                    return None
+                self._note_landings()
+                continue
+            if steps is not None and steps.busy and not isinstance(message, Launch | PrepareGuide):
+                raise FrameError("something else than a plan came while a step is computed")
+            return message
+
+    def _note_landings(self) -> None:
+        """The bell was rung."""
+        assert self._steps is not None
+        assert self._bell is not None
+        for _ in range(self._bell.rings()):
+            self._steps.landed()
+
     def _load(self, message: Load) -> None:
         worker = resolve(message.factory)(Path(message.folder))
         ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
-        self._worker = worker
+        self._worker, self._steps = worker, Steps(worker, self._wait)
         gc.collect()
         gc.freeze()
         self._send(Loaded(ready))
@@ -135,26 +164,24 @@ class Server:
         self._send(answer)
 
     def _step(self, plan: StepPlan) -> None:
-        """Launch this plan and one that is here already, so that the device has work, then give the oldest result."""
-        worker = self._worker
-        if worker is None:
+        """Launch a plan, as soon as it is there; but a launch may take as long as a step, so what is due goes first."""
+        if self._steps is None:
             raise RuntimeError("a plan came before a model")
-        self._launched.append(worker.launch(plan))
-        while self._launched:
-            if len(self._launched) < MOST_LAUNCHED and (following := self._waiting_plan()) is not None:
-                self._launched.append(worker.launch(following))
-            self._send(Finished(worker.collect(self._launched.popleft())))
+        while self._steps.due:
+            self._give()
+        self._steps.launch(plan)
 
-    def _waiting_plan(self) -> StepPlan | None:
-        with contextlib.suppress(FrameTimeout):
-            while True:
-                message = self._link.receive(0.0)
-                if isinstance(message, Launch):
-                    return message.plan
-                if not isinstance(message, PrepareGuide):
-                    raise FrameError("something else than a plan came while a step is computed")
-                self._guides.submit(self._prepare_guide, message)
-        return None
+    def _give(self) -> None:
+        """The oldest result."""
+        assert self._steps is not None
+        self._send(Finished(self._steps.collect()))
+
+    def _wait(self, wait: Wait) -> None:
+        """On another thread, while this one listens to its messages."""
+        if self._bell is None:
+            self._bell = Bell()
+            self._link.hear(self._bell)
+        self._waits.add(wait, self._bell.ring)
 
     def _prepare_guide(self, message: PrepareGuide) -> None:
         """On a thread of its own, beside the steps. A worker without guides has nothing to prepare."""

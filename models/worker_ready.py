@@ -5,9 +5,10 @@ import torch
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.memory import MemoryBudget, drafter_block_bytes, weight_count
+from troupellm.models.memory import MemoryBudget, drafter_block_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.speculation.paging import lying_in
+from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
 from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady
@@ -48,7 +49,7 @@ def decoder_ready(
         quantization=budget.quantization,
         device=device,
         architecture=model.architecture,
-        num_parameters=weight_count(model, with_head=False),
+        num_parameters=weight_count(model),
         weight_bytes=budget.weight_bytes,
         kv_cache_bytes=budget.kv_cache_bytes,
         activation_bytes=budget.activation_bytes,

@@ -1,5 +1,6 @@
 """The blocking end of a framed connection, for a thread that does nothing else meanwhile."""
 
+import os
 import select
 import socket
 from collections import deque
@@ -21,7 +22,31 @@ from troupellm.protocol.frames import (
 
 
 class FrameTimeout(FrameError):
-    """No message came in time; the connection is as it was."""
+    """No message came in time, or a bell was rung; the connection is as it was."""
+
+
+class Bell:
+    """Wakes a thread that waits for messages, for what other threads have to say."""
+
+    def __init__(self) -> None:
+        self._heard, self._rope = os.pipe()
+
+    def fileno(self) -> int:
+        """What is readable while it was rung and nobody has taken notice."""
+        return self._heard
+
+    def ring(self) -> None:
+        """Fit for any thread."""
+        os.write(self._rope, b"!")
+
+    def rings(self) -> int:
+        """How often it was rung since the last call; waits for the first time."""
+        return len(os.read(self._heard, 64))
+
+    def close(self) -> None:
+        """Nobody rings any more."""
+        os.close(self._heard)
+        os.close(self._rope)
 
 
 class FrameSocket(Generic[SentT, ReceivedT]):
@@ -37,6 +62,12 @@ class FrameSocket(Generic[SentT, ReceivedT]):
         connection.setblocking(True)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._bell: Bell | None = None
+
+    def hear(self, bell: Bell) -> None:
+        """From now on `receive` ends when the bell is rung, too."""
+        self._bell = bell
+        self._poll.register(bell, select.POLLIN)
 
     def greet(self) -> None:
         """Say Hello; the peer's own is read before its first message.
@@ -59,18 +90,16 @@ class FrameSocket(Generic[SentT, ReceivedT]):
         """The next message, within `timeout` seconds (None: however long it takes).
 
         Raises:
-            FrameTimeout: it did not come.
+            FrameTimeout: it did not come, or the bell was rung.
             PeerGone: the peer has closed, perhaps inside a frame.
             FrameError: what came is no message; the connection is of no more use.
         """
         deadline = None if timeout is None else monotonic() + timeout
         while not self._messages:
-            left = None if deadline is None else max(0.0, deadline - monotonic())
-            data = self._read(left)
-            if data is not None:
-                self._messages.extend(self._assembler.feed(data))
-            elif left == 0.0:
-                raise FrameTimeout(f"no message within {timeout:g} s")
+            data = self._read(None if deadline is None else max(0.0, deadline - monotonic()))
+            if data is None:
+                raise FrameTimeout("no message came")
+            self._messages.extend(self._assembler.feed(data))
         return self._messages.popleft()
 
     def shut(self) -> None:
@@ -86,8 +115,10 @@ class FrameSocket(Generic[SentT, ReceivedT]):
     def _read(self, timeout: float | None) -> bytes | None:
         """Some bytes; None when there were none in time. The socket's own timeout would bound the sender too."""
         try:
-            if timeout is not None and not self._poll.poll(1000 * timeout):
-                return None
+            if timeout is not None or self._bell is not None:
+                ready = self._poll.poll(None if timeout is None else 1000 * timeout)
+                if self._socket.fileno() not in [descriptor for descriptor, _ in ready]:
+                    return None
             data = self._socket.recv(READ_BYTES)
         except OSError as error:
             raise PeerGone(f"the connection is broken: {error.strerror or error}") from None

@@ -8,8 +8,7 @@ the whole scheduling budget of a step.
 Everything here is plain data: any message may cross a process border. Token ids travel as little-endian int32 bytes.
 """
 
-from collections.abc import Callable
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -358,14 +357,16 @@ class Ticket(Protocol):
 
 
 MOST_LAUNCHED = 2
-"""Plans that whoever drives a worker launches before it collects the first."""
+"""Plans that may be launched before the first of them is collected; more are never sent."""
 
 
 class Worker(Protocol):
     """The synchronous model side of the seam. All calls come from one thread.
 
     `launch` may return before the device has finished; two plans may be launched before the first is collected, and
-    they are collected in order. A row's failure is a `RowError` in the result; anything raised is the step's failure.
+    they are collected in order. Whoever drives a worker that `WorksAhead` launches a plan as soon as it is there, also
+    while another one is waited for. `collect` computes or waits for what is not done yet. A row's failure is a
+    `RowError` in the result; anything raised is the step's failure.
     """
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady: ...
@@ -375,20 +376,3 @@ class Worker(Protocol):
         """After a step that failed: forget every row and every plan, keep the weights. The cache's content is void."""
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class HasMeanwhile(Protocol):
-    """A worker on a thread that knows a good moment in each step to let others have the interpreter's lock."""
-
-    def meanwhile(self, call: Callable[[], None]) -> None:
-        """Have `call` called in every step, on its thread: before a stretch that needs no lock, and never late in a
-        long step. May be called before `load`."""
-
-
-@runtime_checkable
-class PreparesGuides(Protocol):
-    """A worker that can build guides before they are needed."""
-
-    def prepare_guide(self, program: GuideProgram) -> None:
-        """Build a guide, on any thread and beside the steps. Never raises."""

@@ -17,7 +17,7 @@ TORCH_INSIDE_A_FUNCTION = {"server/cli/collect_env.py", "load_tests/throughput/c
 TORCH_INSIDE_A_FUNCTION |= {"load_tests/scheduler/vllm_side.py", "load_tests/embed/contestants.py"}
 TORCH_INSIDE_A_FUNCTION |= {"load_tests/peers/sides/transformers_side.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
-BENCHMARKS_OF_THE_STEP = tuple(f"load_tests/{name}/" for name in ("kernels", "step", "gpu"))
+BENCHMARKS_OF_THE_STEP = tuple(f"load_tests/{name}/" for name in ("kernels", "step", "gpu", "overlap"))
 """They measure kernels and models, and use torch as those do; but their flags are read without it."""
 ASSEMBLY = ("engine", "system", "offline", "offline_pooling")
 """The files of actors/ that know which actors exist, and may import them."""

@@ -1,6 +1,7 @@
 """Files and functions stay short enough to read."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,8 @@ FILE_LINES = 400
 FUNCTION_LINES = 80
 KERNEL_LINES = 120
 """A kernel's body is one function."""
+FAMILY_LINES = 150
+"""Of a file that describes a family of decoders over the layers that all share."""
 
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -46,6 +49,18 @@ def function_sizes(*, kernels: bool) -> dict[str, int]:
 def test_no_file_is_over_the_cap() -> None:
     assert NATIVE
     assert not over_the_cap(file_sizes(), FILE_LINES, LONG_FILES)
+
+
+def test_no_family_is_over_the_cap() -> None:
+    families = {name: lines for name, lines in file_sizes().items() if is_family(name)}
+    assert len(families) >= 16
+    assert not over_the_cap(families, FAMILY_LINES, {})
+
+
+def is_family(name: str) -> bool:
+    """Whether a file of models/ says which architectures it describes."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return Path(name).parent == Path("models") and re.search(r"^ARCHITECTURES\b", text, re.MULTILINE) is not None
 
 
 def test_no_function_is_over_the_cap() -> None:

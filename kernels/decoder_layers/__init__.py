@@ -3,6 +3,9 @@
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the
 compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
+
+That is why steps do without `torch.compile`: what it gains lies between the operations of a graph, and one call leaves
+nothing there and needs no warm-up.
 """
 
 import functools
@@ -58,7 +61,7 @@ class DecoderLayers:
     """What compiled code is told of the layers: `struct Layer` of layers.cpp."""
 
     def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
-        self._function, self._count = function, len(layers)
+        self._function = function
         self._norms = [
             [None if norm is None else norm.contiguous() for norm in (layer.attention_norm, layer.feed_forward_norm)]
             for layer in layers
@@ -82,10 +85,11 @@ class DecoderLayers:
             ]
             for layer, norms, products in zip(layers, self._norms, told, strict=True)
         ]  # fmt: skip
-        self._told = np.array(numbers, dtype=np.int64)
+        self._layers = np.array(numbers, dtype=np.int64)
+        self._hidden = layers[0].qkv.in_features
         self._rotations: Sequence[Pair] = ()
-        self._angles: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._memory = _Memory(())
+        self._caches = _SameCaches(())
+        self._told: ToldLayers | None = None
 
     def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
         """Whether this computes a step of so many rows, with these plans and caches."""
@@ -111,28 +115,47 @@ class DecoderLayers:
         kept = 0 if keep is None else keep.shape[0]
         out = residual if keep is None else torch.empty(kept, residual.shape[1], dtype=torch.float32)
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
-        if self._rotations is not rotations:
-            self._rotations = rotations
-            self._angles = np.array([(cos.data_ptr(), sin.data_ptr()) for cos, sin in rotations], dtype=np.int64)
-        if not self._memory.holds(caches):
-            self._memory = _Memory(caches)
         self._function(
-            self._told.ctypes.data, self._count, residual.data_ptr(), residual.shape[0], residual.shape[1],
-            positions.data_ptr(), steps.ctypes.data, self._angles.ctypes.data, self._memory.told.ctypes.data,
-            CELLS[caches[0][0].dtype], None if keep is None else keep.data_ptr(), kept, out.data_ptr(),
-            torch.get_num_threads(),
+            self.told(rotations, caches).pointer, residual.data_ptr(), residual.shape[0], positions.data_ptr(),
+            steps.ctypes.data, None if keep is None else keep.data_ptr(), kept, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
+    def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
+        """What compiled code is told of them with the rotations and caches of `run`."""
+        if self._told is None or self._rotations is not rotations or not self._caches.are(caches):
+            self._rotations, self._caches = rotations, _SameCaches(caches)
+            self._told = ToldLayers(self._layers, self._hidden, rotations, caches)
+        return self._told
 
-class _Memory:
-    """Where the caches lie; known from one step to the next, without keeping them."""
+
+class ToldLayers:
+    """`struct Layers` of layers.h; good for as long as the caches are there."""
+
+    __slots__ = ("_held", "numbers", "pointer")
+
+    def __init__(
+        self, layers: NDArray[np.int64], hidden: int, rotations: Sequence[Pair], caches: Sequence[Pair]
+    ) -> None:
+        angles, memory = (
+            np.array([(one.data_ptr(), two.data_ptr()) for one, two in pairs], dtype=np.int64)
+            for pairs in (rotations, caches)
+        )
+        self.numbers = np.array(
+            [layers.ctypes.data, len(layers), hidden, angles.ctypes.data, memory.ctypes.data,
+             CELLS[caches[0][0].dtype]],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._held, self.pointer = (layers, angles, memory), self.numbers.ctypes.data
+
+
+class _SameCaches:
+    """Whether caches are those of the step before, without keeping them."""
 
     def __init__(self, caches: Sequence[Pair]) -> None:
         self._seen = [(weakref.ref(keys), weakref.ref(values)) for keys, values in caches]
-        self.told = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in caches], dtype=np.int64)
 
-    def holds(self, caches: Sequence[Pair]) -> bool:
+    def are(self, caches: Sequence[Pair]) -> bool:
         """Whether these are the very tensors."""
         if len(caches) != len(self._seen):
             return False
@@ -167,4 +190,4 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None or load_attention() is None:
         return None
-    return library.function("decoder_layers", "pi" + "pii" + "pppp" + "i" + "pip" + "i")
+    return library.function("decoder_layers", "ppip" + "p" + "pip" + "i")

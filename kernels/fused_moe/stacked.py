@@ -9,12 +9,11 @@ from torch import Tensor
 
 from troupellm.kernels.fused_moe.spec import Swiglu
 from troupellm.kernels.quantized import Fp8, Mx, QuantizedWeight, Weight
+from troupellm.kernels.quantized.coded import Coded, coded
+from troupellm.kernels.quantized.kept import stack_keeps
 
-Kind = Literal["plain", "fp8", "fp8_blocks", "mx"]
+Kind = Literal["plain", "fp8", "fp8_blocks", "int8", "mx", "int4"]
 """Eight-bit floats have a scale per output, or one per output and block of inputs."""
-MX_BLOCK = 32
-FP8_BLOCK = 128
-"""Blocks of inputs with a scale are multiples of it: the largest tile of a product, which has one scale per output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +22,18 @@ class StackedWeight:
 
     kind: Kind
     values: Tensor
-    """[experts, out, in]: the computed type, float8, or for mx uint8 [experts, out, in / 2], even inputs in the low
-    four bits."""
+    """[experts, out, in]: the computed type, float8, int8, or for mx and int4 uint8 [experts, out, in / 2], even
+    inputs in the low four bits."""
     scales: Tensor | None
     """fp8: float32 [experts, out, 1]; fp8_blocks: float32 [experts, out, in / block]; mx: e8m0 uint8 [experts, out,
-    in / 32]."""
+    in / 32]; int8 and int4: float32 [experts, out, 2 * in / block], the scales and behind them what is added to a code
+    times its scale."""
     block: int
     """Inputs that share a scale."""
     out_features: int
     in_features: int
+    label: str = ""
+    """What quantized weights are and what became of them, for the load log."""
 
     @property
     def experts(self) -> int:
@@ -54,23 +56,47 @@ class StackedExperts:
 def stack(weights: Sequence[Weight]) -> StackedWeight:
     """Experts' weights [out, in], of the same shape, as one.
 
-    Eight-bit floats and MXFP4 stay what they are where all are alike; any other kind is dequantized.
+    They stay what they are where all are alike and there are kernels for it; otherwise they are dequantized.
     """
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    label = f"{quantized[0].kind} experts" if quantized else ""
+    kept = _kept(quantized, label) if len(quantized) == len(weights) else None
+    if kept is not None:
+        return kept
+    plain = [weight.dequantize() if isinstance(weight, QuantizedWeight) else weight for weight in weights]
+    label += ", dequantized at load" if quantized else ""
     out_features, in_features = weights[0].shape
-    fp8 = [weight for weight in weights if isinstance(weight, Fp8) and _fits(weight)]
-    if len(fp8) == len(weights) and len({(weight.values.dtype, weight.block[1]) for weight in fp8}) == 1:
+    return StackedWeight("plain", torch.stack(plain), None, in_features, out_features, in_features, label)
+
+
+def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | None:
+    """In their codes; None where that cannot be."""
+    outlines = {outline for weight in weights for outline in weight.outlines}
+    outline = outlines.pop()
+    if outlines or not stack_keeps(outline):
+        return None
+    shape = (outline.group, outline.rows, outline.columns, label)
+    fp8 = [weight for weight in weights if isinstance(weight, Fp8)]
+    if fp8:
         # as bytes: not every operation knows eight-bit floats
         values = torch.stack([weight.values.view(torch.uint8) for weight in fp8]).view(fp8[0].values.dtype)
         scales = torch.stack([weight.row_scale() for weight in fp8])
-        kind: Kind = "fp8" if scales.shape[2] == 1 else "fp8_blocks"
-        return StackedWeight(kind, values, scales, min(fp8[0].block[1], in_features), out_features, in_features)
-    mx = [weight for weight in weights if isinstance(weight, Mx) and weight.element == "fp4_e2m1"]
-    if len(mx) == len(weights) and in_features % MX_BLOCK == 0:
+        return StackedWeight("fp8" if outline.groups == 1 else "fp8_blocks", values, scales, *shape)
+    mx = [weight for weight in weights if isinstance(weight, Mx)]
+    if mx:
         codes, exponents = (torch.stack([getattr(weight, name) for weight in mx]) for name in ("codes", "exponents"))
-        return StackedWeight("mx", codes, exponents, MX_BLOCK, out_features, in_features)
-    plain = [weight.dequantize() if isinstance(weight, QuantizedWeight) else weight for weight in weights]
-    return StackedWeight("plain", torch.stack(plain), None, in_features, out_features, in_features)
+        return StackedWeight("mx", codes, exponents, *shape)
+    found = [codes for codes in map(coded, weights) if codes is not None]
+    if len(found) < len(weights):
+        return None
+    values = torch.stack([codes.codes for codes in found])
+    scales = torch.stack([_scales(codes) for codes in found])
+    if outline.code == "int8":
+        return StackedWeight("int8", values.view(torch.int8), scales, *shape)
+    return StackedWeight("int4", values, scales, *shape)
 
 
-def _fits(weight: Fp8) -> bool:
-    return weight.block[1] >= weight.shape[1] or weight.block[1] % FP8_BLOCK == 0
+def _scales(codes: Coded) -> Tensor:
+    """float32 [out, 2 * groups]: scales, and what codes of four bits without a base need added to them."""
+    added = codes.base * codes.scale
+    return torch.cat((codes.scale, added if codes.offset is None else added + codes.offset), dim=1)

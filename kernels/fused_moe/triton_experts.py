@@ -11,7 +11,14 @@ the same order. Nothing is atomic, so results repeat bit for bit.
 import triton
 import triton.language as tl
 
-from troupellm.kernels.fused_moe.triton_weights import FP8_ROWS, MX, add_product, add_row_product, gated, load_inputs
+from troupellm.kernels.fused_moe.triton_weights import (
+    FOUR_BITS,
+    FP8_ROWS,
+    add_product,
+    add_row_product,
+    gated,
+    load_inputs,
+)
 from troupellm.kernels.triton_support.language import cast
 
 
@@ -94,7 +101,7 @@ def few_gate_up_kernel(
     inside = columns < width
     row = tl.load(ids + slot).to(tl.int64) * (2 * width) + tl.where(inside, columns, 0)
     first = inputs + (slot // TOP_K).to(tl.int64) * input_stride
-    WIDE: tl.constexpr = BLOCK_K // 2 if KIND == MX else BLOCK_K
+    WIDE: tl.constexpr = BLOCK_K // 2 if KIND >= FOUR_BITS else BLOCK_K
     gate, up = tl.zeros([BLOCK_N, WIDE], tl.float32), tl.zeros([BLOCK_N, WIDE], tl.float32)
     for k in range(0, in_features, BLOCK_K):
         gate = add_row_product(
@@ -122,7 +129,7 @@ def few_down_kernel(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < width
-    WIDE: tl.constexpr = BLOCK_K // 2 if KIND == MX else BLOCK_K
+    WIDE: tl.constexpr = BLOCK_K // 2 if KIND >= FOUR_BITS else BLOCK_K
     acc, biases = tl.zeros([BLOCK_N, WIDE], tl.float32), tl.zeros([BLOCK_N], tl.float32)
     for place in range(TOP_K):
         slot = token * TOP_K + place

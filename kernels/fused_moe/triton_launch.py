@@ -42,10 +42,10 @@ def _sorted(x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts, ro
     (tokens, top_k), hidden, size = ids.shape, x.shape[1], experts.down.in_features
     blocks = align(ids, experts.down.experts, rows)
     between = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
-    launch = product_launch(rows, experts.gate_up.kind, gated=True)
+    launch = product_launch(rows, experts.gate_up.kind, experts.gate_up.block, gated=True)
     _product(x, experts.gate_up, experts.gate_up_bias, None, between, blocks, launch, top_k, experts)
     results = torch.empty(tokens * top_k, hidden, dtype=x.dtype, device=x.device)
-    launch = product_launch(rows, experts.down.kind, gated=False)
+    launch = product_launch(rows, experts.down.kind, experts.down.block, gated=False)
     _product(between, experts.down, experts.down_bias, weights, results, blocks, launch, 1, experts)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     grid = (tokens, triton.cdiv(hidden, SUM.constants["BLOCK_N"]))
@@ -94,4 +94,4 @@ def _row_scales(weight: StackedWeight) -> int:
 
 def kind_options(weight: StackedWeight) -> dict[str, int]:
     """Compile-time arguments: what the weights are, and how many inputs share a scale."""
-    return {"KIND": KINDS[weight.kind], "SCALE_K": weight.block if weight.kind in ("fp8_blocks", "mx") else 1}
+    return {"KIND": KINDS[weight.kind], "SCALE_K": 1 if weight.kind in ("plain", "fp8") else weight.block}

@@ -1,7 +1,7 @@
 """Tiles of experts' weights, plain or quantized, in the middle of a product.
 
-A tile of MXFP4 is a tile of bytes: its low halves meet the even inputs and its high halves the odd ones, so nothing is
-interleaved in registers.
+A tile of four-bit codes is a tile of bytes: its low halves meet the even inputs and its high halves the odd ones, so
+nothing is interleaved in registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -11,8 +11,10 @@ import triton.language as tl
 
 from troupellm.kernels.triton_support.language import cast, dot
 
-PLAIN, FP8_ROWS, FP8_BLOCKS, MX = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-KINDS = {"plain": PLAIN.value, "fp8": FP8_ROWS.value, "fp8_blocks": FP8_BLOCKS.value, "mx": MX.value}
+KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
+PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())
+FOUR_BITS = MX
+"""Of this kind and those behind it, a byte is two weights."""
 
 
 @triton.jit
@@ -33,9 +35,24 @@ def power_of_two(exponents):
 
 
 @triton.jit
+def scales_of(scales, at, k, place, there, groups, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr):
+    """What codes of whole numbers are multiplied by, and what is added then; the latter lie `groups` behind the scales.
+
+    Args:
+        at: where the scales of an output begin; place: inputs of a tile from `k` on.
+    """
+    if SCALE_K % BLOCK_K == 0:  # one of each for the tile
+        first = scales + at + k // SCALE_K
+        return tl.load(first), tl.load(first + groups)
+    else:
+        first = scales + at + place // SCALE_K
+        return tl.load(first, there, 0.0), tl.load(first + groups, there, 0.0)
+
+
+@triton.jit
 def load_inputs(rows, valid, k, in_features, KIND: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr):
-    """A tile of inputs [rows, BLOCK_K], twice; of MX the even ones and the odd ones, [rows, BLOCK_K / 2] each."""
-    if KIND == MX:
+    """A tile of inputs [rows, BLOCK_K], twice; for four bits the even and the odd ones, [rows, BLOCK_K / 2] each."""
+    if KIND >= FOUR_BITS:
         place = k + 2 * tl.arange(0, BLOCK_K // 2)
         kept = valid[:, None] if WHOLE else valid[:, None] & (place < in_features)[None, :]
         even = tl.load(rows[:, None] + place[None, :], kept, 0.0)
@@ -58,17 +75,31 @@ def add_product(
         acc: float32 [rows, BLOCK_N].
         even, odd: from `load_inputs`.
         at, scale_at: int64 [BLOCK_N], where the rows of weights and of scales begin.
-        SCALE_K: inputs that share a scale; a multiple of BLOCK_K, or all.
+        SCALE_K: inputs that share a scale; of FP8_BLOCKS a multiple of BLOCK_K.
         WHOLE: the inputs are a multiple of BLOCK_K.
     """
-    if KIND == MX:
+    groups = in_features // SCALE_K
+    if KIND >= FOUR_BITS:
         place = k // 2 + tl.arange(0, BLOCK_K // 2)
         there = place < in_features // 2
         codes = tl.load(weights + at[None, :] + place[:, None], None if WHOLE else there[:, None], None if WHOLE else 0)
-        exponents = tl.load(scales + scale_at[None, :] + (place // 16)[:, None], there[:, None], 127)
-        scale = power_of_two(exponents)
-        acc = dot(even, cast(e2m1(codes & 15) * scale, even.dtype), acc)
-        acc = dot(odd, cast(e2m1(codes >> 4) * scale, even.dtype), acc)
+        if KIND == MX:
+            exponents = tl.load(scales + scale_at[None, :] + (place // 16)[:, None], there[:, None], 127)
+            scale = power_of_two(exponents)
+            low, high = e2m1(codes & 15) * scale, e2m1(codes >> 4) * scale
+        else:
+            scale, offset = scales_of(
+                scales, scale_at[None, :], k, 2 * place[:, None], there[:, None], groups, BLOCK_K, SCALE_K
+            )
+            low, high = (codes & 15).to(tl.float32) * scale + offset, (codes >> 4).to(tl.float32) * scale + offset
+        acc = dot(even, cast(low, even.dtype), acc)
+        acc = dot(odd, cast(high, even.dtype), acc)
+    elif KIND == INT8:
+        place = k + tl.arange(0, BLOCK_K)
+        there = (place < in_features)[:, None]
+        codes = tl.load(weights + at[None, :] + place[:, None], None if WHOLE else there, None if WHOLE else 0)
+        scale, offset = scales_of(scales, scale_at[None, :], k, place[:, None], there, groups, BLOCK_K, SCALE_K)
+        acc = dot(even, cast(codes.to(tl.float32) * scale + offset, even.dtype), acc)
     else:
         place = k + tl.arange(0, BLOCK_K)
         there = place < in_features
@@ -91,17 +122,34 @@ def add_row_product(
     """acc + factor * inputs * weights, for one row of inputs; the caller adds up the last dimension at the end.
 
     Args:
-        acc: float32 [BLOCK_N, BLOCK_K], of MX [BLOCK_N, BLOCK_K / 2].
+        acc: float32 [BLOCK_N, BLOCK_K], of four bits [BLOCK_N, BLOCK_K / 2].
         row: pointer to the row's first input.
     """
-    if KIND == MX:
+    groups = in_features // SCALE_K
+    if KIND >= FOUR_BITS:
         place = k // 2 + tl.arange(0, BLOCK_K // 2)
         there = place < in_features // 2
         even = tl.load(row + 2 * place, there, 0.0).to(tl.float32) * factor
         odd = tl.load(row + 2 * place + 1, there, 0.0).to(tl.float32) * factor
         codes = tl.load(weights + at[:, None] + place[None, :], there[None, :], 0)
-        exponents = tl.load(scales + scale_at[:, None] + (place // 16)[None, :], there[None, :], 127)
-        acc += (e2m1(codes & 15) * even[None, :] + e2m1(codes >> 4) * odd[None, :]) * power_of_two(exponents)
+        if KIND == MX:
+            exponents = tl.load(scales + scale_at[:, None] + (place // 16)[None, :], there[None, :], 127)
+            acc += (e2m1(codes & 15) * even[None, :] + e2m1(codes >> 4) * odd[None, :]) * power_of_two(exponents)
+        else:
+            scale, offset = scales_of(
+                scales, scale_at[:, None], k, 2 * place[None, :], there[None, :], groups, BLOCK_K, SCALE_K
+            )
+            low, high = (codes & 15).to(tl.float32) * scale + offset, (codes >> 4).to(tl.float32) * scale + offset
+            acc += low * even[None, :] + high * odd[None, :]
+    elif KIND == INT8:
+        place = k + tl.arange(0, BLOCK_K)
+        there = place < in_features
+        inputs = tl.load(row + place, there, 0.0).to(tl.float32) * factor
+        codes = tl.load(weights + at[:, None] + place[None, :], there[None, :], 0)
+        scale, offset = scales_of(
+            scales, scale_at[:, None], k, place[None, :], there[None, :], groups, BLOCK_K, SCALE_K
+        )
+        acc += (codes.to(tl.float32) * scale + offset) * inputs[None, :]
     else:
         place = k + tl.arange(0, BLOCK_K)
         there = place < in_features

@@ -59,7 +59,7 @@ class PackedLinear:
             if self.fast is None:
                 self.kind += ", dequantized at load"
             weight = weight.dequantize() if self.fast is None else torch.empty(0, dtype=torch.float32)
-        self.onednn = self.fast is None and onednn_supports(weight)
+        self.onednn = self.fast is None and onednn_supports(weight.device, weight.dtype)
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias
         self.invariant = batch_invariance()
@@ -89,6 +89,11 @@ def pack(weight: Weight, bias: Tensor | None = None) -> PackedLinear:
         bias: [out_features] or None.
     """
     return PackedLinear(weight, bias)
+
+
+def packs_copies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `pack` copies a plain weight instead of sharing its memory."""
+    return onednn_supports(device, dtype)
 
 
 def best_rows(packed: PackedLinear, rows: int) -> int:

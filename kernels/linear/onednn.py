@@ -46,9 +46,9 @@ def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return product[:rows]
 
 
-def onednn_supports(weight: Tensor) -> bool:
-    """Whether this weight should take the path of this file."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and _works()
+def onednn_supports(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights there and of that type should take the path of this file."""
+    return device.type == "cpu" and dtype == torch.float32 and _works()
 
 
 @functools.cache

@@ -129,6 +129,25 @@ struct Attention {
 
 void attention_part(const Attention& given);
 
+// How rows choose their next tokens: all that `choose_tokens` of sampling.cpp is given.
+struct Choosing {
+    const float* logits;
+    int64_t stride, rows, vocab;
+    const int64_t* slots;
+    const int64_t* streams;
+    const float *scales, *floors;
+    const int64_t* positions;
+    const int32_t* codes;
+    const int64_t* guided;
+    int64_t num_guided;
+    const int32_t* bits;
+    int64_t words;
+    int64_t* tokens;
+    float* peaks;
+};
+
+void choose_part(const Choosing& given);
+
 }  // namespace troupe
 
 using namespace troupe;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "simd.h"
+#include "parts.h"
 
 namespace {
 
@@ -130,6 +130,36 @@ extern "C" void draw_tokens(
     }
 }
 
+void troupe::choose_part(const Choosing& given) {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < given.rows; ++i) {
+        Row row{given.logits + i * given.stride, nullptr, given.vocab};
+        float peak = given.peaks[i] = peak_of(row);
+        given.tokens[i] = -1;
+        if (!std::isfinite(peak)) continue;
+        const int64_t* const guided_end = given.guided + given.num_guided;
+        const int64_t* const mask = std::lower_bound(given.guided, guided_end, i);
+        if (mask != guided_end && *mask == i) {
+            row.allowed = given.bits + (mask - given.guided) * given.words;
+            peak = peak_of(row);
+            if (!std::isfinite(peak)) continue;
+        }
+        const int64_t slot = given.slots[i];
+        const float scale = given.scales[slot], floor = given.floors[slot];
+        if (scale == 0.0f) {
+            given.tokens[i] = find(row, peak);
+            continue;
+        }
+        const uint64_t key = key_of(given.streams[slot], given.positions[i]);
+        Race race{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
+        for (int64_t at = 0; at < given.vocab; at += kLanes) {
+            const Floats scores = (row.at(at) - peak) * scale;
+            race.run(scores < floor ? Floats{} - kInfinity : scores, codes_at(given.codes, at, given.vocab), at);
+        }
+        given.tokens[i] = race.winner;
+    }
+}
+
 // Each row's next token: the likeliest where its scale is 0, else one from softmax((logits - largest) * scale), where
 // that is no less than its floor.
 //
@@ -141,31 +171,10 @@ extern "C" void choose_tokens(
     const float* scales, const float* floors, const int64_t* positions, const int32_t* codes, const int64_t* guided,
     int64_t num_guided, const int32_t* bits, int64_t words, int64_t* tokens, float* peaks, int64_t threads) {
     const int64_t team = team_for(rows * vocab, threads);
-#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t i = 0; i < rows; ++i) {
-        Row row{logits + i * stride, nullptr, vocab};
-        float peak = peaks[i] = peak_of(row);
-        tokens[i] = -1;
-        if (!std::isfinite(peak)) continue;
-        const int64_t* mask = std::lower_bound(guided, guided + num_guided, i);
-        if (mask != guided + num_guided && *mask == i) {
-            row.allowed = bits + (mask - guided) * words;
-            peak = peak_of(row);
-            if (!std::isfinite(peak)) continue;
-        }
-        const float scale = scales[slots[i]], floor = floors[slots[i]];
-        if (scale == 0.0f) {
-            tokens[i] = find(row, peak);
-            continue;
-        }
-        const uint64_t key = key_of(streams[slots[i]], positions[i]);
-        Race race{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
-        for (int64_t at = 0; at < vocab; at += kLanes) {
-            const Floats scores = (row.at(at) - peak) * scale;
-            race.run(scores < floor ? Floats{} - kInfinity : scores, codes_at(codes, at, vocab), at);
-        }
-        tokens[i] = race.winner;
-    }
+    const Choosing given{logits, stride, rows, vocab, slots, streams, scales, floors, positions, codes,
+                         guided, num_guided, bits, words, tokens, peaks};
+#pragma omp parallel num_threads(static_cast<int>(team)) if (team > 1)
+    choose_part(given);
 }
 
 // Masks what is not allowed: of row places[i] of `logits` every token whose bit in row i of `bits` is not set.

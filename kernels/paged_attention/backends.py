@@ -5,7 +5,7 @@ by name: a model is never served by an attention that leaves out its soft cap.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -264,21 +264,41 @@ class Planner:
         """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
         return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether our C++ computes it."""
+        return isinstance(self.backend, Native)
+
 
 def choose(needs: Needs, name: str = "auto") -> Backend:
     """The back end of that name, or the first that can.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot what the model needs; `param` is attention_backend.
+        ConfigError: there is none of that name, or it, or none at all, can do what the model needs; `param` is
+            attention_backend.
     """
+    able = [backend for backend in BACKENDS if backend.refuses(needs) is None]
     if name == "auto":
-        return next(backend for backend in BACKENDS if backend.refuses(needs) is None)
+        if not able:
+            raise ConfigError(_none_can(needs), param="attention_backend")
+        return able[0]
     for backend in BACKENDS:
         if name.lower() in (backend.name, *backend.also):
-            if (reason := backend.refuses(needs)) is not None:
-                able = ", ".join(other.name for other in BACKENDS if other.refuses(needs) is None)
-                said = f"attention_backend {backend.name} {reason}; here one of auto, {able} can"
-                raise ConfigError(said, param="attention_backend")
-            return backend
+            if (reason := backend.refuses(needs)) is None:
+                return backend
+            others = f"here one of auto, {', '.join(other.name for other in able)} can" if able else _none_can(needs)
+            raise ConfigError(f"attention_backend {backend.name} {reason}; {others}", param="attention_backend")
     names = ", ".join(("auto", *(backend.name for backend in BACKENDS)))
     raise ConfigError(f"attention_backend {name} is not known; one of {names}", param="attention_backend")
+
+
+def _none_can(needs: Needs) -> str:
+    """Why not, each by its reason, and the settings of which any one would do if it were another."""
+    reasons = "; ".join(f"{backend.name} {backend.refuses(needs)}" for backend in BACKENDS)
+    changes = {
+        "kv_cache_dtype auto": replace(needs, kv_dtype=None),
+        "no batch_invariant": replace(needs, batch_invariant=False),
+        "device cpu": replace(needs, device=torch.device("cpu")),
+    }
+    enough = [text for text, other in changes.items() if any(backend.refuses(other) is None for backend in BACKENDS)]
+    return f"no back end can compute this model's attention ({reasons}); set {' or '.join(enough)}"

@@ -5,16 +5,18 @@ fast path; where there is none, the weight is dequantized once.
 """
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable
-from troupellm.kernels.quantized.fast import FastProduct, FewRows, fast_product, stays
+from troupellm.kernels.quantized.fast import FastProduct, FewRows, fast_product
 from troupellm.kernels.quantized.fp8 import Fp8
 from troupellm.kernels.quantized.gguf import GgufBlocks
 from troupellm.kernels.quantized.gguf_mixture import GgufMixture
 from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
 from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.quantized.kept import held_bytes, stays
 from troupellm.kernels.quantized.merge import Weight, merge
 from troupellm.kernels.quantized.mx import Mx
+from troupellm.kernels.quantized.outline import Outline
 
 __all__ = [
     "FastProduct", "FewRows", "Fp8", "GgufBlocks", "GgufMixture", "Int4Group", "Int8Channel", "Int8WeightOnly", "Mx",
-    "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "merge", "stays",
+    "Outline", "QuantizedWeight", "Unmergeable", "Weight", "fast_product", "held_bytes", "merge", "stays",
 ]  # fmt: skip

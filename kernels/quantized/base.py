@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.quantized.outline import Outline
+
 
 class QuantizedWeight(ABC):
     """A weight [out_features, in_features] in fewer bits, with the arithmetic that gives it its meaning.
@@ -21,6 +23,11 @@ class QuantizedWeight(ABC):
     """What the load log calls it."""
     shape: tuple[int, int]
     dtype: torch.dtype
+
+    @property
+    @abstractmethod
+    def outlines(self) -> tuple[Outline, ...]:
+        """What it looks like; of each part where it has several, one below the other."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""All kinds of weights whose inputs keep their type, as codes that compiled products decode on the way.
+"""All kinds of weights, where inputs keep their type, as codes that products decode on the way.
 
 A weight is decoded(code) * scale + offset, where a code is eight or four bits and scale and offset belong to an output
 and a group of inputs. That is exact: every code stands for the very number that the kind's own definition gives it.
@@ -15,7 +15,9 @@ from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.fp8 import Fp8
 from troupellm.kernels.quantized.gguf import GgufBlocks, fields_of
 from troupellm.kernels.quantized.grouped import GroupedWeight, Int4Group
-from troupellm.kernels.quantized.mx import BLOCK, Mx, element_values, powers_of_two
+from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.quantized.kept import decodes
+from troupellm.kernels.quantized.mx import Mx, element_values, powers_of_two
 
 UNIT = 16
 """Outputs that lie side by side."""
@@ -43,33 +45,29 @@ class Coded:
     table: Tensor | None = None
     order: Tensor | None = None
 
-    @property
-    def counts(self) -> bool:
-        """Whether the numbers of the table follow each other."""
-        return self.table is not None and bool((self.table.diff() == 1).all())
-
     @cached_property
     def base(self) -> int:
-        """What is added to a code of four bits where the table counts."""
+        """What is added to a code of four bits where the numbers of the table follow each other."""
         return 0 if self.table is None else int(self.table[0])
 
 
 def coded(weight: QuantizedWeight) -> Coded | None:
     """The weight as codes; None where it cannot be."""
     found: Coded | None = None
+    if not all(decodes(outline) for outline in weight.outlines):
+        return None
     if isinstance(weight, GroupedWeight):
         found = _grouped(weight)
+    elif isinstance(weight, Int8Channel):
+        found = Coded(weight.values.view(torch.uint8), "int8", weight.scale[:, None])
     elif isinstance(weight, Fp8):
-        found = _fp8(weight)
+        found = Coded(weight.values.view(torch.uint8), "fp8", weight.row_scale().contiguous())
     elif isinstance(weight, Mx):
         found = _mx(weight)
     elif isinstance(weight, GgufBlocks):
         found = _gguf(weight)
-    if found is None or weight.shape[1] % (2 * found.scale.shape[1]):  # groups must be of an even size
-        return None
-    if found.kind == "fp8" and bool(((found.codes & 0x7F) == 0x7F).any()):  # not a number, which is not decoded
-        return None
-    return found
+    numbers = found is None or found.kind != "fp8" or not bool(((found.codes & 0x7F) == 0x7F).any())
+    return found if numbers else None  # what is not a number is not decoded
 
 
 def _grouped(weight: GroupedWeight) -> Coded | None:
@@ -91,24 +89,15 @@ def _grouped(weight: GroupedWeight) -> Coded | None:
     return replace(result, codes=_halves(codes) if four else codes, order=order)
 
 
-def _fp8(weight: Fp8) -> Coded | None:
-    scale, width = weight.row_scale(), weight.block[1]
-    if weight.values.dtype != torch.float8_e4m3fn or (scale.shape[1] > 1 and weight.shape[1] % width):
-        return None
-    return Coded(weight.values.view(torch.uint8), "fp8", scale.contiguous())
-
-
-def _mx(weight: Mx) -> Coded | None:
+def _mx(weight: Mx) -> Coded:
     scale = powers_of_two(weight.exponents)
-    if weight.shape[1] % BLOCK or weight.element == "fp8_e5m2":
-        return None
     if weight.element == "fp4_e2m1":  # multiples of a half
         return Coded(weight.codes, "table", scale / 2, table=(element_values("fp4_e2m1") * 2).to(torch.int8))
     if weight.element == "fp8_e4m3":
         return Coded(weight.codes, "fp8", scale)
     # Six bits are less than the eight of e4m3 in range and precision.
     values = element_values(weight.element).to(torch.float8_e4m3fn).view(torch.uint8)
-    return Coded(values[weight.codes.long()], "fp8", scale)
+    return Coded(values.to(weight.codes.device)[weight.codes.long()], "fp8", scale)
 
 
 def _gguf(weight: GgufBlocks) -> Coded:

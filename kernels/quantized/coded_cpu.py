@@ -90,8 +90,8 @@ def in_units(rows: Tensor) -> Tensor:
 
 
 def coded_product(weight: QuantizedWeight, bias: Tensor | None) -> CodedProduct | None:
-    """The product with a weight in codes; None where there is no compiled code, or the weight cannot be coded."""
-    functions = load() if weight.dtype == torch.float32 else None
+    """The product with a float32 weight in codes; None where there is no compiled code, or it cannot be coded."""
+    functions = load()
     codes = None if functions is None else coded(weight)
     if functions is None or codes is None:
         return None

@@ -9,6 +9,7 @@ from torch import Tensor
 from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.gguf_mixture import GgufMixture
 from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.quantized.kept import stays
 
 
 class FewRows(Protocol):
@@ -65,25 +66,18 @@ class SideBySide:
         return rows
 
 
-def stays(mode: str) -> bool:
-    """Whether weights that are quantized on load in this way are computed with as they are, on a CPU."""
-    from troupellm.kernels.quantized import coded_cpu
-
-    return mode == "int8" or coded_cpu.load() is not None
-
-
 def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | None:
     """The fast path of a weight on its device; None is to dequantize it."""
     if isinstance(weight, GgufMixture):
         return _mixture_product(weight, bias)
-    device = weight.tensors()[0].device.type
-    if device == "cuda":
+    device = weight.tensors()[0].device
+    if not all(stays(outline, device, weight.dtype) for outline in weight.outlines):
+        return None
+    if device.type == "cuda":
         from troupellm.kernels.linear import batch_invariance
         from troupellm.kernels.quantized.gpu import gpu_product
 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())
-    if device != "cpu":
-        return None
     from troupellm.kernels.quantized import coded_cpu, int8_cpu  # which stand on kernels.linear
 
     if isinstance(weight, Int8Channel):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable, require, require_same
+from troupellm.kernels.quantized.outline import Code, Outline
 
 LARGEST = 448.0
 """Of e4m3."""
@@ -14,19 +15,22 @@ TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Fp8(QuantizedWeight):
-    """w = values * scale of the block that a weight lies in; inputs keep their type.
+    """w = values * scale of the block that a weight lies in; inputs keep their type, or may be put into e4m3.
 
     Attributes:
         values: float8_e4m3fn or float8_e5m2 [out_features, in_features].
         scale: float32 [ceil(out_features / block[0]), ceil(in_features / block[1])].
         block: rows and columns that share a scale.
+        eight_bit_inputs: whether inputs are to be in eight bits, too: a GPU then puts them into e4m3 by row where the
+            weight is e4m3 with one scale for each of its rows, which is as exact as the weight and what its tensor
+            cores are fast at. Everywhere else they keep their type, which is closer still.
     """
 
     kind = "fp8"
 
     def __init__(
         self, values: Tensor, scale: Tensor, *, block: tuple[int, int] | None = None,
-        dtype: torch.dtype = torch.float32,
+        eight_bit_inputs: bool = False, dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -44,14 +48,20 @@ class Fp8(QuantizedWeight):
         wanted = (-(-rows // block[0]), -(-columns // block[1]))
         require(scale.numel() == wanted[0] * wanted[1], f"scale must be {list(wanted)}")
         self.values, self.scale, self.block = values.contiguous(), scale.reshape(wanted).float(), block
-        self.shape, self.dtype = (rows, columns), dtype
+        self.shape, self.dtype, self.eight_bit_inputs = (rows, columns), dtype, eight_bit_inputs
 
     @classmethod
     def quantize(cls, weight: Tensor) -> Self:
         """Round a weight [out, in] to the nearest in e4m3, each row scaled to the whole range."""
         scale = weight.float().abs().amax(dim=1) / LARGEST
         values = weight.float() / torch.where(scale > 0, scale, 1.0)[:, None]
-        return cls(values.to(torch.float8_e4m3fn), scale, dtype=weight.dtype)
+        return cls(values.to(torch.float8_e4m3fn), scale, eight_bit_inputs=True, dtype=weight.dtype)
+
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        code: Code = "fp8" if self.values.dtype == torch.float8_e4m3fn else "fp8_e5m2"
+        group = min(self.block[1], self.shape[1])
+        return (Outline(code, *self.shape, group, eight_bit_inputs=self.eight_bit_inputs),)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         scale = self.row_scale()
@@ -71,11 +81,13 @@ class Fp8(QuantizedWeight):
             raise Unmergeable("weights with different blocks or types")
         values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(parts[0].values.dtype)
         scale = torch.cat([part.row_scale() for part in parts])
-        return cls(values, scale, block=(1, widths.pop()), dtype=parts[0].dtype)
+        eight = all(part.eight_bit_inputs for part in parts)
+        return cls(values, scale, block=(1, widths.pop()), eight_bit_inputs=eight, dtype=parts[0].dtype)
 
     def rows(self, index: Tensor | slice) -> Self:
         values = self.values.view(torch.uint8)[index].view(self.values.dtype)
-        return type(self)(values, self.row_scale()[index], block=(1, self.block[1]), dtype=self.dtype)
+        scale, block = self.row_scale()[index], (1, self.block[1])
+        return type(self)(values, scale, block=block, eight_bit_inputs=self.eight_bit_inputs, dtype=self.dtype)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.values, self.scale

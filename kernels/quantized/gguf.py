@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
+from troupellm.kernels.quantized.outline import Outline
 
 
 class GgufBlocks(QuantizedWeight):
@@ -31,6 +32,10 @@ class GgufBlocks(QuantizedWeight):
         require(data.shape[1] % block.size == 0, f"rows must be multiples of {block.size} bytes")
         self.data, self.layout = data.contiguous(), layout
         self.shape, self.dtype = (data.shape[0], data.shape[1] // block.size * block.weights), dtype
+
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        return (blocks_outline(self.layout, *self.shape),)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         block = LAYOUTS[self.layout]
@@ -114,6 +119,14 @@ def fields_of(weight: GgufBlocks) -> Fields:
     return replace(
         fields, numbers=fields.numbers.reshape(rows, -1), scale=fields.scale.reshape(rows, -1), offset=offset
     )
+
+
+def blocks_outline(layout: str, rows: int, columns: int) -> Outline:
+    """Of a weight in such blocks, as the whole numbers that they say."""
+    block = LAYOUTS[layout]
+    fields = block.read(torch.zeros(1, block.size, dtype=torch.uint8))
+    group, offsets = block.weights // fields.scale.shape[1], fields.offset is not None
+    return Outline("int4" if fields.bits == 4 else "int8", rows, columns, group, offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True)

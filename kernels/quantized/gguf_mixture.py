@@ -10,6 +10,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require_same
 from troupellm.kernels.quantized.gguf import GgufBlocks
+from troupellm.kernels.quantized.outline import Outline
 
 
 class GgufMixture(QuantizedWeight):
@@ -31,6 +32,10 @@ class GgufMixture(QuantizedWeight):
         self.parts = tuple(GgufBlocks.cat(run) for run in runs)
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         self.dtype = parts[0].dtype
+
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        return tuple(outline for part in self.parts for outline in part.outlines)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat([part.dequantize(dtype) for part in self.parts])

@@ -7,7 +7,7 @@ from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.coded import Coded, coded
 from troupellm.kernels.quantized.fp8 import Fp8
 from troupellm.kernels.quantized.int8 import Int8Channel
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.quantized.kept import in_eight_bits
 
 SCALED_MM_ROWS = 64
 """From so many rows on e4m3 goes to torch's own product: there it is bound by arithmetic, where cuBLAS is ahead, and
@@ -25,8 +25,7 @@ class GpuProduct:
 
 
 class EightBitProduct(GpuProduct):
-    """Inputs are put into eight bits by row. For e4m3 too, whose definition leaves them as they are: what a GPU gains
-    of the format lies in its eight-bit tensor cores."""
+    """Inputs are put into eight bits by row, as those of weights that are to have such inputs."""
 
     def __init__(self, values: Tensor, scale: Tensor, bias: Tensor | None, *, batch_invariant: bool) -> None:
         self.values, self.scale, self.bias, self.batch_invariant = values, scale, bias, batch_invariant
@@ -75,15 +74,12 @@ class CodedGpuProduct(GpuProduct):
 def gpu_product(
     weight: QuantizedWeight, bias: Tensor | None, *, batch_invariant: bool = False
 ) -> EightBitProduct | CodedGpuProduct | None:
-    """The product with a weight on a GPU; None where there is none, or no triton."""
-    if not usable(weight.tensors()[0].device):
-        return None
-    if isinstance(weight, Int8Channel):
+    """The product on a GPU with a weight that `stays` there; None where its numbers forbid it."""
+    eight_bits = all(in_eight_bits(outline) for outline in weight.outlines)
+    if eight_bits and isinstance(weight, Int8Channel):
         return EightBitProduct(weight.values, weight.scale, bias, batch_invariant=batch_invariant)
-    if isinstance(weight, Fp8) and weight.values.dtype == torch.float8_e4m3fn and weight.row_scale().shape[1] == 1:
+    if eight_bits and isinstance(weight, Fp8):
         scale = weight.row_scale().flatten().contiguous()
         return EightBitProduct(weight.values, scale, bias, batch_invariant=batch_invariant)
     found = coded(weight)
-    if found is None or (found.kind == "table" and not found.counts):
-        return None
-    return CodedGpuProduct(found, bias, batch_invariant=batch_invariant)
+    return None if found is None else CodedGpuProduct(found, bias, batch_invariant=batch_invariant)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable, require, require_same
+from troupellm.kernels.quantized.outline import Code, Outline
 
 
 class GroupedWeight(QuantizedWeight):
@@ -19,6 +20,7 @@ class GroupedWeight(QuantizedWeight):
         group: int32 [in_features], which group an input belongs to, or None: equal runs of inputs.
     """
 
+    code: ClassVar[Code]
     middle: ClassVar[float]
     per_byte: ClassVar[int]
 
@@ -45,9 +47,10 @@ class GroupedWeight(QuantizedWeight):
         self.shape, self.dtype = (rows, columns), dtype
 
     @property
-    def group_size(self) -> int:
-        """Inputs that share a scale, where groups are runs."""
-        return self.shape[1] // self.scale.shape[1]
+    def outlines(self) -> tuple[Outline, ...]:
+        groups = self.scale.shape[1]
+        size = self.shape[1] // groups if self.group is None else int(torch.bincount(self.group.long()).max())
+        return (Outline(self.code, *self.shape, size, offsets=self.zero is not None, ordered=self.group is not None),)
 
     def whole_numbers(self) -> Tensor:
         """q as float32 [out_features, in_features]."""
@@ -94,6 +97,7 @@ class Int8WeightOnly(GroupedWeight):
     """codes: int8 [out_features, in_features], q itself; one scale per row is one group."""
 
     kind = "int8 weight-only"
+    code = "int8"
     middle = 0.0
     per_byte = 1
 
@@ -110,6 +114,7 @@ class Int4Group(GroupedWeight):
     """codes: uint8 [out_features, in_features / 2], q of 0 to 15, even inputs in the low four bits; middle 8."""
 
     kind = "int4"
+    code = "int4"
     middle = 8.0
     per_byte = 2
 

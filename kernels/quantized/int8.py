@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
+from troupellm.kernels.quantized.outline import Outline
 
 LARGEST = 127
 
@@ -29,6 +30,10 @@ class Int8Channel(QuantizedWeight):
         require(scale.numel() == values.shape[0], "there must be one scale per row")
         self.values, self.scale = values.contiguous(), scale.reshape(-1).float()
         self.shape, self.dtype = (values.shape[0], values.shape[1]), dtype
+
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        return (Outline("int8", *self.shape, group=self.shape[1], eight_bit_inputs=True),)
 
     @classmethod
     def quantize(cls, weight: Tensor) -> Self:

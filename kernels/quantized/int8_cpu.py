@@ -71,15 +71,16 @@ class Int8Product:
         self._scale, self._bias = weight.scale, None if bias is None else bias.float()
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.int8)
         self._values = weight.values
+        nothing = torch.empty(0, dtype=torch.int8)  # a part of the values would keep all of them in memory
         self._packed: Tensor | None = None
         self.native: Int8FewRows | None = None
         functions = compiled() if weight.dtype == torch.float32 else None
         if not onednn_works():
             if functions is not None:
-                panels, self._values = in_panels(weight.values, PANELS[0]), weight.values[:0]
+                panels, self._values = in_panels(weight.values, PANELS[0]), nothing
                 self.native = Int8FewRows(functions, panels.data_ptr(), PANELS[0], weight, bias, panels)
             return
-        self._packed, self._values = pack(weight.values), weight.values[:0]
+        self._packed, self._values = pack(weight.values), nothing
         address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
         prefer_huge_pages(address, size)
         panel = 0 if functions is None else panel_of(address, size, weight.values)

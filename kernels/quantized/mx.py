@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
+from troupellm.kernels.quantized.outline import Code, Outline
 
 BLOCK = 32
 Element = Literal["fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2"]
+CODES: dict[Element, Code] = {
+    "fp4_e2m1": "mxfp4", "fp6_e2m3": "mxfp6", "fp6_e3m2": "mxfp6", "fp8_e4m3": "mxfp8", "fp8_e5m2": "mxfp8_e5m2",
+}  # fmt: skip
 _BITS = {"fp4_e2m1": (2, 1), "fp6_e2m3": (2, 3), "fp6_e3m2": (3, 2)}
 _TYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -42,11 +46,15 @@ class Mx(QuantizedWeight):
         self.codes, self.exponents, self.element = codes.contiguous(), exponents.contiguous(), element
         self.shape, self.dtype = (codes.shape[0], columns), dtype
 
+    @property
+    def outlines(self) -> tuple[Outline, ...]:
+        return (Outline(CODES[self.element], *self.shape, group=BLOCK),)
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         codes = self.codes
         if self.element == "fp4_e2m1":
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).view(self.shape)
-        values = element_values(self.element)[codes.long()]
+        values = element_values(self.element).to(codes.device)[codes.long()]
         scale = powers_of_two(self.exponents).repeat_interleave(BLOCK, dim=1)[:, : self.shape[1]]
         return (values * scale).to(dtype or self.dtype)
 

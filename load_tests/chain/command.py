@@ -19,6 +19,8 @@ import msgspec
 
 from troupellm.load_tests.chain.meter import Meter, metered
 from troupellm.load_tests.chain.worker import InstantWorker, Stamp
+from troupellm.load_tests.timed_worker import TimedWorker
+from troupellm.protocol.worker import Worker
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
@@ -108,7 +110,7 @@ async def _measure(
     get_clock = getattr(time, "pthread_getcpuclockid", None)
     loop_clock = get_clock(threading.get_ident()) if get_clock is not None else None
 
-    def make_worker(_: Path) -> InstantWorker:
+    def make_worker(_: Path) -> Worker:
         worker = InstantWorker(
             running,
             window=args.window_steps,
@@ -116,10 +118,9 @@ async def _measure(
             parts=meter.seconds if meter is not None else {},
             loop_clock=loop_clock,
             on_full=full.set,
-            pause=args.step_ms / 1000.0,
         )
         workers.append(worker)
-        return worker
+        return TimedWorker(worker, args.step_ms / 1000.0) if args.step_ms else worker
 
     async with AsyncExitStack() as stack:
         if meter is not None:

@@ -17,6 +17,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window-steps", type=count, default=200, help="steps that make one window")
     parser.add_argument("--windows", type=count, default=7, help="windows whose median counts")
-    parser.add_argument("--step-ms", type=not_negative, default=0.0, help="time the worker pretends to compute")
+    parser.add_argument("--step-ms", type=not_negative, default=0.0, help="time that a device takes for a step")
     parser.add_argument("--time-limit-sec", type=finite, default=120.0, help="of one measurement")
     parser.add_argument("--result-json", metavar="FILE")

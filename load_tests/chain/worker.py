@@ -26,7 +26,6 @@ class InstantWorker(FakeWorker):
         parts: seconds by actor so far, read at every stamp.
         loop_clock: the event loop thread's CPU clock, where the system has one.
         on_full: called, on the worker's thread, when there are `stamps` stamps.
-        pause: seconds that each step pretends to compute.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class InstantWorker(FakeWorker):
         parts: Mapping[str, float],
         loop_clock: int | None,
         on_full: Callable[[], None],
-        pause: float = 0.0,
     ) -> None:
         self.stamps: list[Stamp] = []
         self._running = running
@@ -47,7 +45,6 @@ class InstantWorker(FakeWorker):
         self._parts = parts
         self._loop_clock = loop_clock
         self._on_full = on_full
-        self._pause = pause
         super().__init__("instant", num_blocks=running * (2 + self.max_tokens // BLOCK_SIZE), context=CONTEXT)
         self._decoding: set[int] = set()
         self._steady_steps = 0
@@ -60,8 +57,6 @@ class InstantWorker(FakeWorker):
         return self._window * (self._wanted + 2) + 4 * self._running
 
     def launch(self, plan: StepPlan) -> Ticket:
-        if self._pause:
-            time.sleep(self._pause)
         if len(self._decoding) == self._running and plan.counts == self._ones:
             return self._steady(plan)
         result = super().launch(plan)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from troupellm.load_tests.overload.worker import PacedWorker
+from troupellm.load_tests.fake_worker import FakeWorker
 from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.timed_worker import TimedWorker
 from troupellm.protocol.config import TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
 PROMPT = list(range(1, 33))
+CONTEXT, NUM_BLOCKS = 4096, 8192
 WARM_UP = 0.5
 """Seconds at the start of a phase that are not counted: the room fills up first."""
 POLITE_PERIOD = 0.1
@@ -78,7 +80,7 @@ async def _measure(args: argparse.Namespace, folder: Path) -> Report:
 
     async with Engine(
         folder,
-        worker=lambda _: PacedWorker(args.step_ms / 1000),
+        worker=lambda _: TimedWorker(FakeWorker("timed", num_blocks=NUM_BLOCKS, context=CONTEXT), args.step_ms / 1000),
         max_num_seqs=args.max_num_seqs,
         max_num_queued_reqs=args.max_num_queued_reqs,
         tenants=(TenantConfig(name="loud"), TenantConfig(name="polite")),

@@ -19,9 +19,14 @@ _CAPTURING = threading.Lock()
 class Event(ABC):
     """A place in the device's order of work."""
 
+    @property
+    @abstractmethod
+    def happened(self) -> bool:
+        """Whether the device has come there."""
+
     @abstractmethod
     def wait(self) -> None:
-        """Sleep until the device is there; other threads run meanwhile."""
+        """Sleep until the device is there, on any thread; other threads run meanwhile."""
 
 
 class Graph(ABC):
@@ -71,6 +76,10 @@ class CudaEvent(Event):
     def __init__(self) -> None:
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record()
+
+    @property
+    def happened(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -131,6 +140,8 @@ class CudaDevice(Device):
 
 class CpuEvent(Event):
     """Has happened."""
+
+    happened = True
 
     def wait(self) -> None:
         pass

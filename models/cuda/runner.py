@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
@@ -132,8 +133,7 @@ class CudaRunner(ModelRunner):
         self._staging.next_step()
         self._apply(plan)
         ticket = self._launched(plan, begin)
-        if ticket.returned is None:
-            ticket.done = self.device.record()
+        ticket.done = self.device.record()
         self._under_way.append(ticket)
         return ticket
 
@@ -149,7 +149,7 @@ class CudaRunner(ModelRunner):
             ticket.done.wait()
         if ticket.result is None:
             assert ticket.returned is not None
-            found = sampled_of(ticket.returned.wait(), ticket.rows, ticket.positions, ticket.described)
+            found = sampled_of(ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described)
             ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings)
         self._under_way.popleft()
         return self.graphs.reported(ticket.result)
@@ -165,6 +165,13 @@ class CudaRunner(ModelRunner):
         except RuntimeError as error:
             self._broken = error
             return False
+
+    def settle(self) -> None:
+        """Sleep until no step is under way whose memory somebody may want to give back."""
+        with suppress(RuntimeError):  # of a device that is broken, and does nothing more
+            for ticket in self._under_way:
+                if ticket.done is not None:
+                    ticket.done.wait()
 
     def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
         if not plan.rows:

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.models.cuda.device import Device, Event
+from troupellm.models.cuda.device import Device
 
 Ints = NDArray[np.int64]
 
@@ -56,20 +56,6 @@ class Staging:
         return found
 
 
-class Returned:
-    """A step's tokens on their way to the host."""
-
-    __slots__ = ("_event", "_numbers")
-
-    def __init__(self, numbers: Tensor, event: Event) -> None:
-        self._numbers, self._event = numbers, event
-
-    def wait(self) -> Ints:
-        """Sleep until they are there; int64 [rows]."""
-        self._event.wait()
-        return self._numbers.numpy().copy()
-
-
 class Results:
     """Pinned memory for what steps give."""
 
@@ -78,11 +64,11 @@ class Results:
         self._places = [device.pinned(rows) for _ in range(turns)]
         self._turn = 0
 
-    def fetch(self, numbers: Tensor) -> Returned:
-        """Copy int64 [rows] up behind all that was launched so far; memory of the step that had this turn before."""
+    def fetch(self, numbers: Tensor) -> Tensor:
+        """Copy int64 [rows] up behind all that was launched so far, to memory of the step that had this turn before."""
         self._turn = (self._turn + 1) % len(self._places)
         if self._places[self._turn].numel() < numbers.numel():
             self._places[self._turn] = self._device.pinned(2 * numbers.numel())
         here = self._places[self._turn][: numbers.numel()]
         here.copy_(numbers, non_blocking=True)
-        return Returned(here, self._device.record())
+        return here

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from troupellm.models.cuda.device import Event
-from troupellm.models.cuda.staging import Returned
 from troupellm.protocol.worker import StepPlan, StepResult, StepTimings
 
 
@@ -19,14 +19,14 @@ class LaunchedPlan:
     rows: tuple[int, ...]
     """Those that sample."""
     positions: tuple[int, ...]
-    returned: Returned | None
+    returned: Tensor | None
+    """int64 [numbers] on the host, of the rows that sample: there when the step is done."""
     timings: StepTimings
     result: StepResult | None = None
     described: tuple[int, ...] = ()
     """Which of the rows that sample are told their token's log-probability by what is returned."""
     done: Event | None = None
-    """The place behind the step, where nothing of it has to come back. Its blocks and what was sent for it are in use
-    until the device is there."""
+    """The place behind the step: until the device is there, its blocks and what was sent for it are in use."""
 
     @property
     def step(self) -> int:

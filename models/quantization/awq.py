@@ -3,7 +3,7 @@
 w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
 """
 
-from troupellm.kernels.quantized import Int4Group, Weight
+from troupellm.kernels.quantized import Int4Group, Outline, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
 from troupellm.models.quantization.options import only, texts
@@ -65,6 +65,13 @@ class Awq:
         else:
             stored.ignore(f"{name}.qzeros")
         return stored.build(name, lambda: Int4Group.from_values(values, scales, zero=zero, dtype=stored.dtype))
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        if not stored.has(f"{name}.qweight"):
+            return None
+        columns, words = stored.sides(f"{name}.qweight")
+        groups, _ = stored.sides(f"{name}.scales")
+        return Outline("int4", 8 * words, columns, -(-columns // max(1, groups)), offsets=self._has_zeros)
 
     def notes(self) -> tuple[str, ...]:
         return ()

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import QuantizedWeight, Weight
+from troupellm.kernels.quantized import Outline, QuantizedWeight, Weight
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.protocol.errors import ModelLoadError
 
@@ -30,6 +30,15 @@ class Format(Protocol):
 
         Raises:
             ModelLoadError: tensors are missing, or do not fit the layer or each other.
+        """
+
+    def outline(self, stored: "QuantizedCheckpoint", name: str) -> Outline | None:
+        """What `linear` will give, told from the headers; None where the layer is plain, or none.
+
+        Whether groups have offsets and an order may show only in the numbers: then it says that they have.
+
+        Raises:
+            ModelLoadError: the layer is stored otherwise than the configuration says.
         """
 
     def notes(self) -> tuple[str, ...]:
@@ -64,6 +73,11 @@ class QuantizedCheckpoint(Checkpoint):
             return make()
         except ValueError as error:
             raise ModelLoadError(f"{name}: {error}") from error
+
+    def sides(self, name: str) -> tuple[int, int]:
+        """Of a matrix, from its header; anything else, which reading it refuses, has none."""
+        shape = self.shape_of(name) or ()
+        return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
 
     def scalar_or(self, name: str, shapes: tuple[tuple[int, ...], ...], types: tuple[str, ...] = FLOATS) -> Tensor:
         """A tensor that may be stored in one of several shapes, in the type that it has."""

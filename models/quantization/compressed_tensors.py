@@ -2,8 +2,8 @@
 
     w = (q - zero_point) * scale
 
-What schemes say about inputs decides how products are computed where there is a kernel for it (eight-bit whole
-numbers); everywhere else inputs keep their type, which is closer to the unquantized model.
+What schemes say about inputs decides how products are computed where there is a kernel for it (eight bits of the
+weight's own type); everywhere else inputs keep their type, which is closer to the unquantized model.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Weight
+from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, Weight
 from troupellm.kernels.quantized.mx import Element
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
-from troupellm.models.quantization.fp8 import TYPES, whole_scale
-from troupellm.models.quantization.mx import mx_weight
+from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
+from troupellm.models.quantization.mx import mx_outline, mx_weight
 from troupellm.models.quantization.names import Names
 from troupellm.models.quantization.options import only, pair, texts
 from troupellm.models.quantization.unpack import WORD, unpack_words
@@ -52,8 +52,14 @@ class Scheme(NamedTuple):
     group_size: int
     block: tuple[int, int] | None
     eight_bit_inputs: bool
-    """Inputs are to be whole numbers of eight bits."""
+    """Inputs are to be in eight bits of the weight's own type."""
     static_inputs: bool
+
+    @property
+    def key(self) -> str:
+        """Of the tensor of codes."""
+        packed = self.form == "pack-quantized" or (self.form.startswith("mx") and self.bits < 8)
+        return "weight_packed" if packed else "weight"
 
 
 class CompressedTensors:
@@ -94,16 +100,32 @@ class CompressedTensors:
         ]
 
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
-        scheme = None if name in self._ignored else self._scheme_of(name)
-        if scheme is None or _lies_plainly(stored, name):
+        scheme = self._scheme_of(stored, name)
+        if scheme is None:
             return stored.plain(name, shape)
         if scheme.form == "pack-quantized":
             return _packed(stored, name, shape, scheme)
         if scheme.form.startswith("mx"):
-            return mx_weight(
-                stored, name, shape, ELEMENTS[scheme.bits], "weight_packed" if scheme.bits < 8 else "weight"
-            )
+            return mx_weight(stored, name, shape, ELEMENTS[scheme.bits], scheme.key)
         return _fp8(stored, name, shape, scheme) if scheme.floating else _int8(stored, name, shape, scheme)
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        scheme = self._scheme_of(stored, name)
+        if scheme is None or not stored.has(f"{name}.{scheme.key}"):
+            return None
+        rows, columns = stored.sides(f"{name}.{scheme.key}")
+        if scheme.form.startswith("mx"):
+            return mx_outline(stored, name, ELEMENTS[scheme.bits], scheme.key)
+        if scheme.floating:
+            return fp8_outline(stored, name, scheme.block, eight_bit_inputs=scheme.eight_bit_inputs)
+        zeros = not scheme.symmetric
+        if scheme.form != "pack-quantized":
+            eight = scheme.eight_bit_inputs and not zeros
+            return Outline("int8", rows, columns, columns, offsets=zeros, eight_bit_inputs=eight)
+        columns = columns * WORD // scheme.bits
+        size = -(-columns // max(1, stored.sides(f"{name}.weight_scale")[1]))
+        ordered = stored.has(f"{name}.weight_g_idx")
+        return Outline("int4" if scheme.bits == 4 else "int8", rows, columns, size, offsets=zeros, ordered=ordered)
 
     def notes(self) -> tuple[str, ...]:
         found: list[str] = []
@@ -113,8 +135,11 @@ class CompressedTensors:
             found.append(f"compressed-tensors: {KV_CACHE}")
         return tuple(found)
 
-    def _scheme_of(self, name: str) -> Scheme | None:
-        """By the layer's name, else by a pattern, else as any linear layer: the library's own order."""
+    def _scheme_of(self, stored: QuantizedCheckpoint, name: str) -> Scheme | None:
+        """By the layer's name, else by a pattern, else as any linear layer: the library's own order. None where it
+        lies plainly."""
+        if name in self._ignored or _lies_plainly(stored, name):
+            return None
         for names, scheme in self._targets:
             if names.exactly(name):
                 return scheme
@@ -141,7 +166,8 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
     weights, inputs = group.section("weights"), group.section("input_activations")
     only(weights, _ARGUMENTS)
     only(inputs, _ARGUMENTS)
-    bits, floating = weights.integer("num_bits", 8), weights.choice("type", ("int", "float"), "int") == "float"
+    bits, own_type = weights.integer("num_bits", 8), weights.choice("type", ("int", "float"), "int")
+    floating = own_type == "float"
     default = "group" if weights.has("group_size") else "tensor"
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), default)
     if weights.values.get("dynamic"):
@@ -165,7 +191,7 @@ def _scheme(reader: ConfigReader, group: ConfigReader) -> Scheme:
         strategy=strategy,
         group_size=size,
         block=pair(weights, "block_structure") if strategy == "block" else None,
-        eight_bit_inputs=inputs.values.get("num_bits") == 8 and inputs.values.get("type", "int") == "int",
+        eight_bit_inputs=inputs.values.get("num_bits") == 8 and inputs.values.get("type", "int") == own_type,
         static_inputs=bool(inputs.values) and inputs.values.get("dynamic", False) is False,
     )
 
@@ -193,7 +219,10 @@ def _fp8(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme:
         wanted = (-(-shape[0] // scheme.block[0]), -(-shape[1] // scheme.block[1]))
         scale = stored.raw(f"{name}.weight_scale", wanted, *FLOATS).float()
     _drop_input_scales(stored, name, scheme)
-    return stored.build(name, lambda: Fp8(values, scale, block=scheme.block, dtype=stored.dtype))
+    eight = scheme.eight_bit_inputs
+    return stored.build(
+        name, lambda: Fp8(values, scale, block=scheme.block, eight_bit_inputs=eight, dtype=stored.dtype)
+    )
 
 
 def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], scheme: Scheme) -> Weight:
@@ -203,7 +232,9 @@ def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], sche
     if said != [rows, columns]:
         raise ModelLoadError(f"{name}.weight_shape is {said}, expected {[rows, columns]}")
     size = {"group": scheme.group_size, "channel": columns, "tensor": columns}[scheme.strategy]
-    groups, words = -(-columns // size), -(-columns * scheme.bits // WORD)
+    if columns % size:
+        raise ModelLoadError(f"{name}: {list(shape)} does not fit groups of {size} inputs")
+    groups, words = columns // size, -(-columns * scheme.bits // WORD)
     values = unpack_words(stored.raw(f"{name}.weight_packed", (rows, words), "I32"), scheme.bits)[:, :columns]
     if scheme.strategy == "tensor":
         scale = whole_scale(stored, name, rows).reshape(-1, 1).expand(rows, 1)

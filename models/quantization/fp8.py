@@ -6,7 +6,7 @@ w = value * weight_scale_inv of its block (DeepSeek's name), or * weight_scale
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Weight
+from troupellm.kernels.quantized import Fp8, Outline, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.options import only, pair, texts
@@ -60,12 +60,29 @@ class Fp8Format:
         if self._static and not stored.has(input_scale):
             raise ModelLoadError(f"{input_scale} is missing, though activation_scheme is static")
         stored.ignore(input_scale)
-        return stored.build(name, lambda: Fp8(values, scale, block=self._block, dtype=stored.dtype))
+        return stored.build(
+            name, lambda: Fp8(values, scale, block=self._block, eight_bit_inputs=True, dtype=stored.dtype)
+        )
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        if stored.type_of(f"{name}.weight") not in TYPES:
+            return None
+        return fp8_outline(stored, name, self._block, eight_bit_inputs=True)
 
     def notes(self) -> tuple[str, ...]:
         return tuple(
             f"fp8: {note}" for holds, note in ((self._static, STATIC_INPUTS), (self._kv_cache, KV_CACHE)) if holds
         )
+
+
+def fp8_outline(
+    stored: QuantizedCheckpoint, name: str, block: tuple[int, int] | None, *, eight_bit_inputs: bool
+) -> Outline:
+    """Of an `Fp8` in `weight`."""
+    rows, columns = stored.sides(f"{name}.weight")
+    group = columns if block is None else min(block[1], columns)
+    e4m3 = stored.type_of(f"{name}.weight") == TYPES[0]
+    return Outline("fp8" if e4m3 else "fp8_e5m2", rows, columns, group, eight_bit_inputs=eight_bit_inputs)
 
 
 def whole_scale(stored: QuantizedCheckpoint, name: str, rows: int) -> Tensor:

@@ -5,10 +5,12 @@
 `checkpoint_format` "gptq" stores zeros one too low, "gptq_v2" as they are.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Int4Group, Int8WeightOnly, QuantizedWeight, Weight
+from troupellm.kernels.quantized import Int4Group, Int8WeightOnly, Outline, QuantizedWeight, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
 from troupellm.models.quantization.names import safe_pattern
@@ -33,6 +35,15 @@ _ABOUT_MAKING = frozenset(
 )  # fmt: skip
 """How the checkpoint was made, which does not change what its tensors mean."""
 _READ = frozenset({"checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "data_type", *_OWN})
+
+
+class Settings(NamedTuple):
+    """Of a layer that is quantized."""
+
+    bits: int
+    group_size: int
+    ordered: bool
+    """Whether inputs may lie in other groups than their neighbours."""
 
 
 class Gptq:
@@ -68,7 +79,7 @@ class Gptq:
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
         if not stored.has(f"{name}.qweight"):
             return stored.plain(name, shape)
-        bits, size = self._settings_of(name)
+        bits, size, _ = self._settings_of(name)
         rows, columns = shape
         per_word, size = WORD // bits, columns if size == -1 else size
         if rows % per_word or columns % per_word:
@@ -93,11 +104,20 @@ class Gptq:
 
         return stored.build(name, make)
 
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        if not stored.has(f"{name}.qweight"):
+            return None
+        bits, size, ordered = self._settings_of(name)
+        words, rows = stored.sides(f"{name}.qweight")
+        columns = words * WORD // bits
+        size = columns if size == -1 else size
+        ordered = ordered or columns % max(1, size) > 0
+        return Outline("int4" if bits == 4 else "int8", rows, columns, size, offsets=True, ordered=ordered)
+
     def notes(self) -> tuple[str, ...]:
         return ()
 
-    def _settings_of(self, name: str) -> tuple[int, int]:
-        """Bits and group size of a layer that is quantized."""
+    def _settings_of(self, name: str) -> Settings:
         for pattern, skip, text in self._rules:
             if pattern.match(name):
                 if skip:
@@ -113,12 +133,11 @@ class Gptq:
         return None if columns % size == 0 and torch.equal(index, runs) else index
 
 
-def _settings(reader: ConfigReader) -> tuple[int, int]:
+def _settings(reader: ConfigReader) -> Settings:
     bits, size = reader.integer("bits"), reader.integer("group_size", 128, least=-1)
     if bits not in (4, 8):
         raise reader.refuse("bits", "must be 4 or 8")
     if size == 0:
         raise reader.refuse("group_size", "must be -1 or at least 1")
     reader.flag("sym", True)
-    reader.flag("desc_act", False)
-    return bits, size
+    return Settings(bits, size, reader.flag("desc_act", False))

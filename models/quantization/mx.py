@@ -2,8 +2,8 @@
 
 import torch
 
-from troupellm.kernels.quantized import Mx, Weight
-from troupellm.kernels.quantized.mx import BLOCK, Element
+from troupellm.kernels.quantized import Mx, Outline, Weight
+from troupellm.kernels.quantized.mx import BLOCK, CODES, Element
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.options import only, texts
@@ -32,6 +32,12 @@ def mx_weight(
     return stored.build(name, lambda: Mx(codes, exponents, element, dtype=stored.dtype))
 
 
+def mx_outline(stored: QuantizedCheckpoint, name: str, element: Element, key: str = "weight") -> Outline:
+    """As of `mx_weight`."""
+    rows, octets = stored.sides(f"{name}.{key}")
+    return Outline(CODES[element], rows, octets * 8 // _BITS[element], BLOCK)
+
+
 class Mxfp4:
     """A `Format`: gpt-oss's, where experts alone are quantized (see mxfp4.py) and all other layers are plain."""
 
@@ -47,6 +53,9 @@ class Mxfp4:
 
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
         return stored.plain(name, shape)
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        return None
 
     def notes(self) -> tuple[str, ...]:
         return ()

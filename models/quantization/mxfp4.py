@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Mx
+from troupellm.kernels.quantized import Mx, Outline
 from troupellm.protocol.errors import ModelLoadError
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -34,3 +34,9 @@ def mx_experts(source: Raw, name: str, shape: tuple[int, int, int], dtype: torch
     codes = source.raw(f"{name}{BLOCKS}", (experts, rows, columns // BLOCK, BLOCK // 2), "U8")
     exponents = source.raw(f"{name}{SCALES}", (experts, rows, columns // BLOCK), "U8")
     return [Mx(*pair, "fp4_e2m1", dtype=dtype) for pair in zip(codes.flatten(2), exponents, strict=True)]
+
+
+def experts_outline(shape: tuple[int, ...]) -> Outline:
+    """Of all experts, one below the other, by the shape of the tensor of their blocks; of any other shape nothing."""
+    experts, rows, blocks, _ = shape if len(shape) == 4 else (0, 0, 0, 0)
+    return Outline("mxfp4", experts * rows, blocks * BLOCK, BLOCK)

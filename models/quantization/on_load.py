@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight, Weight
+from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, QuantizedWeight, Weight
 from troupellm.models.checkpoint import WeightSource
 from troupellm.protocol.config import OnLoad
 
@@ -13,9 +13,14 @@ INT4_GROUPS = (128, 32)
 HEAD = "lm_head"
 
 
+def int4_group(columns: int) -> int | None:
+    """None where no group divides the inputs."""
+    return next((size for size in INT4_GROUPS if columns % size == 0), None)
+
+
 def int4(weight: Tensor) -> Weight:
     """A weight whose inputs no group divides stays as it is."""
-    size = next((size for size in INT4_GROUPS if weight.shape[1] % size == 0), None)
+    size = int4_group(weight.shape[1])
     return weight if size is None else Int4Group.quantize(weight, size)
 
 
@@ -25,6 +30,22 @@ QUANTIZE: dict[OnLoad, Callable[[Tensor], Weight]] = {
     "int4": int4,
     "fp8": Fp8.quantize,
 }
+
+
+def outline_on_load(mode: OnLoad, rows: int, columns: int) -> Outline | None:
+    """Of what `QUANTIZE` makes of a weight of this shape; None where that stays as it is."""
+    match mode:
+        case "int8":
+            return Outline("int8", rows, columns, columns, eight_bit_inputs=True)
+        case "int8-weight-only":
+            return Outline("int8", rows, columns, columns)
+        case "fp8":
+            return Outline("fp8", rows, columns, columns, eight_bit_inputs=True)
+        case "int4":
+            size = int4_group(columns)
+            return None if size is None else Outline("int4", rows, columns, size, offsets=True)
+
+
 WITH_HEAD: frozenset[OnLoad] = frozenset({"int8", "int8-weight-only"})
 """Eight whole bits are enough for the vocabulary's scores; the others keep the head as it came."""
 

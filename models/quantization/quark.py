@@ -1,17 +1,17 @@
 """Checkpoints of AMD Quark: a scheme for all layers, others for layers by name, and a list of layers to leave alone.
 
-fp8 and int8 have one scale for a weight or one per output; fp4 and fp6 are microscaling formats. Inputs that are to be
-eight-bit whole numbers are; all others keep their type.
+fp8 and int8 have one scale for a weight or one per output; fp4 and fp6 are microscaling formats. Inputs are in eight
+bits only where they are to be of the weight's own type.
 """
 
 from typing import Any
 
-from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Weight
+from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Outline, Weight
 from troupellm.kernels.quantized.mx import BLOCK, Element
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
-from troupellm.models.quantization.fp8 import TYPES, whole_scale
-from troupellm.models.quantization.mx import mx_weight
+from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
+from troupellm.models.quantization.mx import mx_outline, mx_weight
 from troupellm.models.quantization.names import Names
 from troupellm.models.quantization.options import only, texts
 from troupellm.protocol.errors import ModelLoadError
@@ -61,8 +61,13 @@ class Quark:
     def linear(self, stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
         if name in self._excluded:
             return stored.plain(name, shape)
-        layer = next((layer for names, layer in self._layers if name in names), self._default)
-        return layer.read(stored, name, shape)
+        return self._layer(name).read(stored, name, shape)
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        return None if name in self._excluded else self._layer(name).outline(stored, name)
+
+    def _layer(self, name: str) -> "Layer":
+        return next((layer for names, layer in self._layers if name in names), self._default)
 
     def notes(self) -> tuple[str, ...]:
         static = self._default.static_inputs or any(layer.static_inputs for _, layer in self._layers)
@@ -85,7 +90,7 @@ class Layer:
         weight, inputs = reader.section("weight"), _first(reader.values.get("input_tensors"))
         self.dtype = weight.choice("dtype", ("fp8_e4m3", "int8", *ELEMENTS)) if weight.values else None
         self.static_inputs = bool(inputs) and not inputs.get("is_dynamic")
-        self._eight_bit_inputs = inputs.get("dtype") == "int8"
+        self._eight_bit_inputs = inputs.get("dtype") == self.dtype
         if self.dtype is None:
             return
         if self.dtype in ELEMENTS:
@@ -116,11 +121,23 @@ class Layer:
             if stored.scalar_or(zero, rows, ("I8", "U8", "I32", *FLOATS)).any():
                 raise ModelLoadError(f"{zero} is not zero, though weights are symmetric")
         if self.dtype == "fp8_e4m3":
-            return stored.build(name, lambda: Fp8(values, scale, dtype=stored.dtype))
+            eight = self._eight_bit_inputs
+            return stored.build(name, lambda: Fp8(values, scale, eight_bit_inputs=eight, dtype=stored.dtype))
         scale = scale.reshape(-1).expand(shape[0])
         if self._eight_bit_inputs:
             return stored.build(name, lambda: Int8Channel(values, scale, dtype=stored.dtype))
         return stored.build(name, lambda: Int8WeightOnly(values, scale[:, None], dtype=stored.dtype))
+
+    def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
+        """As `Format.outline`."""
+        if self.dtype is None or stored.type_of(f"{name}.weight") in (None, *FLOATS):
+            return None
+        if self.dtype in ELEMENTS:
+            return mx_outline(stored, name, ELEMENTS[self.dtype])
+        if self.dtype == "fp8_e4m3":
+            return fp8_outline(stored, name, None, eight_bit_inputs=self._eight_bit_inputs)
+        rows, columns = stored.sides(f"{name}.weight")
+        return Outline("int8", rows, columns, columns, eight_bit_inputs=self._eight_bit_inputs)
 
 
 def _first(inputs: Any) -> dict[str, Any]:

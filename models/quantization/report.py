@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from troupellm.kernels.fused_moe.stacked import StackedWeight
 from troupellm.kernels.linear import PackedLinear
 
 
-def packed_weights(part: object) -> Iterator[PackedLinear]:
-    """All weights of matrix products in the parts of a model."""
-    if isinstance(part, PackedLinear):
+def packed_weights(part: object) -> Iterator[PackedLinear | StackedWeight]:
+    """All weights of matrix products in the parts of a model; those of experts may be one for all of them."""
+    if isinstance(part, PackedLinear | StackedWeight):
         yield part
     elif isinstance(part, list | tuple):
         for item in part:
@@ -22,7 +23,12 @@ def packed_weights(part: object) -> Iterator[PackedLinear]:
 def quantization_report(model: object) -> str:
     """One line that counts products by kind; empty where none is quantized."""
     weights = {id(weight): weight for weight in packed_weights(model)}  # there may be several ways to one
-    kinds = Counter(weight.kind or "plain" for weight in weights.values())
+    kinds = Counter[str]()
+    for weight in weights.values():
+        if isinstance(weight, StackedWeight):
+            kinds[weight.label or "plain"] += weight.experts
+        else:
+            kinds[weight.kind or "plain"] += 1
     if set(kinds) <= {"plain"}:
         return ""
     return "products: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

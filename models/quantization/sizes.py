@@ -1,39 +1,41 @@
-"""What the weights of a model take once they are quantized."""
-
-import math
+"""What the weights of a model take in memory, before any of them is read."""
 
 import torch
 
-from troupellm.kernels.quantized import stays
+from troupellm.kernels.linear import packs_copies
+from troupellm.kernels.quantized import held_bytes
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.quantization.on_load import INT4_GROUPS, WITH_HEAD
+from troupellm.models.quantization.on_load import WITH_HEAD, outline_on_load
+from troupellm.models.stored_size import StoredSize
+from troupellm.models.weight_count import products, weight_count
 from troupellm.protocol.config import OnLoad
 
-BYTES: dict[OnLoad, float] = {"int8": 1.0, "int8-weight-only": 1.0, "int4": 0.5 + 5 / min(INT4_GROUPS), "fp8": 1.0}
-"""Per weight; scales of whole rows are counted apart, those of groups are in it."""
-PER_ROW = 12
-"""Scale, sum of the weights and what rows are padded to."""
 
+def weight_bytes(
+    model: DecoderConfig, dtype: torch.dtype, device: torch.device, mode: OnLoad | None,
+    stored: StoredSize | None = None,
+) -> int:  # fmt: skip
+    """At most what a model takes.
 
-def weight_bytes(model: DecoderConfig, numbers: int, dtype: torch.dtype, mode: OnLoad | None) -> int:
-    """What `numbers` in the tensors of a model take, of which those of matrix products are quantized by `mode`.
-
-    What a mode has no fast path for on this machine is dequantized while it is loaded, and counts so.
+    Args:
+        dtype: to compute with.
+        device: to compute on.
+        mode: how weights are quantized on load; what it has no product for there is dequantized, and counts so.
+        stored: of a quantized checkpoint, which counts as it is unless it is quantized once more.
     """
-    if mode is None or not stays(mode):
-        return numbers * dtype.itemsize
-    tables = 1 + (model.head == "lm" and mode not in WITH_HEAD)
-    kept = model.hidden_size * (tables * model.vocab_size + model.num_labels + 4 * model.num_layers + 1)
-    if model.moe is not None:
-        kept += model.hidden_size * model.moe.num_experts * sum(model.moe.layers)
-    kept += held_whole(model)
-    quantized = max(0, numbers - kept)
-    per_weight = BYTES[mode] + PER_ROW / model.hidden_size
-    return kept * dtype.itemsize + math.ceil(quantized * per_weight)
-
-
-def held_whole(model: DecoderConfig) -> int:
-    """Weights that latent attention holds in the type to compute with, however they are stored: `kv_b_proj`."""
-    if model.mla is None:
-        return 0
-    return model.num_layers * model.num_heads * (model.mla.plain + model.mla.value) * model.mla.latent
+    if mode is None and stored is not None:
+        return stored.nbytes
+    plain, total = weight_count(model), 0
+    if model.num_parameters is not None:
+        return plain * dtype.itemsize
+    for product in products(model):
+        numbers, outline = product.count * product.rows * product.columns, None
+        tied = product.head and model.tie_word_embeddings
+        if mode is not None and (mode in WITH_HEAD or not product.head):
+            outline = outline_on_load(mode, product.rows, product.columns)
+        if outline is not None:
+            total += product.count * held_bytes(outline, device, dtype, experts=product.experts)
+            plain -= 0 if tied else numbers
+        elif tied and packs_copies(device, dtype):
+            plain += numbers
+    return plain * dtype.itemsize + total

@@ -13,7 +13,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.layers.attention import KVPair
-from troupellm.models.memory import MemoryBudget, own_limit, weight_count
+from troupellm.models.memory import MemoryBudget, own_limit
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.registry import describe_decoder, is_encoder
 from troupellm.models.source import resolve_model
@@ -64,10 +64,8 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     folder = _folder(config, target)
     reader, model = _described(folder, target)
     form = stored_format(folder, reader, reading(config, target))
-    stored = stored_size(folder, model, form, target.dtype)
-    weights = weight_bytes(model, weight_count(model, with_head=True), target.dtype, config.quantization)
-    if stored is not None and stored.nbytes is not None:
-        weights = stored.nbytes
+    stored = stored_size(folder, model, form, target.dtype, target.device)
+    weights = weight_bytes(model, target.dtype, target.device, config.quantization, stored)
     return DrafterNeeds(weight_bytes=weights, layers=model, width=model.hidden_size, border=MARK_NUMBERS)
 
 

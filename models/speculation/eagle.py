@@ -27,7 +27,8 @@ from troupellm.models.speculation.making import Context, Turns, describe_head, o
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.pending import KEPT
 from troupellm.models.speculation.proposer import Proposer, Taps
-from troupellm.models.speculation.stored import held_bytes, open_head, source_of
+from troupellm.models.speculation.stored import open_head, source_of
+from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 
 FUSION = "fc"
@@ -88,7 +89,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     folder, reader, layers = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     _ignore(stored)
-    weights = held_bytes(stored, target.dtype)
+    weights = checkpoint_bytes(stored, target.dtype, target.device)
     size = layers.hidden_size
     return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
 

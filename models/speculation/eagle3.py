@@ -28,7 +28,8 @@ from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.proposer import Proposer, Taps
-from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.models.speculation.stored import open_head, refuse, source_of
+from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.speculative import SpeculativeConfig
 
@@ -96,7 +97,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     folder, reader, layers, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     return DrafterNeeds(
-        weight_bytes=held_bytes(stored, target.dtype),
+        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device),
         layers=layers,
         width=layers.hidden_size,
         border=layers.hidden_size + MARK_NUMBERS,

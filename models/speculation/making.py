@@ -51,7 +51,7 @@ def target_of(context: Context) -> Target:
     """The model that is drafted for."""
     return Target(
         folder=context.folder, model=context.model, config=context.decoder.config, dtype=context.dtype,
-        max_model_len=context.max_model_len,
+        device=context.cache.storage.device, max_model_len=context.max_model_len,
     )  # fmt: skip
 
 

@@ -26,9 +26,10 @@ from troupellm.models.speculation.making import Context, own_decoder, target_of,
 from troupellm.models.speculation.needs import DrafterNeeds, Target
 from troupellm.models.speculation.paging import Ints
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
-from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.models.speculation.stored import open_head, refuse, source_of
 from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.trees import Trees
+from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow
 
@@ -189,7 +190,9 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     """
     folder, reader, _, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
-    return DrafterNeeds(weight_bytes=held_bytes(stored, target.dtype), width=target.config.hidden_size)
+    return DrafterNeeds(
+        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=target.config.hidden_size
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -28,7 +28,8 @@ from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Targe
 from troupellm.models.speculation.paging import own_windows
 from troupellm.models.speculation.pending import KEPT
 from troupellm.models.speculation.proposer import Proposer, Taps
-from troupellm.models.speculation.stored import held_bytes, open_head, refuse, source_of
+from troupellm.models.speculation.stored import open_head, refuse, source_of
+from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 
 FAMILIES = ("DeepseekV3ForCausalLM",)
@@ -85,7 +86,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     """
     reader, layers, prefix = _described(target)
     stored = open_head(target.folder, reader, config, target, lambda _: None)
-    weights = held_bytes(stored, target.dtype, prefix)
+    weights = checkpoint_bytes(stored, target.dtype, target.device, prefix)
     size = layers.hidden_size
     return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
 

@@ -54,4 +54,5 @@ class Target:
     config: DecoderConfig
     dtype: torch.dtype
     """Of activations."""
+    device: torch.device
     max_model_len: int

@@ -85,7 +85,7 @@ def plan_drafting(
             f"{device.type} leave them out: every method drafts chains",
             param="speculative_config.tree_widths",
         )
-    target = Target(folder=folder, model=config.model, config=model, dtype=dtype, max_model_len=longest)
+    target = Target(folder=folder, model=config.model, config=model, dtype=dtype, device=device, max_model_len=longest)
     needs = drafter_needs(settled, target)
     own = None
     if settled.method in ("draft_model", "eagle", "eagle3"):

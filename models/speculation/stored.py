@@ -1,7 +1,6 @@
 """Checkpoints of drafters: opened, weighed, and told apart by what is in them."""
 
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -64,12 +63,6 @@ def source_of(
     if config.quantization is not None:
         source = QuantizeOnLoad(source, config.quantization)
     return source if device.type == "cpu" else OnDevice(source, device)
-
-
-def held_bytes(stored: Checkpoint, dtype: torch.dtype, prefix: str = "") -> int:
-    """At most what the tensors take in memory whose names begin so."""
-    sizes = (prod(stored.shape_of(name) or ()) for name in list(stored.names()) if name.startswith(prefix))
-    return sum(sizes) * dtype.itemsize
 
 
 def tell_method(folder: Path) -> Method:

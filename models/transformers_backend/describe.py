@@ -56,7 +56,7 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         architecture=architecture,
         vocab_size=int(text.vocab_size),
         hidden_size=hidden_size,
-        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * hidden_size),
+        intermediate_size=_widest(text) or 4 * hidden_size,
         num_layers=len(calls),
         num_heads=first.query.shape[1],
         num_kv_heads=first.key.shape[1],
@@ -196,6 +196,12 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
     return found, int(output.last_hidden_state.shape[-1])
 
 
+def _widest(text: Any) -> int:
+    """Of the layers' feed-forwards, which some models have a size for each of; 0 where none is said."""
+    said = getattr(text, "intermediate_size", None) or 0
+    return max(map(int, said)) if isinstance(said, list | tuple) else int(said)
+
+
 def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[int | None, ...]:
     """What every layer's mask says, of layers whose kinds are known."""
     unknown = [kind for kind in getattr(text, "layer_types", None) or () if kind not in KINDS]
@@ -205,4 +211,5 @@ def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    """Its first line that says something."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]

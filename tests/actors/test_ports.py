@@ -168,6 +168,21 @@ async def test_an_outcome_waits_neither_for_other_calls_nor_for_those_that_never
     await thread.close()
 
 
+async def test_a_call_without_an_outcome_is_not_told_of() -> None:
+    thread, heard = StepThread("step"), anyio.Event()
+    order: list[str | None] = []
+
+    def done(result: str | None, error: BaseException | None) -> None:
+        order.append(result)
+        heard.set()
+
+    thread.post(lambda: None, done)
+    thread.post(lambda: "an outcome", done)
+    await heard.wait()
+    assert order == ["an outcome"]
+    await thread.close()
+
+
 async def test_closing_tells_what_is_held() -> None:
     thread, order, gate = StepThread("step"), list[str | None](), threading.Event()
     thread.hold()

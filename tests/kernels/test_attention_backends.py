@@ -124,6 +124,39 @@ def test_a_refusal_says_who_can() -> None:
         choose(replace(PLAIN, softcap=True, head_dim=24), "sdpa")
 
 
+ON_CUDA = replace(PLAIN, device=torch.device("cuda"), batch_invariant=True)
+LATENT = replace(ON_CUDA, latent=512)
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (
+            replace(LATENT, kv_dtype=torch.float8_e4m3fn),
+            (
+                "shares the tiles of latent vectors" if installed() else "needs the package triton",
+                "sdpa orders its sums", "reference reads caches of the type of the model, not of torch.float8_e4m3fn",
+                "set kv_cache_dtype auto or no batch_invariant or device cpu",
+            ),
+        ),
+        (replace(LATENT, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant or device cpu",)),
+        (replace(ON_CUDA, head_dim=288, kv_dtype=torch.int8), ("kv_cache_dtype auto or no batch_invariant",)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["auto", "sdpa"])
+def test_where_none_can_it_says_why_and_what_to_change(needs: Needs, said: tuple[str, ...], name: str) -> None:
+    with pytest.raises(ConfigError, match="no back end can") as caught:
+        choose(needs, name)
+    assert caught.value.param == "attention_backend"
+    assert all(part in caught.value.message for part in said)
+
+
+@pytest.mark.parametrize("change", [{"kv_dtype": None}, {"batch_invariant": False}, {"device": CPU}])
+def test_each_change_that_a_refusal_names_is_enough(change: dict) -> None:
+    for needs in (LATENT, replace(ON_CUDA, head_dim=288)):
+        assert choose(replace(replace(needs, kv_dtype=torch.int8), **change))
+
+
 def test_names_as_vllm_spells_them() -> None:
     assert choose(PLAIN, "TORCH_SDPA").name == "sdpa"
     assert choose(PLAIN, "CPU_ATTN").name == "torch"

@@ -71,7 +71,7 @@ def test_linear(case: linear_cases.Case) -> None:
 
 
 def test_linear_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troupellm.kernels.linear.onednn_supports", lambda weight: False)
+    monkeypatch.setattr("troupellm.kernels.linear.onednn_supports", lambda device, dtype: False)
     x, weight, bias = linear_cases.make_inputs(linear_cases.CASES[1], "cpu", 1)
     packed = PackedLinear(weight, bias)
     assert packed.weight is weight

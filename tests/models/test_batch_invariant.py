@@ -1,66 +1,99 @@
 """--batch-invariant: a sequence's logits are the same, to the bit, whatever else is computed, and however it is cut."""
 
 import random
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+from compiled_code import needs_compiled_code, torch_alone
 from decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
 from quantized_llama import load, tiny_llama, tokens_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from watched_logits import watched_logits
 
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.linear import batch_invariant
-from troupellm.kernels.paged_attention import native as native_attention
 from troupellm.models import runner as runner_module
 from troupellm.models.checkpoint import RandomWeights
 from troupellm.models.decoder import Decoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.registry import describe_decoder
 from troupellm.models.runner import ModelRunner
+from troupellm.protocol.config import OnLoad
 
 NEW_TOKENS = 4
 PROMPTS = {row: make_prompt(length, seed=row) for row, length in enumerate((3, 41, 17, 70, 1, 9, 30, 2, 55))}
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-CASES = [
-    *(
-        pytest.param(family, torch.float32, True, marks=needs_compiler, id=family)
-        for family in ("llama", "qwen3", "gemma2", "olmo2", "smollm3", "glm4", "qwen2_moe", "deepseek_v3", "gpt_oss")
-    ),
-    pytest.param("mixtral", torch.float32, True, marks=[needs_compiler, pytest.mark.slow], id="mixtral"),
-    pytest.param("llama", torch.float32, False, marks=pytest.mark.slow, id="llama-torch"),
-    pytest.param("llama", torch.bfloat16, False, marks=pytest.mark.slow, id="llama-bfloat16"),
+INT8_CACHE, FP8_CACHE = torch.int8, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and what it is computed with."""
+
+    family: str
+    dtype: torch.dtype = torch.float32
+    mode: OnLoad | None = None
+    """Of quantization on load."""
+    cache: torch.dtype | None = None
+    """Of keys and values, where it is not the model's."""
+    threads: int = 1
+    compiled: bool = True
+
+    def __str__(self) -> str:
+        cache = None if self.cache is None else f"{self.cache}-cache".removeprefix("torch.")
+        threads = f"{self.threads}-threads" if self.threads > 1 else None
+        dtype = None if self.dtype == torch.float32 else str(self.dtype).removeprefix("torch.")
+        parts = (self.family, dtype, self.mode, cache, threads, None if self.compiled else "torch")
+        return "-".join(part for part in parts if part is not None)
+
+
+MODES = get_args(OnLoad)
+QUICK = [
+    *map(Case, ("llama", "qwen3", "gemma2", "olmo2", "smollm3", "glm4", "mixtral", "qwen2_moe", "deepseek_v3")),
+    Case("gpt_oss"),
+    *(Case("llama", mode=mode) for mode in MODES),
+    *(Case("llama", cache=cache) for cache in (INT8_CACHE, FP8_CACHE)),
+    Case("gemma2", mode="int4", cache=FP8_CACHE),
+    *(Case("qwen2_moe", mode=mode, cache=INT8_CACHE) for mode in MODES),
+    *(Case("deepseek_v3", mode=mode, cache=FP8_CACHE) for mode in MODES),
+    Case("llama", compiled=False),
+    *(Case("llama", mode=mode, cache=INT8_CACHE, compiled=False) for mode in MODES),
+    Case("llama", threads=2),  # threads wait long for each other where other processes take theirs: few of them
+    Case("qwen3", mode="int8", cache=INT8_CACHE, threads=2),
 ]
+SLOW = [
+    *(Case("gpt_oss", mode=mode, cache=FP8_CACHE, threads=2) for mode in MODES),
+    Case("llama", torch.bfloat16, compiled=False),
+    *(Case("llama", torch.bfloat16, mode, FP8_CACHE, threads=2) for mode in MODES),
+]
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 class Recorder:
     """Runs rows of one decoder and keeps the logits of each generated token."""
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.decoder, self.dtype = decoder, dtype
-        self.last: list[torch.Tensor] = []
-        plain = decoder.logits
-
-        def record(hidden: torch.Tensor) -> torch.Tensor:
-            found = plain(hidden)
-            self.last = list(found.clone())
-            return found
-
-        monkeypatch.setattr(decoder, "logits", record)
+    def __init__(self, decoder: Decoder, cache: torch.dtype) -> None:
+        """cache: the type of keys and values."""
+        self.decoder, self.cache = decoder, cache
 
     def driver(self, seed: int) -> Driver:
-        cache = KVCache(self.decoder.config, 200, 8, self.dtype)
-        cache.storage.fill_(float("nan"))
+        cache = KVCache(self.decoder.config, 200, 8, self.cache)
+        cache.storage.view(torch.uint8).fill_(255)  # NaN in every type of floats, and as a scale of int8
         return Driver(ModelRunner(self.decoder, cache, max_model_len=MAX_LEN), seed)
 
     def run(self, driver: Driver, spans: dict[int, int], found: dict[tuple[int, int], torch.Tensor]) -> None:
         """found: by row and the length of what was known of it."""
         ending = [row for row, count in spans.items() if driver.done[row] + count == len(driver.tokens[row])]
         lengths = [len(driver.tokens[row]) for row in ending]
-        driver.run(spans)
-        for row, length, logits in zip(ending, lengths, self.last if ending else [], strict=True):
+        with watched_logits(driver.runner) as seen:
+            driver.run(spans)
+        for row, length, logits in zip(ending, lengths, seen[-1] if ending else [], strict=True):
             found[row, length] = logits
 
     def alone(self) -> tuple[dict[tuple[int, int], torch.Tensor], dict[int, list[int]]]:
@@ -86,24 +119,41 @@ class Recorder:
         return found
 
 
-def recorder_of(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    made = FAMILIES[family]()
-    if family == "gpt_oss":
+def recorder_of(case: Case) -> Recorder:
+    made = FAMILIES[case.family]()
+    if case.family == "gpt_oss" and case.mode is None:
         made.intermediate_size = 37  # no whole number of vectors
     known = {**made.to_dict(), "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[made.model_type]]}
     config = describe_decoder(ConfigReader(known))
-    return Recorder(Decoder(config, RandomWeights(dtype, scale=0.3), max_model_len=MAX_LEN), dtype, monkeypatch)
+    plain = RandomWeights(case.dtype, scale=0.3)
+    source = plain if case.mode is None else QuantizeOnLoad(plain, case.mode)
+    return Recorder(Decoder(config, source, max_model_len=MAX_LEN), case.cache or case.dtype)
 
 
-@pytest.mark.parametrize(("family", "dtype", "compiled"), CASES)
-def test_logits_do_not_depend_on_the_batch(
-    family: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(linear_kernel, "native_weight", lambda *given, **named: None)
-        monkeypatch.setattr(native_attention, "load", lambda: None)
+@contextmanager
+def computing(case: Case) -> Iterator[None]:
+    """With its threads, and with compiled code or without."""
+    if case.compiled:
+        needs_compiled_code()
+    before = torch.get_num_threads()
+    torch.set_num_threads(case.threads)
+    try:
+        with nullcontext() if case.compiled else torch_alone():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_do_not_depend_on_the_batch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    with computing(case):
+        check(case, monkeypatch)
+
+
+def check(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, together, in crowds, and preempted."""
     with batch_invariant():
-        recorder = recorder_of(family, dtype, monkeypatch)
+        recorder = recorder_of(case)
     expected, tokens = recorder.alone()
     compare(recorder.together(), expected)
 
@@ -152,7 +202,7 @@ def test_without_it_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else there would be no need of it, and the test above would show nothing."""
     few = linear_kernel.native.FEW_ROWS
     monkeypatch.setattr(linear_kernel.native, "most_rows", lambda *given: few)  # else oneDNN has no part
-    recorder = recorder_of("llama", torch.float32, monkeypatch)
+    recorder = recorder_of(Case("llama"))
     expected, _ = recorder.alone()
     found = recorder.together()
     assert any(not torch.equal(found[place], expected[place]) for place in found if place in expected)

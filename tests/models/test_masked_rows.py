@@ -28,7 +28,7 @@ def step(states: list[SamplingState], masks: TokenMasks | None) -> Sampled:
     sampler = Sampler(VOCAB, torch.device("cpu"))
     for row in set(ROWS):
         sampler.add_row(row, states[row % len(states)], [3, 8, 20], 3)
-    assert sampler._plain.slots(ROWS) is not None
+    assert sampler.plain.slots(ROWS) is not None
     logits = make_logits(len(ROWS), VOCAB, 3.0, seed=17)
     logits[BROKEN, 5], logits[EMPTY] = torch.nan, -torch.inf
     positions = [9 + i for i in range(len(ROWS))]

@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from troupellm.models import memory
-from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory, weight_count
+from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory
 from troupellm.models.registry import describe_model
+from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -121,7 +122,7 @@ def test_weights_are_counted_exactly(tmp_path: Path) -> None:
     )):  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_config(config)
         model.save_pretrained(tmp_path / str(number))
-        counted = weight_count(describe_model(tmp_path / str(number)), with_head=False)
+        counted = weight_count(describe_model(tmp_path / str(number)))
         assert counted == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -132,7 +133,7 @@ def test_of_experts_only_the_chosen_ones_are_active(tmp_path: Path) -> None:
     model = describe_model(tmp_path)
     assert model.moe is not None
     expert = 3 * model.hidden_size * model.intermediate_size
-    total, active = (weight_count(model, with_head=False, active=active) for active in (False, True))
+    total, active = (weight_count(model, active=active) for active in (False, True))
     assert total - active == model.num_layers * (4 - 2) * expert
     assert "B parameters" in plan(tmp_path).table().splitlines()[0]
 

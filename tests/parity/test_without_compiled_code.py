@@ -1,23 +1,12 @@
 """With `TROUPE_NATIVE=0`, or without a compiler, torch alone gives the tokens of `transformers`, too."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from compiled_code import torch_alone
 from decoder_pairs import FAMILIES, Driver, Pair, make_prompt
 
-from troupellm.kernels import decoder_layers, native
-from troupellm.kernels.linear import native as products
-from troupellm.kernels.native import build
-from troupellm.kernels.paged_attention import native as attention
-from troupellm.kernels.quantized import coded_cpu, int8_cpu
-from troupellm.kernels.sampling import native as sampling
-
-REMEMBERED = (
-    native.load, products.load, attention.load, decoder_layers.load, int8_cpu.compiled, int8_cpu.row_quantizer,
-    coded_cpu.load, sampling.compiled,
-)  # fmt: skip
 SOME = (
     "llama", "llama_biases", "mistral_window", "qwen2_tied_window", "qwen3", "gemma2", "gemma3", "phi3", "granite",
     "glm", "smollm3_window", "mixtral", "gpt_oss", "deepseek_v2_lite",
@@ -25,16 +14,6 @@ SOME = (
 QUICK = ("llama_biases", "gemma2", "gpt_oss", "deepseek_v2_lite")
 """Between them: biases, caps and windows, experts, sinks, and latent vectors."""
 NEW_TOKENS = 10
-
-
-@pytest.fixture
-def torch_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(build.SWITCH, "0")
-    for load in REMEMBERED:
-        load.cache_clear()
-    yield
-    for load in REMEMBERED:
-        load.cache_clear()
 
 
 def answers(pair: Pair) -> dict[int, list[int]]:
@@ -51,12 +30,12 @@ def answers(pair: Pair) -> dict[int, list[int]]:
     return {row: driver.answer(row) for row in range(3)}
 
 
-@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize(
     "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in SOME]
 )
 def test_torch_alone_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
-    pair = Pair(tmp_path, FAMILIES[family]())
-    assert pair.decoder.together is None
-    for row, answer in answers(pair).items():
-        pair.check(make_prompt((3, 45, 18)[row], seed=row), answer)
+    with torch_alone():
+        pair = Pair(tmp_path, FAMILIES[family]())
+        assert pair.decoder.together is None
+        for row, answer in answers(pair).items():
+            pair.check(make_prompt((3, 45, 18)[row], seed=row), answer)

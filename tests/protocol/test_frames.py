@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from troupellm.protocol.frame_socket import FrameSocket, FrameTimeout
+from troupellm.protocol.frame_socket import Bell, FrameSocket, FrameTimeout
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello, PeerGone
 
 HELLO = Hello(link="test", version="1")
@@ -201,3 +202,23 @@ def test_shut_wakes_who_waits(ends: Ends) -> None:
     ends[0].shut()
     with pytest.raises(PeerGone):
         ends[0].receive()
+
+
+def test_a_bell_ends_the_wait_for_a_message(ends: Ends) -> None:
+    near, far = ends
+    bell = Bell()
+    near.hear(bell)
+    ringer = threading.Thread(target=bell.ring)
+    ringer.start()
+    with pytest.raises(FrameTimeout):
+        near.receive()
+    ringer.join()
+    bell.ring()
+    far.sendall(frame(HELLO) + frame(Word("here")))
+    assert near.receive() == Word("here")  # what is said comes first
+    with pytest.raises(FrameTimeout):
+        near.receive()
+    assert bell.rings() == 2
+    with pytest.raises(FrameTimeout):
+        near.receive(0.0)
+    bell.close()

@@ -13,6 +13,7 @@ from quantized_llama import (
     load,
     quantize_inputs,
     signal_to_error,
+    take_outlined,
     tiny_llama,
     tokens_of,
     write_model,
@@ -42,6 +43,7 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, float]] = {
         "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"},
         FP8_INPUTS | {"strategy": "token", "dynamic": True}, 28,
     ),
+    "fp8_weight_only": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, None, 28),
     "fp8_block": (
         "float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32]},
         FP8_INPUTS | {"strategy": "token", "dynamic": True}, 28,
@@ -124,8 +126,10 @@ def test_weights_and_tokens_are_the_librarys(tmp_path: Path, name: str) -> None:
     assert form is not None
     stored = QuantizedCheckpoint(folder, torch.float32, lambda _: None, form)
     for layer, module in linears(model).items():
-        weight = stored.linear(layer, tuple(module.weight.shape))
+        weight = take_outlined(stored, layer, tuple(module.weight.shape))
         assert isinstance(weight, QuantizedWeight) == (layer != "lm_head")
+        if isinstance(weight, QuantizedWeight):
+            assert weight.outlines[0].eight_bit_inputs == (writer.scheme.input_activations is not None)
         values = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         torch.testing.assert_close(values, module.weight.detach(), rtol=1e-6, atol=1e-7)
     worker, seen = load(folder)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from fp8_blocks import E4M3, LARGEST, blocks
 from quantized_llama import (
     Store,
     check_tokens,
@@ -12,6 +13,7 @@ from quantized_llama import (
     load,
     quantize_inputs,
     signal_to_error,
+    take_outlined,
     tiny_llama,
     tokens_of,
     write_model,
@@ -23,7 +25,6 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 
-E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 BLOCK = (48, 40)
 """Divides none of the shapes."""
 
@@ -39,22 +40,6 @@ def channels(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     scale = weight.abs().amax(dim=1) / LARGEST
     values = (weight / scale[:, None]).to(E4M3)
     return {"weight": values, "weight_scale": scale}, values.float() * scale[:, None]
-
-
-def blocks(weight: Tensor, *, powers: bool = False) -> tuple[dict[str, Tensor], Tensor]:
-    """A scale for every tile, the last ones smaller than a block."""
-    tall, wide = BLOCK
-    rows, columns = -(-weight.shape[0] // tall), -(-weight.shape[1] // wide)
-    scale, values, meant = torch.empty(rows, columns), torch.empty_like(weight).to(E4M3), torch.empty_like(weight)
-    for row in range(rows):
-        for column in range(columns):
-            place = slice(row * tall, row * tall + tall), slice(column * wide, column * wide + wide)
-            size = weight[place].abs().max() / LARGEST
-            scale[row, column] = torch.exp2(torch.ceil(torch.log2(size))) if powers else size
-            values[place] = (weight[place] / scale[row, column]).to(E4M3)
-            meant[place] = values[place].float() * scale[row, column]
-    kept = (torch.log2(scale) + 127).to(torch.uint8) if powers else scale
-    return {"weight": values, "weight_scale_inv": kept}, meant
 
 
 def int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -140,11 +125,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "fp8_tensor": (fp8_config(), lambda _, w: whole(w), 28),
     "fp8_static": (fp8_config(activation_scheme="static"), lambda _, w: whole(w, static=True), 28),
     "fp8_channel": (fp8_config(), lambda _, w: channels(w), 28),
-    "fp8_block": (fp8_config(weight_block_size=list(BLOCK)), lambda _, w: blocks(w), 28),
+    "fp8_block": (fp8_config(weight_block_size=list(BLOCK)), lambda _, w: blocks(w, BLOCK), 28),
     "fp8_block_powers": (
-        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, powers=True), 28,
+        fp8_config(weight_block_size=list(BLOCK), scale_fmt="ue8m0"), lambda _, w: blocks(w, BLOCK, powers=True), 28,
     ),
     "quark_fp8": (quark_config(layer_config(FP8_SCHEME)), lambda _, w: whole(w), 28),
+    "quark_fp8_inputs": (
+        quark_config(layer_config(FP8_SCHEME, FP8_SCHEME | {"is_dynamic": True})), lambda _, w: whole(w), 28,
+    ),
     "quark_int8": (quark_config(layer_config(INT8_SCHEME, EIGHT_BIT_INPUTS)), lambda _, w: int8(w), 38),
     "quark_int8_weights": (quark_config(layer_config(INT8_SCHEME)), lambda _, w: int8(w), 38),
     "quark_mxfp4": (quark_config(layer_config(mx_scheme("fp4"))), lambda _, w: microscaling(w, 4, 2, 1), 14),
@@ -152,6 +140,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Store, float]] = {
     "quark_mxfp6_e2m3": (quark_config(layer_config(mx_scheme("fp6_e2m3"))), lambda _, w: microscaling(w, 6, 2, 3), 25),
     "quark_mixed": (MIXED, mixed, 14),
 }  # fmt: skip
+
+
+WITH_INPUTS = {"quark_fp8_inputs", "quark_int8", *(name for name in FORMATS if name.startswith("fp8"))}
+"""Both sides are to be in eight bits."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -163,9 +155,11 @@ def test_weights_and_tokens_are_those_that_were_written(tmp_path: Path, name: st
     assert form is not None
     stored = QuantizedCheckpoint(folder, torch.float32, lambda _: None, form)
     for layer, module in linears(model).items():
-        weight = stored.linear(layer, tuple(module.weight.shape))
+        weight = take_outlined(stored, layer, tuple(module.weight.shape))
         plain = layer == "lm_head" or (name == "quark_mixed" and layer == "model.layers.1.mlp.up_proj")
         assert isinstance(weight, QuantizedWeight) != plain
+        if isinstance(weight, QuantizedWeight):
+            assert weight.outlines[0].eight_bit_inputs == (name in WITH_INPUTS)
         values = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         torch.testing.assert_close(values, module.weight.detach(), rtol=1e-6, atol=1e-7)
         assert plain or signal_to_error(before[layer], values) > fewest

@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import read_header
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import METHODS, read_format
 from troupellm.models.quantization.names import Names, safe_pattern
 from troupellm.protocol.errors import ModelLoadError
@@ -234,6 +236,23 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
         load(tmp_path)
     assert message in caught.value.message
     assert str(tmp_path) not in caught.value.message
+
+
+def test_groups_that_do_not_divide_the_inputs_are_refused(tmp_path: Path) -> None:
+    """96 inputs in groups of 40 have three scales, as in groups of 32: nothing else would show the difference."""
+    layer = "model.layers.0.self_attn.q_proj"
+    words, scales = torch.zeros(96, 12, dtype=torch.int32), torch.ones(96, 3)
+    stored = {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([96, 96])}
+    save_sharded(tmp_path, {f"{layer}.{key}": tensor for key, tensor in stored.items()})
+    for size, refused in ((32, False), (40, True)):
+        config = json.loads(json.dumps(COMPRESSED))
+        config["config_groups"]["group_0"]["weights"]["group_size"] = size
+        form = read_format(ConfigReader({"quantization_config": config}))
+        assert form is not None
+        checkpoint = QuantizedCheckpoint(tmp_path, torch.float32, lambda _: None, form)
+        wrong = pytest.raises(ModelLoadError, match=rf"{layer}: \[96, 96\] does not fit groups of 40 inputs")
+        with wrong if refused else nullcontext():
+            checkpoint.linear(layer, (96, 96))
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path]) -> None:

@@ -8,7 +8,16 @@ import pytest
 import torch
 import transformers
 from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import check_tokens, linears, load, save_sharded, tiny_llama, tokens_of, write_model
+from quantized_llama import (
+    check_tokens,
+    linears,
+    load,
+    save_sharded,
+    take_outlined,
+    tiny_llama,
+    tokens_of,
+    write_model,
+)  # fmt: skip
 from safetensors.torch import load_file, save_file
 
 from troupellm.kernels.quantized import QuantizedWeight
@@ -42,7 +51,7 @@ def test_weights_and_tokens_are_those_that_were_packed(tmp_path: Path, name: str
     stored = QuantizedCheckpoint(folder, torch.float32, lambda _: None, form)
     plain = {"awq": ("lm_head", "v_proj"), "layers_apart": ("lm_head", "o_proj")}.get(name, ("lm_head",))
     for layer, module in linears(model).items():
-        weight = stored.linear(layer, tuple(module.weight.shape))
+        weight = take_outlined(stored, layer, tuple(module.weight.shape))
         assert isinstance(weight, QuantizedWeight) != layer.endswith(plain)
         values = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         torch.testing.assert_close(values, module.weight.detach(), rtol=1e-6, atol=1e-7)

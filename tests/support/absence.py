@@ -1,4 +1,4 @@
-"""What some tests need beside the environment of all: clients, an encoder, a second backend of guides.
+"""What some tests need beside the environment of all: clients, an encoder, a second backend of guides, torchao.
 
 Without it they are skipped, which nobody notices in a run that is green. Where TROUPE_NEED_ALL is set, as
 `make test-all` does, they fail instead.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from watched_logits import watched_logits
 
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
@@ -248,14 +249,10 @@ class Pair:
 
     def own_logits(self, tokens: list[int]) -> torch.Tensor:
         """Of this engine after `tokens`, whatever it answered."""
-        seen, plain = [], self.decoder.logits
         driver = Driver(self.runner())
         driver.submit(0, tokens)
-        self.decoder.logits = lambda hidden: seen.append(plain(hidden)) or seen[-1].clone()  # sampling changes them
-        try:
+        with watched_logits(driver.runner) as seen:
             driver.run({0: len(tokens)})
-        finally:
-            del self.decoder.logits
         return seen[-1][-1]
 
     def check(self, prompt: list[int], got: list[int]) -> None:

@@ -65,8 +65,9 @@ class DraftBench:
         self.decoder, self.model = read_target(folder), ModelConfig(model=str(folder))
         settled = settle(config, self.model, lambda _: None)
         target = Target(
-            folder=folder, model=self.model, config=self.decoder.config, dtype=torch.float32, max_model_len=LONGEST
-        )
+            folder=folder, model=self.model, config=self.decoder.config, dtype=torch.float32,
+            device=torch.device("cpu"), max_model_len=LONGEST,
+        )  # fmt: skip
         self.needs = drafter_needs(settled, target)
         self.cache = KVCache(
             self.decoder.config, num_blocks, BLOCK, torch.float32, drafter=self.needs.layers, border=self.needs.border

@@ -4,14 +4,26 @@ import pytest
 
 from tests.support.tensor_attention import plan_tensors
 from troupellm.models.cuda import place
-from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.device import CpuDevice, CpuEvent, Event
 from troupellm.models.cuda.runner import CudaRunner
 
 MEMORY = 2 * 2**30
 
 
+class LateEvent(CpuEvent):
+    """Has happened once somebody has waited for it."""
+
+    happened = False
+
+    def wait(self) -> None:
+        self.happened = True
+
+
 class PretendedGpu(CpuDevice):
-    """Says how much memory it has."""
+    """Says how much memory it has, and that what was launched is not done yet."""
+
+    def record(self) -> Event:
+        return LateEvent()
 
     def memory(self) -> tuple[int, int]:
         return MEMORY - 2**28, MEMORY

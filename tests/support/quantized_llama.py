@@ -5,6 +5,7 @@ A format is a function from a weight to the tensors that are stored for it and t
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from troupellm.kernels.quantized import QuantizedWeight, Weight
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import LoadProgress, NewRow, SamplingState, StepPlan
@@ -110,6 +113,20 @@ def check_tokens(model: transformers.LlamaForCausalLM, found: list[int], toleran
     logits = model(torch.tensor([[*PROMPT, *found]])).logits[0, len(PROMPT) - 1 : -1]
     behind = logits.max(dim=-1).values - logits.gather(1, torch.tensor(found)[:, None])[:, 0]
     assert behind.max() <= tolerance, f"tokens {found} are behind the best by {behind.tolist()}"
+
+
+def take_outlined(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
+    """A layer's weight, which is what the headers said of it."""
+    told = stored.form.outline(stored, name)
+    weight = stored.linear(name, shape)
+    found = weight.outlines[0] if isinstance(weight, QuantizedWeight) else None
+    if told is None or found is None:
+        assert told == found
+        return weight
+    assert told == replace(found, offsets=told.offsets, ordered=told.ordered)
+    assert told.offsets >= found.offsets, "what only numbers show is counted"
+    assert told.ordered >= found.ordered
+    return weight
 
 
 def quantize_inputs(model: torch.nn.Module, plain: Iterable[str] = ("lm_head",)) -> None:

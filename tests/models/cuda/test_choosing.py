@@ -10,10 +10,11 @@ import torch
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
 from tests.support.plan_script import Script, plain
+from tests.support.pretended_gpu import LateEvent
 from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.adjust import penalize, tally, unpacked
 from troupellm.models.cuda.columns import ELSEWHERE, SamplingColumns, kind_of
-from troupellm.models.cuda.device import CpuDevice, Event
+from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.cuda.penalties import PenaltyColumns, penalize_rows
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.kv_cache import KVCache
@@ -154,22 +155,14 @@ def test_penalties_of_a_step_are_those_of_each_row() -> None:
     assert torch.equal(logits, wanted)
 
 
-class Watched(Event):
-    def __init__(self) -> None:
-        self.waited = False
-
-    def wait(self) -> None:
-        self.waited = True
-
-
 class WatchedDevice(CpuDevice):
     """Tells who waits for what."""
 
     def __init__(self) -> None:
-        self.recorded: list[Watched] = []
+        self.recorded: list[LateEvent] = []
 
-    def record(self) -> Watched:
-        self.recorded.append(Watched())
+    def record(self) -> LateEvent:
+        self.recorded.append(LateEvent())
         return self.recorded[-1]
 
 
@@ -185,7 +178,7 @@ def test_a_step_of_which_nothing_comes_back_is_waited_for_as_well(llama: Pair) -
     for plan in (*told.plans, empty):
         ticket = runner.launch(plan)
         behind = device.recorded[-1]
-        assert not behind.waited
+        assert not behind.happened
         runner.collect(ticket)
-        assert behind.waited
+        assert behind.happened
     assert len(device.recorded) == 3

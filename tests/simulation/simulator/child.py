@@ -15,9 +15,11 @@ from simulator.faults import Injector
 from simulator.ports import FaultyWorker, Pace
 from troupellm.actors.processes import ProcessEvents
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.actors.worker_seat import Steps, WorkerGone
+from troupellm.actors.worker_seat import WorkerGone
+from troupellm.models.steps import Steps
 from troupellm.protocol.frames import Assembler, Codec, Hello
 from troupellm.protocol.worker import StepPlan, WorkerReady
+from troupellm.protocol.worker_abilities import Wait
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -129,18 +131,26 @@ class SimChild:
         self._say(HELLO)
         await anyio.sleep(world.random.choice(_IMPORT_SECONDS))
         while True:
-            while not self._inbox:
-                self._waiter = new_waiter()
-                await self._waiter.wait()
-            message = self._inbox.popleft()
-            if isinstance(message, Load):
+            message = await self._next()
+            if message is None:
+                await self._give()
+            elif isinstance(message, Load):
                 await self._load()
             elif isinstance(message, Launch):
-                await self._compute(message.plan)
+                await self._step(message.plan)
             elif isinstance(message, PrepareGuide):
                 self._say(GuidePrepared(message.number))
             else:
                 raise RuntimeError("commands are not simulated")
+
+    async def _next(self) -> ToWorker | None:
+        """What is said next; None: nothing is at the moment, and a result is due."""
+        while not self._inbox:
+            if self._steps is not None and self._steps.due:
+                return None
+            self._waiter = new_waiter()
+            await self._waiter.wait()
+        return self._inbox.popleft()
 
     async def _load(self) -> None:
         world = self._world
@@ -148,25 +158,22 @@ class SimChild:
         if world.injector.strike("process", "load_failure"):
             raise RuntimeError("the model could not be loaded")
         world.worker.reset()
-        self._steps = Steps(world.worker)
+        self._steps = Steps(world.worker, self._wait)
         self._say(Loaded(world.ready))
 
-    async def _compute(self, plan: StepPlan) -> None:
-        """A plan, and those that come while it is computed."""
-        steps = self._steps
-        assert steps is not None
-        steps.pending.append(plan)
-        owed = 1
-        while owed:
-            await self._suffer()
-            while self._inbox and isinstance(self._inbox[0], Launch):  # launched with the one before them
-                steps.pending.append(self._inbox[0].plan)
-                self._inbox.popleft()
-                owed += 1
-            result = steps.advance()
-            assert result is not None
-            self._say(Finished(result))
-            owed -= 1
+    async def _step(self, plan: StepPlan) -> None:
+        assert self._steps is not None
+        while self._steps.due:
+            await self._give()
+        self._steps.launch(plan)
+
+    async def _give(self) -> None:
+        assert self._steps is not None
+        await self._suffer()
+        self._say(Finished(self._steps.collect()))
+
+    def _wait(self, wait: Wait) -> None:
+        raise AssertionError("the device of a worker process is not simulated")
 
     async def _suffer(self) -> None:
         """A step takes time, and much can happen in it."""

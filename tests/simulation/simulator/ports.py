@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Injector
@@ -24,6 +25,7 @@ from troupellm.protocol.rest import (
     WorkerReport,
 )
 from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.worker_abilities import Wait
 
 _POOL_SECONDS = 0.01
 
@@ -77,20 +79,34 @@ class Pace:
         await anyio.sleep(seconds)
 
 
-class SimThread:
-    """The thread of the model step. A call takes virtual time; nothing comes after one that hangs."""
+Done = Callable[[Any, BaseException | None], None]
 
-    def __init__(self, pace: Pace, start_soon: Callable[..., object]) -> None:
+
+class SimThread:
+    """The thread of the model step. A call takes virtual time; nothing comes after one that hangs.
+
+    Beside a device that computes by itself calls take none, and waits for that do.
+    """
+
+    def __init__(self, pace: Pace, start_soon: Callable[..., object], *, ahead: bool = False) -> None:
         self._pace = pace
         self._start_soon = start_soon
-        self._calls: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
-        self._works = False
+        self._ahead = ahead
+        self._calls: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._works = self._waits = False
 
-    def post(self, call: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def post(self, call: Callable[[], Any], done: Done) -> None:
         self._calls.append((call, done))
         if not self._works:
             self._works = True
             self._start_soon(self._work)
+
+    def post_behind(self, wait: Callable[[], None], call: Callable[[], Any], done: Done) -> None:
+        self._waiting.append((call, done))
+        if not self._waits:
+            self._waits = True
+            self._start_soon(self._wait)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         finished = anyio.Event()
@@ -110,7 +126,7 @@ class SimThread:
     async def _work(self) -> None:
         while self._calls:
             call, done = self._calls.popleft()
-            await self._pace.take_time()
+            await (anyio.lowlevel.checkpoint() if self._ahead else self._pace.take_time())
             try:
                 result = call()
             except Exception as error:
@@ -118,6 +134,12 @@ class SimThread:
             else:
                 done(result, None)
         self._works = False
+
+    async def _wait(self) -> None:
+        while self._waiting:
+            await self._pace.take_time()
+            self.post(*self._waiting.popleft())
+        self._waits = False
 
 
 class SimCompiler:
@@ -154,13 +176,21 @@ class FaultyWorker:
     """A worker that dies, runs out of memory, fails rows, and answers nonsense, when a fault goes off."""
 
     def __init__(
-        self, worker: Worker, random: Random, injector: Injector, blame_row: Callable[[int], frozenset[int]]
+        self,
+        worker: Worker,
+        random: Random,
+        injector: Injector,
+        blame_row: Callable[[int], frozenset[int]],
+        *,
+        ahead: bool = False,
     ) -> None:
         """
         Args:
             blame_row: told of a row that is about to fail; all rows of its request.
+            ahead: its device computes by itself.
         """
         self._worker = worker
+        self._ahead = ahead
         self._random = random
         self._injector = injector
         self._blame_row = blame_row
@@ -209,6 +239,9 @@ class FaultyWorker:
             self._injector.hits["worker", "poison"] += 1
             raise InjectedDeath("the worker was poisoned")
         return self._worker.launch(plan)
+
+    def under_way(self, ticket: Ticket) -> Wait | None:
+        return (lambda: None) if self._ahead else None
 
     def collect(self, ticket: Ticket) -> StepResult:
         right = self._worker.collect(ticket)

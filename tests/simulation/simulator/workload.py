@@ -69,6 +69,8 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a transfer ends with each plan."""
     fronts: int = 0
     """Front processes."""
+    ahead: bool = False
+    """A worker on a thread has a device that computes by itself."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +95,7 @@ def draw_scenario(seed: int) -> Scenario:
         smallest_mailboxes=random.random() < 0.5,
         step_seconds=random.choice((0.001, 0.005, 0.03)),
         torch=torch,
+        ahead=Random(seed ^ 0xA4EAD).random() < 0.5,
     )
     asks = [_draw_ask(random, number, context) for number in range(random.choice((1, 2, 3, 4, 6, 9)))]
     asks += [_draw_ask(random, len(asks) + extra, context, calm=True) for extra in range(2)]

@@ -82,11 +82,13 @@ class World(Watch):
 
     async def _seat(self) -> WorkerSeat:
         scenario, random, injector = self.scenario, self.random, self.injector
-        worker = FaultyWorker(self.worker, random, injector, self.blame_row)
+        ahead = scenario.pressure.ahead and not scenario.pressure.process
+        worker = FaultyWorker(self.worker, random, injector, self.blame_row, ahead=ahead)
         pace = Pace(random, injector, scenario.pressure.step_seconds)
         start_soon = self.group.start_soon
         if not scenario.pressure.process:
-            return ThreadSeat(worker, SimThread(pace, start_soon), self.ready, scenario.config.worker.step_deadline)
+            thread = SimThread(pace, start_soon, ahead=ahead)
+            return ThreadSeat(worker, thread, self.ready, scenario.config.worker.step_deadline)
         self.processes = SimProcesses(worker, self.ready, random, injector, pace, start_soon)
         spare = scenario.pressure.spare
         seat = self.seat = ProcessSeat("sim", scenario.config, self.processes, lambda progress: None, spare=spare)

@@ -11,6 +11,7 @@ import torch
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.kernels.linear import batch_invariant
 from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
 from troupellm.kernels.triton_support import check_device
 from troupellm.models.checkpoint import Checkpoint
@@ -34,14 +35,17 @@ ON_GPU = DEVICE.type == "cuda"
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 
 
-def runner(pair: Pair, sizes: tuple[int, ...], **more: Any) -> CudaRunner:
+def runner(
+    pair: Pair, sizes: tuple[int, ...], *, invariant: bool = False, kv_dtype: torch.dtype = torch.float32, **more: Any
+) -> CudaRunner:
     decoder = pair.decoder
-    if ON_GPU:
+    if ON_GPU or invariant:
         source = decoder_weights(pair.config, Checkpoint(pair.folder, torch.float32), EMBEDDING)
-        decoder = Decoder(pair.config, OnDevice(source, DEVICE), max_model_len=MAX_LEN)
-    cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32, DEVICE)
-    cache.storage.fill_(float("nan"))
-    plan = triton_planner(pair.config, BLOCK_SIZE, torch.float32, invariant=False)
+        with batch_invariant(invariant):
+            decoder = Decoder(pair.config, OnDevice(source, DEVICE) if ON_GPU else source, max_model_len=MAX_LEN)
+    cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, kv_dtype, DEVICE)
+    cache.storage.view(torch.uint8).fill_(255)  # NaN
+    plan = triton_planner(pair.config, BLOCK_SIZE, kv_dtype, invariant=invariant)
     device = CudaDevice() if ON_GPU else CpuDevice()
     return CudaRunner(decoder, cache, device, max_model_len=MAX_LEN, plan=plan, capture_sizes=sizes, **more)
 
@@ -75,6 +79,45 @@ def test_plans(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     script = told(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
+
+
+def described(script: Script) -> dict[tuple[int, int], bytes]:
+    """By row and position, each token and its log-probability, bit by bit."""
+    entries = [entry for result in script.results for entry in result.logprobs]
+    return {(entry.row, entry.position): entry.token_ids + entry.logprobs for entry in entries}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_log_probabilities_do_not_depend_on_the_batch(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    """With --batch-invariant: alone and in crowds, in one piece and in chunks, eager and replayed with padding."""
+    pair = Pair(tmp_path, FAMILIES["qwen3"]())
+    prompts = [make_prompt(length, row) for row, length in enumerate((21, 5, 34))]
+
+    def script() -> Script:
+        return Script(runner(pair, (4,), invariant=True, kv_dtype=kv_dtype), NUM_BLOCKS)
+
+    alone: dict[tuple[int, int], bytes] = {}
+    for row, prompt in enumerate(prompts):
+        told = script()
+        told.add(row, prompt, logprobs=0)
+        told.step({row: len(prompt)})
+        told.decode(row, steps=4)
+        alone |= described(told)
+    crowd = script()
+    crowd.add(0, prompts[0], logprobs=0)
+    crowd.step({0: 13})
+    crowd.add(1, prompts[1], logprobs=0)
+    crowd.step({1: 5, 0: 8})
+    crowd.add(2, prompts[2], logprobs=0)
+    crowd.step({0: 1, 2: 30, 1: 1})
+    crowd.step({2: 4, 1: 1})
+    crowd.decode(2, 0, 1, steps=2)
+    crowd.decode(0, 2)
+    assert crowd.runner.graphs.replayed
+    found = described(crowd)
+    assert len(found) == 14
+    assert found == {place: alone[place] for place in found}
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.fused_moe.triton_align import align, most_blocks
 from troupellm.kernels.fused_moe.triton_launch import fused_moe_triton
 from troupellm.kernels.fused_moe.triton_route import route_triton
-from troupellm.kernels.quantized import Fp8, Mx, QuantizedWeight, Weight
+from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Mx, QuantizedWeight, Weight
 from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
@@ -69,6 +69,15 @@ def experts_of(inputs: Inputs, case: Case, kind: str) -> tuple[StackedExperts, l
             case "fp8_blocks":
                 scale = torch.rand(-(-weight.shape[0] // 32), -(-weight.shape[1] // 128), device=DEVICE) + 0.5
                 return Fp8(weight.to(torch.float8_e4m3fn), scale, block=(32, 128), dtype=weight.dtype)
+            case "int8":
+                return Int8Channel.quantize(weight)
+            case "int8_groups":
+                return Int8WeightOnly.quantize(weight, 16)
+            case "int4":
+                return Int4Group.quantize(weight, 32)
+            case "int4_symmetric":
+                found = Int4Group.quantize(weight, weight.shape[1])
+                return Int4Group(found.codes, found.scale, dtype=weight.dtype)
             case "mx":
                 generator = torch.Generator().manual_seed(int(weight.abs().sum()))
                 rows, columns = weight.shape
@@ -96,7 +105,7 @@ def check(case: Case, *, few: bool, kind: str = "plain") -> None:
     inputs = make_inputs(case, str(DEVICE), 1)
     weights, ids = route_reference(inputs.logits, case.routing)
     stacked, gate_up, down = experts_of(inputs, case, kind)
-    assert stacked.gate_up.kind == kind
+    assert stacked.gate_up.kind == stacked.down.kind == kind.partition("_groups")[0].partition("_symm")[0]
     got = fused_moe_triton(beside_nan(inputs.x), weights, ids.int(), stacked, few=few)
     expected = fused_moe_reference(
         inputs.x, weights, ids, dequantized(gate_up), dequantized(down), case.swiglu,
@@ -125,7 +134,7 @@ def test_equals_the_reference(name: str, few: bool) -> None:
     check(replace(BY_NAME[name], tokens=3, size=17), few=few)
 
 
-@on_paths("kind", fp8="neither", mx="sorted")
+@on_paths("kind", fp8="neither", mx="sorted", int8="few", int8_groups="sorted", int4="few", int4_symmetric="sorted")
 def test_equals_the_reference_with_quantized_experts(kind: str, few: bool) -> None:
     check(replace(SMALL, hidden=96, size=32, bias=True, swiglu=CLAMPED), few=few, kind=kind)
 
@@ -146,7 +155,7 @@ def test_equals_the_reference_in_more_cases(name: str, few: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["fp8", "mx"])
+@pytest.mark.parametrize("kind", ["fp8", "mx", "int8", "int4"])
 def test_quantized_experts_with_half_inputs(kind: str, dtype: torch.dtype) -> None:
     check(replace(SMALL, hidden=160, size=64, dtype=dtype, tolerance=0.1), few=False, kind=kind)
 

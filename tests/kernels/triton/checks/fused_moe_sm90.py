@@ -23,13 +23,15 @@ KINDS: dict[Kind, tuple[str, str | None, int]] = {
     "plain": ("*bf16", None, 1),
     "fp8": ("*fp8e4nv", "*fp32", 1),
     "fp8_blocks": ("*fp8e4nv", "*fp32", 128),
+    "int8": ("*i8", "*fp32", 2048),
     "mx": ("*u8", "*u8", 32),
+    "int4": ("*u8", "*fp32", 128),
 }
 """Types of weights and scales, and how many inputs share a scale."""
 SIZES = ("in_features", "width", "num_slots", "row_bytes", "row_scales", "input_stride")
 
 
-def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any]) -> Report:
+def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any], group: int | None = None) -> Report:
     """With biases, as the largest variant."""
     values, scales, block = KINDS[name]
     arguments = {
@@ -37,7 +39,8 @@ def compiled(name: Kind, kernel: Any, launch: Launch, constants: dict[str, Any])
         "slots_of": "*i32", "expert_of": "*i32", "count": "*i32", "alpha": "fp32", "limit": "fp32",
         **dict.fromkeys(SIZES, "i32"), "scales": scales or "",
     }  # fmt: skip
-    fixed = {"KIND": CODES[name], "SCALE_K": block, **constants, **({"scales": None} if scales is None else {})}
+    fixed = {"KIND": CODES[name], "SCALE_K": group or block, **constants}
+    fixed |= {"scales": None} if scales is None else {}
     return compile_for(kernel, arguments, launch, fixed)
 
 
@@ -46,17 +49,17 @@ def check(report: Report) -> None:
     assert report.shared_bytes <= SHARED_BYTES
 
 
-def check_product(name: Kind, rows: int) -> None:
+def check_product(name: Kind, rows: int, group: int | None = None) -> None:
     for gated in (True, False):
-        launch = product_launch(rows, name, gated=gated)
+        launch = product_launch(rows, name, group or KINDS[name][2], gated=gated)
         constants = {"GATED": gated, "CLAMPED": gated and name == "mx", "SHARE": 8 if gated else 1, "WHOLE": True}
         if gated:
             constants["routing"] = None
-        report = compiled(name, product_kernel, launch, constants)
+        report = compiled(name, product_kernel, launch, constants, group)
         check(report)
         assert report.count("wgmma.mma_async") > 0 if rows >= 64 else report.count("mma.sync") > 0
         tile = launch.constants["BLOCK_N"] * launch.constants["BLOCK_K"] * (2 if gated else 1)
-        tile = tile * {"plain": 2, "mx": 0.5}.get(name, 1)
+        tile = tile * {"plain": 2, "mx": 0.5, "int4": 0.5}.get(name, 1)
         assert report.buffers(int(tile)) >= 2, "the loads are not pipelined"
 
 
@@ -69,6 +72,8 @@ def test_products() -> None:
 @pytest.mark.parametrize("name", list(KINDS))
 def test_all_products(name: Kind, rows: int) -> None:
     check_product(name, rows)
+    for group in (32, 64) if name in ("int8", "int4") else ():
+        check_product(name, rows, group)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_fp8_inputs_and_weights(whole: bool) -> None:
     x, plain, bias = inputs(5, 272, 40)
     weight = Fp8.quantize(plain)
     if whole:
-        weight = Fp8(weight.values, torch.tensor([0.01], device=DEVICE))
+        weight = Fp8(weight.values, torch.tensor([0.01], device=DEVICE), eight_bit_inputs=True)
     product = gpu_product(weight, bias)
     assert isinstance(product, EightBitProduct)
     codes, scale = row_codes_reference(x, torch.float8_e4m3fn)
@@ -84,18 +84,21 @@ def made(kind: str, plain: torch.Tensor) -> QuantizedWeight:
             return Int8WeightOnly.quantize(plain)
         case "int8 groups":
             return Int8WeightOnly.quantize(plain, 64)
+        case "fp8 rows":
+            weight = Fp8.quantize(plain)
+            return Fp8(weight.values, weight.scale, dtype=plain.dtype)
         case _:
             scale = torch.rand(-(-plain.shape[0] // 32), depth // 64, device=DEVICE) + 0.5
             return Fp8(plain.to(torch.float8_e4m3fn), scale, block=(32, 64), dtype=plain.dtype)
 
 
 KINDS = ("int4 groups of 128", "int4 groups of 32", "int4 without zeros", "int4 in another order", "int8",
-         "int8 groups", "fp8 blocks")  # fmt: skip
+         "int8 groups", "fp8 rows", "fp8 blocks")  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "kind", [kind if kind in KINDS[:1] else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind", [kind if kind in (KINDS[0], "fp8 rows") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_weights_in_codes(kind: str, rows: int) -> None:
     x, plain, bias = inputs(rows, 1280 if "128" in kind else 640, 70)

@@ -1,0 +1,172 @@
+"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: what a CUDA graph is on a GPU.
+
+Between the compiled parts of a small model's step, the interpreter's and torch's and numpy's bookkeeping take a quarter
+of the time: the weights of every step drive their code out of the processor's caches. Here rows are told by their slots
+in the worker's own tables, and everything from a row's last token to its next one is computed without coming back. The
+operations are those of `kernels.decoder_layers`, `kernels.linear` and `kernels.sampling`, to the bit.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from troupellm.kernels import native
+from troupellm.kernels.decoder_layers import DecoderLayers, load as load_layers
+from troupellm.kernels.linear import PackedLinear
+from troupellm.kernels.sampling.native import Columns, compiled as load_sampling
+
+MOST_LOGITS = 1 << 23
+"""Numbers of all rows' logits, whose memory is kept from step to step."""
+
+Pair = tuple[Tensor, Tensor]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowMemory:
+    """Where a worker keeps what it knows of rows, by slot. Arrays are contiguous, and written to by every step."""
+
+    tokens: NDArray[np.int32]
+    """[slots, longest]."""
+    lengths: Ints
+    """[slots], how many tokens are known."""
+    blocks: NDArray[np.int32]
+    """[groups, slots, width]."""
+    num_blocks: Ints
+    """[groups, slots]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What a model has before and behind its layers."""
+
+    embedding: Tensor
+    """float32 [vocab, hidden], contiguous."""
+    factor: float
+    """Of what is looked up there."""
+    norm: Tensor
+    """float32 [hidden]."""
+    eps: float
+    head: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Of the KV cache; see `models.cache_layout`."""
+
+    views: Sequence[tuple[int, int]]
+    """Group and window of each, 0 is none."""
+    num_kv_heads: int
+    block_size: int
+    num_blocks: int
+
+
+class DecodeStep:
+    """What compiled code is told of a model and its cache: `struct Model` of decode_step.cpp."""
+
+    def __init__(
+        self, function: native.Function, layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair],
+        ends: Ends, shape: CacheShape, codes: Tensor, most_rows: int,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            rotations, caches: as of `DecoderLayers.run`.
+            codes: `noise.token_codes`.
+        """
+        assert ends.head.native is not None
+        assert ends.head.native.part is not None
+        self._function, self._vocab, self.most_rows = function, ends.head.out_features, most_rows
+        groups, windows = np.array(shape.views, dtype=np.int64).T.copy()
+        factors = np.array([ends.factor, ends.eps]).view(np.int64).tolist()
+        told = layers.told(rotations, caches)
+        self._model = np.array(
+            [*told.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
+             factors[1], *ends.head.native.part, len(shape.views), groups.ctypes.data, windows.ctypes.data,
+             shape.num_kv_heads, shape.block_size, shape.num_blocks],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._held = (layers, told, rotations, caches, ends, groups, windows, codes)
+        self._codes = codes.data_ptr()
+        self._memory: RowMemory | None = None
+        self._columns: Columns | None = None
+        self._slots: tuple[Ints, Ints] | None = None
+        self._told_memory = self._told_columns = np.empty(0, dtype=np.int64)
+        self._addresses: tuple[int, ...] = ()
+        self._resize(1)
+
+    def run(
+        self, memory: RowMemory, columns: Columns, slots: Ints, option_slots: Ints, starts: Sequence[int]
+    ) -> list[int] | None:
+        """Compute a position of each row and choose its next token, which is written to its row.
+
+        Args:
+            memory: of the rows at `slots` [rows], no slot twice, at most `most_rows`.
+            columns: how rows choose, by `option_slots` [rows].
+            starts: the positions.
+
+        Returns:
+            the tokens, as of `sampling.native.Functions.choose`, whose logits are in `logits` and `peaks`. None where a
+            position is not that of its row's last token, which the model knows, or has no block: nothing was changed.
+        """
+        count = len(starts)
+        if count > self._starts.size:
+            self._resize(count)
+        if memory is not self._memory or columns is not self._columns:
+            self._tell(memory, columns)
+        if self._slots is None or self._slots[0] is not slots or self._slots[1] is not option_slots:
+            self._slots = slots, option_slots
+            self._addresses = slots.ctypes.data, option_slots.ctypes.data
+        self._starts[:count] = starts
+        self._function(*self._pointers, *self._addresses, *self._room, count, *self._found, torch.get_num_threads())
+        return self._tokens[:count].tolist() if self._done[0] else None
+
+    def _resize(self, rows: int) -> None:
+        """Memory for so many rows: of the last step, `logits` [rows, vocab] and the largest of each, `peaks` [rows]."""
+        self.logits = torch.empty(rows, self._vocab, dtype=torch.float32)
+        self._starts, self._tokens, self._done = (np.zeros(size, dtype=np.int64) for size in (rows, rows, 1))
+        self.peaks = np.zeros(rows, dtype=np.float32)
+        self._room = (self._starts.ctypes.data,)
+        self._found = (
+            self.logits.data_ptr(), self._tokens.ctypes.data, self.peaks.ctypes.data, self._done.ctypes.data,
+        )  # fmt: skip
+
+    def _tell(self, memory: RowMemory, columns: Columns) -> None:
+        self._memory, self._columns = memory, columns
+        groups, slots, width = memory.blocks.shape
+        self._told_memory = np.array(
+            [memory.tokens.ctypes.data, memory.tokens.shape[1], memory.lengths.ctypes.data, memory.blocks.ctypes.data,
+             memory.num_blocks.ctypes.data, groups, slots, width],
+            dtype=np.int64,
+        )  # fmt: skip
+        self._told_columns = np.array(
+            [*(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)), self._codes], dtype=np.int64
+        )
+        self._pointers = (self._model.ctypes.data, self._told_memory.ctypes.data, self._told_columns.ctypes.data)
+
+
+def decode_step(
+    layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair], ends: Ends, shape: CacheShape,
+    codes: Tensor,
+) -> DecodeStep | None:  # fmt: skip
+    """A model's steps as one call; None where its head has no part in it, or without compiled code."""
+    function, few = load(), ends.head.native
+    if function is None or few is None or few.part is None:
+        return None
+    most = min(layers.most_rows, few.most_rows, MOST_LOGITS // ends.head.out_features)
+    if most < 1 or ends.embedding.dtype != torch.float32 or not ends.embedding.is_contiguous():
+        return None
+    return DecodeStep(function, layers, rotations, caches, ends, shape, codes, most)
+
+
+@functools.cache
+def load() -> native.Function | None:
+    """The compiled function. Its operations were compared with their references one by one."""
+    library = native.load()
+    if library is None or load_layers() is None or load_sampling() is None:
+        return None
+    return library.function("decode_step", "ppp" + "ppp" + "i" + "pppp" + "i")

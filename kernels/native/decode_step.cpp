@@ -1,0 +1,142 @@
+// A whole decoding step in one call: each row's last token goes through embedding, layers and head, and the next one is
+// chosen and written behind it. What a CUDA graph is on a GPU.
+//
+// The operations are those of the other files, to the bit. Rows are told by their slots in the tables that the worker
+// keeps of them; these are read and written where they lie.
+
+#include "layers.h"
+
+namespace {
+
+// What a model is beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times `factor`;
+// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none; the
+// cache has so many blocks, of `block_size` positions each.
+struct Model {
+    Layers layers;
+    const float* embedding;
+    int64_t embedded;
+    double factor;
+    const float* norm;
+    double eps;
+    Product head;
+    int64_t num_views;
+    const int64_t *groups, *windows;
+    int64_t kv_heads, block_size, num_blocks;
+};
+
+// What is known of rows, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and how many of
+// these there are, counts [groups, slots].
+struct Table {
+    int32_t* tokens;
+    int64_t longest;
+    int64_t* lengths;
+    const int32_t* blocks;
+    const int64_t* counts;
+    int64_t num_groups, slots, width;
+
+    const int32_t* blocks_of(int64_t group, int64_t slot) const { return blocks + (group * slots + slot) * width; }
+};
+
+// How rows choose, by slots of their own: see `choose_tokens` of sampling.cpp.
+struct Options {
+    const int64_t* streams;
+    const float *scales, *floors;
+    const int32_t* codes;
+};
+
+// Whether position `start` is that of the last token of a slot, which the model knows, with blocks that the cache has.
+bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
+    const int64_t length = table.lengths[slot], column = start / model.block_size;
+    if (start < 0 || start + 1 != length || length >= table.longest) return false;
+    const int32_t token = table.tokens[slot * table.longest + start];
+    if (token < 0 || token >= model.embedded) return false;
+    for (int64_t group = 0; group < table.num_groups; ++group) {
+        const int32_t* const blocks = table.blocks_of(group, slot);
+        if (column >= table.counts[group * table.slots + slot] || blocks[column] < 0) return false;
+        for (int64_t i = 0; i <= column; ++i)
+            if (blocks[i] >= model.num_blocks) return false;
+    }
+    return true;
+}
+
+// What all layers are told of the step, and where its numbers lie.
+struct Step {
+    std::vector<Job> jobs;
+    std::vector<int64_t> rows, positions;  // rows [groups, count, kv_heads], where keys and values go
+    std::vector<Plan> plans;
+    std::vector<View> views;
+    std::vector<float> residual;
+    Activations activations;
+    Quantized quantized;
+
+    void prepare(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count) {
+        const int64_t each = count * model.kv_heads;
+        grow(jobs, count);
+        grow(positions, count);
+        grow(rows, table.num_groups * each);
+        grow(residual, count * model.layers.hidden);
+        plans.clear(), views.clear();
+        for (int64_t i = 0; i < count; ++i) {
+            jobs[i] = {static_cast<int32_t>(i), 1, static_cast<int32_t>(slots[i]), static_cast<int32_t>(starts[i])};
+            positions[i] = starts[i] + 1;
+            for (int64_t group = 0; group < table.num_groups; ++group) {
+                const int64_t block = table.blocks_of(group, slots[i])[starts[i] / model.block_size];
+                for (int64_t head = 0; head < model.kv_heads; ++head)
+                    rows[group * each + i * model.kv_heads + head] =
+                        (block * model.kv_heads + head) * model.block_size + starts[i] % model.block_size;
+            }
+        }
+        for (int64_t view = 0; view < model.num_views; ++view)
+            plans.push_back({table.blocks_of(model.groups[view], 0), table.width, jobs.data(), count, model.block_size,
+                             model.windows[view], 1, nullptr});
+        for (int64_t view = 0; view < model.num_views; ++view)
+            views.push_back({&plans[view], rows.data() + model.groups[view] * each});
+    }
+};
+
+// What enters the first layer.
+void embed(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count, float* to) {
+    const int64_t hidden = model.layers.hidden;
+    const float factor = static_cast<float>(model.factor);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+        const float* const from = model.embedding + table.tokens[slots[i] * table.longest + starts[i]] * hidden;
+        for (int64_t c = 0; c < hidden; ++c) to[i * hidden + c] = factor == 1.0f ? from[c] : from[c] * factor;
+    }
+}
+
+}  // namespace
+
+// Rows at slots [count] compute the positions `starts` and choose what follows: tokens [count] and peaks [count] as of
+// `choose_tokens`; a token is written to its row, which is longer by one then, as 0 where none could be chosen. options
+// lie at `option_slots` [count]; logits is memory for [count, vocab]. done[0] is 1; or 0 where some row is not about to
+// go on from its last token: nothing was changed then.
+extern "C" void decode_step(const Model* model, const Table* table, const Options* options, const int64_t* slots,
+                            const int64_t* option_slots, const int64_t* starts, int64_t count, float* logits,
+                            int64_t* tokens, float* peaks, int64_t* done, int64_t threads) {
+    static thread_local Step memory;
+    done[0] = 0;
+    for (int64_t i = 0; i < count; ++i)
+        if (!fits(*model, *table, slots[i], starts[i])) return;
+    Step& step = memory;
+    step.prepare(*model, *table, slots, starts, count);
+    const int64_t hidden = model->layers.hidden, vocab = model->head.outs();
+    float* const residual = step.residual.data();
+    LayersPart layers(model->layers, count, {}, step.activations, threads);
+    Part head(model->head, false, count, threads, step.quantized);
+    const Choosing choosing{logits, vocab, count, vocab, option_slots, options->streams, options->scales,
+                            options->floors, step.positions.data(), options->codes, nullptr, 0, nullptr, 0,
+                            tokens, peaks};
+#pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
+    {
+        embed(*model, *table, slots, starts, count, residual);
+        layers.run(residual, starts, step.views.data(), nullptr);
+        head.run({residual, hidden, count, model->norm, model->eps}, {logits, vocab, false, 1.0f});
+        choose_part(choosing);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        int64_t& length = table->lengths[slots[i]];
+        table->tokens[slots[i] * table->longest + length++] = static_cast<int32_t>(tokens[i] > 0 ? tokens[i] : 0);
+    }
+    done[0] = 1;
+}

@@ -1,0 +1,187 @@
+// All layers of a decoder as a part of a larger operation: norm, queries with keys and values, attention, projection,
+// norm, gated feed-forward. One team of threads goes through them; between two operations it meets, which takes a
+// fraction of what it takes to come back to the interpreter and to set out again.
+//
+// The operations are those of the other files, to the bit.
+
+#pragma once
+
+#include <deque>
+
+#include "parts.h"
+
+namespace {
+
+// kind 0: weight is a FloatWeight, 1: an Int8Weight.
+struct Product {
+    int64_t kind;
+    const void* weight;
+
+    const FloatWeight& floats() const { return *static_cast<const FloatWeight*>(weight); }
+    const Int8Weight& int8() const { return *static_cast<const Int8Weight*>(weight); }
+    int64_t outs() const { return kind == 0 ? floats().outs : int8().outs; }
+};
+
+// A layer, in fields of 8 bytes each. The norms [hidden] or null; view and rotation are numbers of what a step is given;
+// multiplier is of what is added to the residual.
+struct Layer {
+    Product qkv, out, gate_up, down;
+    const float *attention_norm, *feed_forward_norm;
+    const Heads* heads;
+    int64_t view, rotation, activation;
+    double eps, multiplier;
+};
+
+// What the layers of one view of the cache read and write: see `paged_attention` of attention.cpp.
+struct View {
+    const Plan* plan;
+    const int64_t* rows;
+};
+
+// By position, [positions, half].
+struct Rotation {
+    const float *cosines, *sines;
+};
+
+struct Cache {
+    void *keys, *values;
+};
+
+// All layers of a model, in fields of 8 bytes each: layers, caches [count]; rotations as the layers name them; cells as
+// in `paged_attention`.
+struct Layers {
+    const Layer* layers;
+    int64_t count, hidden;
+    const Rotation* rotations;
+    const Cache* caches;
+    int64_t cells;
+};
+
+// A product within a larger operation, with what its threads share.
+class Part {
+public:
+    Part(const Product& product, bool gated, int64_t rows, int64_t threads, Quantized& memory)
+        : product_(product), memory_(memory), shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, threads)
+                                                                        : shares_of(product.int8(), gated, rows, threads)) {
+        if (product.kind != 0) memory.fit(rows, product.int8());
+    }
+
+    // Every thread calls it, and nobody goes on before all are done.
+    void run(const Inputs& x, const Output& out) {
+        if (product_.kind == 0)
+            float_part(product_.floats(), x, out, shares_);
+        else
+            int8_part(product_.int8(), x, out, memory_, shares_);
+#pragma omp barrier
+    }
+
+    void run_gated(const Inputs& x, int64_t activation, const Output& out) {
+        if (product_.kind == 0)
+            float_gated_part(product_.floats(), x, activation, out, shares_);
+        else
+            int8_gated_part(product_.int8(), x, activation, out, memory_, shares_);
+#pragma omp barrier
+    }
+
+private:
+    const Product& product_;
+    Quantized& memory_;
+    Shares shares_;
+};
+
+// What lies between the products of one layer, for all layers; kept: the rows of `attended` that the last one goes on with.
+struct Activations {
+    std::vector<float> projected, attended, kept, gated;
+    Quantized quantized;
+
+    void fit(const Layer& layer, int64_t rows, int64_t num_kept) {
+        const int64_t width = layer.heads->heads * layer.heads->head_dim;
+        grow(projected, rows * layer.qkv.outs());
+        grow(attended, rows * width);
+        grow(kept, num_kept * width);
+        grow(gated, rows * (layer.gate_up.outs() / 2));
+    }
+};
+
+// Rows to go on with behind the last layer's attention; null is all.
+struct Keep {
+    const int64_t* places;
+    int64_t count;
+};
+
+// The layers of one step, made by the thread that then calls for its team.
+class LayersPart {
+public:
+    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, int64_t threads)
+        : model_(model), rows_(rows), keep_(keep), memory_(memory) {
+        for (int64_t number = 0; number < model.count; ++number) {
+            const Layer& layer = model.layers[number];
+            const int64_t after = keeps(number) ? keep.count : rows;
+            memory.fit(layer, rows, keep.places ? keep.count : 0);
+            parts_.emplace_back(layer.qkv, false, rows, threads, memory.quantized);
+            parts_.emplace_back(layer.out, false, after, threads, memory.quantized);
+            parts_.emplace_back(layer.gate_up, true, after, threads, memory.quantized);
+            parts_.emplace_back(layer.down, false, after, threads, memory.quantized);
+        }
+    }
+
+    // Every thread calls it. residual [rows, hidden] becomes what leaves the last layer, before the final norm; with
+    // `keep`, that is `out` [count, hidden]. positions [rows]; views as the layers name them.
+    void run(float* residual, const int64_t* positions, const View* views, float* out) {
+        for (int64_t number = 0; number < model_.count; ++number) {
+            const Layer& layer = model_.layers[number];
+            attend(number, residual, positions, views[layer.view]);
+            if (keeps(number)) {
+                if (keep_.count == 0) return;
+                gather(residual, model_.hidden, out);
+                gather(memory_.attended.data(), layer.heads->heads * layer.heads->head_dim, memory_.kept.data());
+                feed(number, keep_.count, memory_.kept.data(), out);
+            } else {
+                feed(number, rows_, memory_.attended.data(), residual);
+            }
+        }
+    }
+
+private:
+    bool keeps(int64_t number) const { return keep_.places && number == model_.count - 1; }
+
+    // Up to what is attended to.
+    void attend(int64_t number, const float* residual, const int64_t* positions, const View& view) {
+        const Layer& layer = model_.layers[number];
+        const Heads& heads = *layer.heads;
+        const Rotation angles = heads.half ? model_.rotations[layer.rotation] : Rotation{};
+        const int64_t width = layer.qkv.outs();
+        parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
+                               {memory_.projected.data(), width, false, 1.0f});
+        attention_part({&heads, view.plan, memory_.projected.data(), width, rows_, model_.caches[number].keys,
+                        model_.caches[number].values, model_.cells, view.rows, positions, angles.cosines, angles.sines,
+                        memory_.attended.data(), heads.heads * heads.head_dim});
+#pragma omp barrier
+    }
+
+    // From there on.
+    void feed(int64_t number, int64_t rows, const float* attended, float* residual) {
+        const Layer& layer = model_.layers[number];
+        const int64_t inner = layer.gate_up.outs() / 2, hidden = model_.hidden;
+        const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
+        parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum);
+        parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
+                                         {memory_.gated.data(), inner, false, 1.0f});
+        parts_[4 * number + 3].run({memory_.gated.data(), inner, rows, nullptr, 0.0}, sum);
+    }
+
+    // to [kept, width] = the rows of `from` that are kept.
+    void gather(const float* from, int64_t width, float* to) const {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < keep_.count; ++i)
+            std::memcpy(to + i * width, from + keep_.places[i] * width, sizeof(float) * width);
+    }
+
+    const Layers& model_;
+    const int64_t rows_;
+    const Keep keep_;
+    Activations& memory_;
+    std::deque<Part> parts_;
+};
+
+}  // namespace

@@ -1,0 +1,106 @@
+"""Which quantized weights stay in their codes, where, and what they take: asked by whoever plans memory and by whoever
+makes products.
+
+What an outline does not show may still have a weight dequantized: eight-bit floats that are no numbers, and inputs in
+groups of unequal size.
+"""
+
+from math import ceil
+
+import torch
+
+from troupellm.kernels.quantized.outline import Code, Outline
+from troupellm.kernels.triton_support import usable
+
+BYTES: dict[Code, float] = {
+    "int8": 1, "int4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1, "mxfp8_e5m2": 1,
+}  # fmt: skip
+"""Of a weight in its codes; those of six bits are spread out."""
+SCALE = 4
+"""Bytes of a scale, or of an offset."""
+STACKED_SCALE: dict[Code, int] = {"int8": 2 * SCALE, "int4": 2 * SCALE, "mxfp4": 1}
+"""Where experts are stacked: whole numbers always have an offset, too, and powers of two stay exponents."""
+STACKED_BLOCK = 128
+"""Blocks of inputs of stacked eight-bit floats are multiples of it: the largest tile of a product, which has one scale
+per output."""
+CPU_STEP = 64
+"""What a CPU's compiled products pad rows to at most, and those with int8 inputs their inputs, too."""
+CPU_ROW = 16
+"""Bytes for each row of an int8 weight on a CPU beside its scale: sums of its codes and zeros."""
+CPU_TABLE = 16
+"""Bytes beside any other weight there."""
+
+
+def stays(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts: bool = False) -> bool:
+    """Whether a weight is computed with in its codes; otherwise it is dequantized when it is loaded.
+
+    Args:
+        dtype: of inputs.
+        experts: of a mixture, which a GPU has in one tensor.
+    """
+    if device.type == "cpu":
+        return _cpu_keeps(outline, dtype)
+    if device.type != "cuda" or not usable(device):
+        return False
+    return stack_keeps(outline) if experts else gpu_keeps(outline)
+
+
+def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts: bool = False) -> int:
+    """What a weight takes once it is loaded, at most; arguments as of `stays`."""
+    rows, columns = outline.rows, outline.columns
+    if not stays(outline, device, dtype, experts=experts):
+        return rows * columns * dtype.itemsize
+    per_row = outline.groups * SCALE * (1 + outline.offsets)
+    if device.type == "cpu":
+        rows = _rounded_up(rows, CPU_STEP)
+        if _int8_inputs(outline):
+            columns, per_row = _rounded_up(columns, CPU_STEP), per_row + CPU_ROW
+    elif experts:
+        per_row = outline.groups * STACKED_SCALE.get(outline.code, SCALE)
+    beside = torch.int64.itemsize * columns * outline.ordered + (CPU_TABLE if device.type == "cpu" else 0)
+    return ceil(rows * columns * BYTES[outline.code]) + rows * per_row + beside
+
+
+def decodes(outline: Outline) -> bool:
+    """Whether `coded` makes codes of it: pairs of inputs share a scale, and e5m2 is not decoded."""
+    pairs = outline.group > 0 and outline.group % 2 == 0 and outline.columns % outline.group == 0
+    return pairs and not outline.code.endswith("e5m2")
+
+
+def gpu_keeps(outline: Outline) -> bool:
+    """Whether there are products on a GPU. Those with four bits count on from a base, which mxfp4 does not."""
+    return in_eight_bits(outline) or (decodes(outline) and outline.code != "mxfp4")
+
+
+def in_eight_bits(outline: Outline) -> bool:
+    """Whether a GPU computes products in eight bits: on both sides, with one scale per row of each."""
+    return outline.eight_bit_inputs and outline.groups == 1 and outline.code in ("int8", "fp8")
+
+
+def stack_keeps(outline: Outline) -> bool:
+    """Whether a GPU's kernels for mixtures of experts take such a weight."""
+    match outline.code:
+        case "int8" | "int4":
+            return decodes(outline) and not outline.ordered
+        case "fp8" | "fp8_e5m2":
+            return outline.groups == 1 or outline.group % STACKED_BLOCK == 0
+        case "mxfp4":
+            return decodes(outline)
+        case _:
+            return False
+
+
+def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
+    from troupellm.kernels.quantized import coded_cpu  # which stands on kernels.linear
+
+    if _int8_inputs(outline):
+        return True
+    return dtype == torch.float32 and decodes(outline) and coded_cpu.load() is not None
+
+
+def _int8_inputs(outline: Outline) -> bool:
+    return outline.code == "int8" and outline.eight_bit_inputs
+
+
+def _rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step

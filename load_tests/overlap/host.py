@@ -1,0 +1,115 @@
+"""What a decoding step takes of the host: the runner of a GPU, over one that does nothing."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from statistics import median
+from typing import cast
+
+import msgspec
+import torch
+from torch import Tensor
+
+from troupellm.models.cuda.batch import GroupPlanner
+from troupellm.models.cuda.device import CpuDevice, Graph
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.ticket import LaunchedPlan
+from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.layers.attention import KVPair
+from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
+
+BLOCK_SIZE, LENGTH, VOCAB, HIDDEN = 16, 4096, 512, 32
+WARM_UP_STEPS = 16
+
+
+class HostTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds per step, medians."""
+
+    running: int
+    launch_us: float
+    collect_us: float
+    total_us: float
+
+
+class NullGraph(Graph):
+    def replay(self) -> None:
+        """Nothing is computed."""
+
+
+class NullGpu(CpuDevice):
+    """Its graphs do nothing. What is launched beside them is computed here: as quickly as a GPU is told to."""
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        return NullGraph()
+
+
+class NullDecoder:
+    """What the runner needs of a decoder: the same logits for everything."""
+
+    config = DecoderConfig(
+        architecture="LlamaForCausalLM", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=HIDDEN, num_layers=1,
+        num_heads=2, num_kv_heads=1, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
+        tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,),
+    )  # fmt: skip
+    batch_invariant = False
+    dtype = torch.float32
+    score = None
+
+    def forward(self, batch: ForwardBatch, _: list[KVPair]) -> Tensor:
+        return torch.zeros(batch.logit_tokens.shape[0], HIDDEN)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape[0], VOCAB)
+
+
+def host_time(running: int, steps: int) -> HostTime:
+    """Greedy decoding, two steps under way, each row with a new block every 16 steps."""
+    plans = decode_plans(running, WARM_UP_STEPS + steps)
+    blocks = running * (3 + len(plans) // BLOCK_SIZE)
+    cache = KVCache(NullDecoder.config, blocks + 1, BLOCK_SIZE, torch.float32)
+    runner = CudaRunner(
+        cast(RunnableDecoder, NullDecoder()), cache, NullGpu(), max_model_len=max(LENGTH, len(plans)),
+        plan=cast(GroupPlanner, lambda tables, spans, window: None), capture_sizes=(running,), slots=running,
+    )  # fmt: skip
+    under_way = deque[LaunchedPlan]()
+    launches, collects = list[float](), list[float]()
+    for plan in plans:
+        begin = time.perf_counter()
+        under_way.append(runner.launch(plan))
+        launches.append(time.perf_counter() - begin)
+        if len(under_way) == MOST_LAUNCHED:
+            begin = time.perf_counter()
+            runner.collect(under_way.popleft())
+            collects.append(time.perf_counter() - begin)
+    launched, collected = launches[WARM_UP_STEPS:], collects[WARM_UP_STEPS - 1 :]
+    both = [launch + collect for launch, collect in zip(launched, collected, strict=True)]
+    return HostTime(
+        running=running, launch_us=1e6 * median(launched), collect_us=1e6 * median(collected),
+        total_us=1e6 * median(both),
+    )  # fmt: skip
+
+
+def decode_plans(running: int, steps: int) -> list[StepPlan]:
+    """Of prompts of one token, so that every step decodes; as the scheduler would write them."""
+    rows, ones = tuple(range(running)), (1,) * running
+    blocks = count(2 * running)
+    new = tuple([
+        NewRow(
+            row=row, epoch=1, request_id=str(row), token_ids=bytes(4), num_prompt_tokens=1,
+            sampling=SamplingState(temperature=0.0), blocks=((row, running + row),),
+        )
+        for row in rows
+    ])  # fmt: skip
+    plans = []
+    for step in range(steps):
+        grown = [row for row in rows if (step + row) % BLOCK_SIZE == 0]
+        changes = tuple([RowChange(row=row, appended_blocks=((next(blocks),),)) for row in grown])
+        plans.append(StepPlan(
+            step=step, engine_epoch=0, rows=rows, epochs=ones, starts=(step,) * running, counts=ones,
+            new_rows=() if step else new, changes=changes if step else (),
+        ))  # fmt: skip
+    return plans

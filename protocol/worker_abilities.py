@@ -1,0 +1,36 @@
+"""What some workers can beside what `protocol.worker.Worker` asks of all."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.worker import Ticket
+
+Wait = Callable[[], None]
+"""Sleeps until a device is done with something."""
+
+
+@runtime_checkable
+class WorksAhead(Protocol):
+    """A worker whose device computes by itself what was launched."""
+
+    def under_way(self, ticket: Ticket, /) -> Wait | None:
+        """What to wait for before a launched plan is collected: fit for any thread, beside all calls of the worker.
+        None: its result is there, or `collect` computes it."""
+
+
+@runtime_checkable
+class HasMeanwhile(Protocol):
+    """A worker on a thread that knows a good moment in each step to let others have the interpreter's lock."""
+
+    def meanwhile(self, call: Callable[[], None]) -> None:
+        """Have `call` called in every step, on its thread: before a stretch that needs no lock, and never late in a
+        long step. May be called before `load`."""
+
+
+@runtime_checkable
+class PreparesGuides(Protocol):
+    """A worker that can build guides before they are needed."""
+
+    def prepare_guide(self, program: GuideProgram) -> None:
+        """Build a guide, on any thread and beside the steps. Never raises."""

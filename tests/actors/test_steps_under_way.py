@@ -1,0 +1,258 @@
+"""Both seats launch a plan when it comes, also while the device is waited for; results come in order all the same."""
+
+import gc
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.hand_device import PATIENCE, HandDevice
+from troupellm.actors.intensity import Intensity
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.ports import StepThread, SystemClock, ThreadPool
+from troupellm.actors.worker import WorkerActor
+from troupellm.actors.worker_seat import ThreadSeat
+from troupellm.models import worker_main
+from troupellm.models.worker_main import EXIT_FAILED, Server
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.frame_socket import FrameSocket
+from troupellm.protocol.frames import FrameError, PeerGone
+from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.rest import StopProfile
+from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.worker_link import (
+    HELLO,
+    Failed,
+    Finished,
+    FromWorker,
+    GuidePrepared,
+    Launch,
+    Load,
+    Loaded,
+    Obey,
+    PrepareGuide,
+    Progress,
+    ToWorker,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def plan(step: int) -> StepPlan:
+    return StepPlan(step=step, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
+
+
+class OnThread:
+    """The worker's thread and its seat."""
+
+    def __init__(self, device: HandDevice) -> None:
+        self.thread = StepThread("step")
+        self.seat = ThreadSeat(device, self.thread, device.ready(), None)
+
+    async def send(self, step: int) -> None:
+        self.seat.send(plan(step))
+
+    async def receive(self) -> int:
+        return (await self.seat.receive()).step
+
+    async def close(self) -> None:
+        assert await self.thread.close()
+
+
+class OnLink:
+    """The main loop of a worker process, on a thread, with the other end of its socket."""
+
+    def __init__(self, device: HandDevice) -> None:
+        near, far = socket.socketpair()
+        self.link: FrameSocket[ToWorker, FromWorker] = FrameSocket(near, FromWorker, HELLO)
+        self._pool = ThreadPool("listens", 1)
+        self._serving: worker_main.Link = FrameSocket(far, ToWorker, HELLO)
+        self._server = Server(self._serving)
+        self.ends: list[int | type[Exception]] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.link.greet()
+        self.link.send(Load(factory="", folder="", config=EngineConfig()))
+        assert isinstance(self.link.receive(PATIENCE), Progress)
+        assert isinstance(self.link.receive(PATIENCE), Loaded)
+
+    def _serve(self) -> None:
+        self._serving.greet()
+        try:
+            self.ends.append(self._server.run())
+        except FrameError as error:
+            self.ends.append(type(error))
+
+    async def send(self, step: int) -> None:
+        self.link.send(Launch(plan(step)))
+
+    async def receive(self) -> int:
+        message = await self._pool.run(self.link.receive, PATIENCE)
+        assert isinstance(message, Finished)
+        return message.result.step
+
+    def end(self) -> list[int | type[Exception]]:
+        """How the loop ended."""
+        self._thread.join(PATIENCE)
+        return self.ends
+
+    async def close(self) -> None:
+        assert await self._pool.close()
+        self.link.close()
+        self._thread.join(PATIENCE)
+        self._serving.close()
+        self._server._waits.end()  # which a process leaves to its end
+        self._server._guides.shutdown()
+        if self._server._bell is not None:
+            self._server._bell.close()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandDevice]:
+    made = HandDevice()
+
+    def resolve(factory: str) -> Any:
+        return lambda folder: made
+
+    monkeypatch.setattr(worker_main, "resolve", resolve)
+    yield made
+    gc.unfreeze()  # what a worker process hides from the collector
+
+
+Seat = OnThread | OnLink
+SEATS = pytest.mark.parametrize("sit", [OnThread, OnLink])
+
+
+@SEATS
+async def test_a_plan_is_launched_while_another_step_is_waited_for(device: HandDevice, sit: type[Seat]) -> None:
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    await elsewhere.run(device.until_waited, 1)
+    await seat.send(2)
+    await elsewhere.run(device.until_launched, 2)
+    assert device.calls == ["launch 1", "launch 2"]
+    device.finish(1)
+    assert await seat.receive() == 1
+    await elsewhere.run(device.until_waited, 2)
+    await seat.send(3)
+    await elsewhere.run(device.until_launched, 3)
+    assert device.calls == ["launch 1", "launch 2", "collect 1", "launch 3"]
+    device.finish(2, 3)
+    assert [await seat.receive(), await seat.receive()] == [2, 3]
+    assert len(device.threads) == len(device.waiting_threads) == 1
+    assert device.threads.isdisjoint(device.waiting_threads)
+    await seat.close()
+    await elsewhere.close()
+
+
+@SEATS
+async def test_a_step_that_is_done_keeps_its_place_behind_one_that_is_not(device: HandDevice, sit: type[Seat]) -> None:
+    device.at_once = {1, 3}
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    assert await seat.receive() == 1
+    assert not device.waiting_threads
+    await seat.send(2)
+    await seat.send(3)
+    await elsewhere.run(device.until_launched, 3)
+    assert device.calls == ["launch 1", "collect 1", "launch 2", "launch 3"]
+    device.finish(2)
+    assert [await seat.receive(), await seat.receive()] == [2, 3]
+    await seat.close()
+    await elsewhere.close()
+
+
+@SEATS
+async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
+    device.at_once = {1, 2, 3}
+    seat = sit(device)
+    for step in (1, 2, 3):
+        await seat.send(step)
+    assert [await seat.receive() for _ in range(3)] == [1, 2, 3]
+    assert device.calls == ["launch 1", "collect 1", "launch 2", "collect 2", "launch 3", "collect 3"]
+    await seat.close()
+
+
+async def test_a_device_that_breaks_is_the_steps_failure(device: HandDevice) -> None:
+    device.broken = {1}
+    seat = OnThread(device)
+    await seat.send(1)
+    await seat.send(2)
+    device.finish(1, 2)
+    with pytest.raises(RuntimeError, match="the device is broken"):
+        await seat.receive()
+    await seat.thread.run(int)  # behind what the other wait has posted
+    assert device.calls == ["launch 1", "launch 2", "collect 1"]
+    await seat.seat.restart()
+    await seat.send(3)
+    device.finish(3)
+    assert await seat.receive() == 3
+    await seat.close()
+
+
+async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None:
+    device.broken = {1}
+    seat = OnLink(device)
+    await seat.send(1)
+    device.finish(1)
+    message = seat.link.receive(PATIENCE)
+    assert isinstance(message, Failed)
+    assert message.message == "the device is broken"
+    assert seat.end() == [EXIT_FAILED]
+    await seat.close()
+
+
+async def test_what_was_under_way_at_a_restart_is_never_told(device: HandDevice) -> None:
+    seat = OnThread(device)
+    await seat.send(1)
+    await seat.send(2)
+    await seat.thread.run(int)
+    await seat.seat.restart()
+    await seat.send(3)
+    device.finish(1, 2, 3)
+    assert await seat.receive() == 3
+    assert device.calls == ["launch 1", "launch 2", "reset", "launch 3", "collect 3"]
+    await seat.close()
+
+
+async def test_a_device_that_hangs_is_the_end(device: HandDevice) -> None:
+    plans: Mailbox[Any, Any] = Mailbox("worker", 2)
+    results: Mailbox[Any, Any] = Mailbox("scheduler", 2)
+    seat = OnThread(device)
+    actor = WorkerActor(plans, results, seat.seat, SystemClock(), 0.01, Intensity())
+    await plans.put(plan(1))
+    with pytest.raises(WorkerCrashed, match=r"longer than 0\.01 s \(step_timeout\)"):
+        await actor.run()
+    assert not await seat.thread.close(0.01)  # left behind
+    device.finish(1)
+    for thread in threading.enumerate():
+        if thread.name.startswith("step"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+async def test_guides_are_built_while_a_device_is_waited_for(device: HandDevice) -> None:
+    seat, program = OnLink(device), GuideProgram(backend="any", text="x")
+    await seat.send(1)
+    device.until_waited(1)
+    seat.link.send(PrepareGuide(7, program))
+    assert seat.link.receive(PATIENCE) == GuidePrepared(7)
+    assert device.guides == [program]
+    device.finish(1)
+    assert await seat.receive() == 1
+    await seat.close()
+    assert seat.ends == [PeerGone]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_command_while_a_step_is_under_way_breaks_the_protocol(device: HandDevice, at_once: bool) -> None:
+    device.at_once = {1} if at_once else set()
+    seat = OnLink(device)
+    encode = seat.link._codec.encode
+    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Obey(StopProfile())))
+    assert seat.end() == [FrameError]
+    device.finish(1)
+    await seat.close()

@@ -1,0 +1,85 @@
+"""A worker with a device that is done with a step when a test says so."""
+
+import threading
+from collections import defaultdict
+
+from troupellm.load_tests.fake_worker import FakeWorker
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.worker import StepPlan, StepResult, Ticket, WorkerReady
+from troupellm.protocol.worker_abilities import Wait
+
+PATIENCE = 30.0
+"""Seconds after which what a test waits for does not come any more."""
+
+
+class HandDevice(FakeWorker):
+    """Implements `WorksAhead`.
+
+    Attributes:
+        calls: of the worker, in their order.
+        threads: that made them.
+        at_once: steps that are done when they are launched.
+        broken: steps that the device cannot end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("by hand", num_blocks=8, context=64)
+        self.calls: list[str] = []
+        self.threads: set[int] = set()
+        self.waiting_threads: set[int] = set()
+        self.at_once: set[int] = set()
+        self.broken: set[int] = set()
+        self.guides: list[GuideProgram] = []
+        self._launched: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self._waited: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self._done: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        self._note(f"launch {plan.step}")
+        self._launched[plan.step].set()
+        return super().launch(plan)
+
+    def under_way(self, ticket: Ticket, /) -> Wait | None:
+        return None if ticket.step in self.at_once else lambda: self._wait(ticket.step)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        self._note(f"collect {ticket.step}")
+        if ticket.step not in self.at_once:
+            assert self._done[ticket.step].is_set(), "a step was collected before it was done"
+        if ticket.step in self.broken:
+            raise RuntimeError("the device is broken")
+        return super().collect(ticket)
+
+    def reset(self) -> None:
+        self._note("reset")
+
+    def prepare_guide(self, program: GuideProgram) -> None:
+        self.guides.append(program)
+
+    def ready(self) -> WorkerReady:
+        """What it loads as."""
+        return self.load(EngineConfig(), lambda progress: None)
+
+    def finish(self, *steps: int) -> None:
+        """The device is done with them."""
+        for step in steps:
+            self._done[step].set()
+
+    def until_launched(self, step: int) -> None:
+        assert self._launched[step].wait(PATIENCE), f"step {step} was not launched"
+
+    def until_waited(self, step: int) -> None:
+        """Until somebody waits for it."""
+        assert self._waited[step].wait(PATIENCE), f"nobody waits for step {step}"
+
+    def _wait(self, step: int) -> None:
+        self.waiting_threads.add(threading.get_ident())
+        self._waited[step].set()
+        assert self._done[step].wait(PATIENCE), f"step {step} was never finished"
+        if step in self.broken:
+            raise RuntimeError("the device is broken")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        self.threads.add(threading.get_ident())
