@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from troupellm.load_tests.gpu.engine import CONTEXT, LARGE, STEPS, Found, Models, WorkerStep
+from troupellm.load_tests.gpu.engine import CONTEXT, LARGE, STEPS, Found, Models
 from troupellm.load_tests.roofline import BF16, SIZES, decode_seconds
 from troupellm.load_tests.speculation.arms import Arms, Measured
 from troupellm.load_tests.speculation.workloads import RANDOM_PROMPT, random_tokens
@@ -27,12 +27,14 @@ def verified(models: Models) -> Found:
     answers with drafts over those without, where three tokens of a step are kept on average."""
     found, details, size = dict[str, float](), dict[str, Any](), SIZES[LARGE]
     for batch in BATCHES:
-        one, several = models.worker_step(LARGE, batch, CONTEXT), _verifying(models, batch)
+        one, step = _timed(models, batch)
+        # All drafts are refused, so that plans can be written beforehand.
+        several, several_step = _timed(models, batch, speculative_config=_drafting(1.0))
         least = decode_seconds(size, BF16, models.roof(), batch=batch, context=CONTEXT + STEPS / 2)
-        found[f"verify, batch {batch}"] = several.bare / one.bare
+        found[f"verify, batch {batch}"] = several / one
         details[f"verify, batch {batch}"] = {
-            "ms": several.bare * 1e3, "one token ms": one.bare * 1e3, "one token, roofline ms": least * 1e3,
-            "worker ms": several.seconds * 1e3, "one token, worker ms": one.seconds * 1e3,
+            "ms": several * 1e3, "one token ms": one * 1e3, "one token, roofline ms": least * 1e3,
+            "worker ms": several_step * 1e3, "one token, worker ms": step * 1e3,
         }  # fmt: skip
     spent = models.run(lambda: _answers(models), LIMIT_SECONDS)
     without, with_drafts = spent.rates
@@ -44,9 +46,12 @@ def verified(models: Models) -> Found:
     return found, details
 
 
-def _verifying(models: Models, batch: int) -> WorkerStep:
-    """Of steps whose drafts are all refused, so that plans can be written beforehand."""
-    return models.worker_step(LARGE, batch, CONTEXT, speculative_config=_drafting(1.0))
+def _timed(models: Models, batch: int, **more: Any) -> tuple[float, float]:
+    """Seconds of the worker's graph, or of its step where it has none, and of its step."""
+    with models.worker(LARGE, batch, CONTEXT + STEPS + 32, **more) as worker:
+        worker.fill(batch, CONTEXT, STEPS + 2)
+        step = worker.step_seconds(STEPS)
+        return worker.graph_seconds(STEPS) or step, step
 
 
 async def _answers(models: Models) -> Measured:

@@ -1,4 +1,4 @@
-"""The GPU script's measures of engines, each run once on a tiny model and a CPU that passes for a GPU."""
+"""The GPU script's measures of engines, each run once on a tiny model and a CPU, which may pass for a GPU."""
 
 import argparse
 from pathlib import Path
@@ -32,9 +32,14 @@ SIZES_OF_GRAPHS = (1, 2, 4)
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Models:
-    pretend_gpu(monkeypatch, SIZES_OF_GRAPHS)
     monkeypatch.setattr(engines, "LOOK_SECONDS", 0.0)
     return tiny_models(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are graphs."""
+    pretend_gpu(monkeypatch, SIZES_OF_GRAPHS)
 
 
 def checked(goal: str, measured: Found) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def checked(goal: str, measured: Found) -> dict[str, Any]:
     return details
 
 
-def test_public_requests(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_requests(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = workloads.public_lengths()
     assert [sum(column) for column in zip(*lengths, strict=True)] == [142_827, 133_966]
     monkeypatch.setattr(workloads, "PUBLIC", 3)
@@ -86,7 +91,7 @@ def test_long_workloads_have_fewer_requests(models: Models, monkeypatch: pytest.
     assert ran == [8, 4]
 
 
-def test_idle_shares(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_shares(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("BATCH", 2), ("CONTEXT", 8), ("BEFORE", 2), ("STEPS", 6), ("SPARE", 16)):
         monkeypatch.setattr(idling, name, value)
     monkeypatch.setattr(idling, "intervals", lambda profile: [(0.0, 9.0), (10.0, 13.0), (12.0, 14.0), (15.0, 20.0)])
@@ -103,16 +108,16 @@ def test_gaps_within_steps_are_no_idling() -> None:
         idling.steady([])
 
 
-def test_captures(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "CONTEXT", 32)
     details = checked("G17", captures.all_sizes(models))
     assert details["graphs"] == len(SIZES_OF_GRAPHS)
 
 
-def test_no_graphs_are_no_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_graphs_are_no_number(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "CONTEXT", 32)
     with pytest.raises(RuntimeError, match="no graph to capture"):
-        captures.all_sizes(tiny_models(monkeypatch, tmp_path))
+        captures.all_sizes(models)
 
 
 def test_a_cached_prompt(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,7 @@ def test_a_cached_prompt(models: Models, monkeypatch: pytest.MonkeyPatch) -> Non
     assert details["cached ms"] < details["cold ms"]
 
 
-def test_a_common_prefix(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_common_prefix(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KILO", 8), ("READERS", 3), ("STEPS", 12)):
         monkeypatch.setattr(prefixes, name, value)
     details = checked("G24", prefixes.common(models))
@@ -140,8 +145,8 @@ def test_coming_back_from_the_host(models: Models, monkeypatch: pytest.MonkeyPat
     assert details["tokens hit"] == 0
 
 
-def test_verified_drafts(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("CONTEXT", 16), ("STEPS", 12), ("BATCHES", (1, 3)), ("ANSWER", 24), ("ROUNDS", 1)):
+def test_verified_drafts(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CONTEXT", 16), ("STEPS", 12), ("BATCHES", (1, 3)), ("ANSWER", 12), ("ROUNDS", 1)):
         monkeypatch.setattr(drafts, name, value)
     found, details = drafts.verified(models)
     details = checked("G20", ({name.replace(" 3", " 32"): value for name, value in found.items()}, details))
