@@ -208,7 +208,7 @@ class Decoder:
     def _parted(self, looked_up: Tensor) -> list[Angles | None]:
         """Of each layer's rotation, of rows of `angle_table`."""
         halves = [cos.shape[-1] for cos, _ in self.tables for _ in range(2)]
-        parts = looked_up[:, None].split(halves, dim=-1)
+        parts = torch.split(looked_up[:, None], halves, dim=-1)
         return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

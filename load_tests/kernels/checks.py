@@ -215,8 +215,12 @@ def _step_begin(device: str) -> Iterator[Outcome]:
     for case in step_cases.CASES:
         made = step_cases.make_inputs(case, device, 1)
         given = (made.slots, made.ends, made.counts, made.texts, made.block_tables, made.angle_table)
-        sizes = {"queries": case.queries, "block_size": case.block_size, "kv_heads": case.kv_heads}
-        both = (function(*given, **sizes, scratch=made.scratch) for function in (begin, begin_reference))
+        both = (
+            function(
+                *given, queries=case.queries, block_size=case.block_size, kv_heads=case.kv_heads, scratch=made.scratch
+            )
+            for function in (begin, begin_reference)
+        )
         got, expected = (
             torch.cat((found.token_ids, found.positions, found.starts, found.context_lens, found.kv_rows.flatten()))
             for found in both
