@@ -21,13 +21,22 @@ from troupellm.load_tests.roofline import (
     prefill_seconds,
     roof_frac,
 )
-from troupellm.load_tests.step.above import WARM_UP_TOKENS, prompts_of, through_engine, through_http
+from troupellm.load_tests.step.above import (
+    WARM_UP_TOKENS,
+    filling,
+    flags_of,
+    prefill_steps,
+    prompts_of,
+    through_engine,
+    through_http,
+    tokens_of_each,
+)
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
 Found = tuple[dict[str, float], dict[str, Any]]
-CONTEXT, STEPS = 1024, 64
+CONTEXT, STEPS, STEP_TOKENS = 1024, 64, 8192
 SMALL, LARGE, SPARSE = "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"
 SHORT = {SMALL: "0.6b", LARGE: "8b"}
 
@@ -62,7 +71,7 @@ class Models:
             "enable_prefix_caching": False,
             "block_size": BLOCK_SIZE,
             "max_num_seqs": batch,
-            "max_num_batched_tokens": 8192,
+            **filling(STEP_TOKENS),
             "max_model_len": length,
             "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
             # The one that is measured: graphs of other sizes would be captured meanwhile.
@@ -94,12 +103,14 @@ class Models:
         """Seconds of a step through the engine, sampling and detokenizing included."""
         key = (name, batch, quantization)
         if key not in self._engine_seconds:
-            steps = STEPS + batch * CONTEXT // 8192
+            tokens = tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
             more = {"quantization": quantization} if quantization else {}
-            settings = self._settings(batch, CONTEXT + steps + 8, **more)
+            settings = self._settings(batch, CONTEXT + tokens + 8, **more)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
             model = write_model(name, self._folder)
-            self._engine_seconds[key] = through_engine(model, settings, prompts, steps, warm_up=WARM_UP_TOKENS)
+            self._engine_seconds[key] = through_engine(
+                model, settings, prompts, tokens, steps=STEPS, warm_up=WARM_UP_TOKENS
+            )
             self._free()
         return self._engine_seconds[key]
 
@@ -108,16 +119,20 @@ class Models:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _roofline(self, name: str, batch: int, quantization: str = "") -> float:
+    def _roofline(self, name: str, batch: int, quantization: str = "", *, meanwhile: float = 0.0) -> float:
+        """meanwhile: tokens that sequences have written on average when the clock starts."""
         precision = FP8_WEIGHTS if quantization == "fp8" else BF16
         roof = self._ceilings.roof("bfloat16", quantization or None)
-        return decode_seconds(SIZES[name], precision, roof, batch=batch, context=CONTEXT + STEPS / 2)
+        return decode_seconds(SIZES[name], precision, roof, batch=batch, context=CONTEXT + meanwhile + STEPS / 2)
 
     def decode(self, name: str, batches: tuple[int, ...], quantization: str = "") -> Found:
         """G1, G2, G3, G4."""
         found, details = dict[str, float](), dict[str, Any]()
         for batch in batches:
-            seconds, roof = self.engine_step(name, batch, quantization), self._roofline(name, batch, quantization)
+            # Who began first has written meanwhile, and has more keys than who began last.
+            meanwhile = prefill_steps(batch, CONTEXT, STEP_TOKENS) / 2
+            seconds = self.engine_step(name, batch, quantization)
+            roof = self._roofline(name, batch, quantization, meanwhile=meanwhile)
             found[f"batch {batch}"] = roof_frac(roof, seconds)
             details[f"batch {batch}"] = {"ms": seconds * 1e3, "roofline ms": roof * 1e3, "tokens/s": batch / seconds}
         return found, details
@@ -147,16 +162,17 @@ class Models:
         """G14."""
         found, details = dict[str, float](), dict[str, Any]()
         for name, batch in ((LARGE, 64), (SMALL, 256)):
-            model, steps = write_model(name, self._folder), STEPS + batch * CONTEXT // 8192
+            model, tokens = write_model(name, self._folder), tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
+            settings = self._settings(batch, CONTEXT + tokens + 8)
             plan = plan_server(
                 "troupellm", model=model, peers=self._folder, link=link_package(self._folder / "import"), threads=4,
-                sequences=batch, length=CONTEXT + steps + 8,
+                sequences=batch, length=settings["max_model_len"],
             )  # fmt: skip
-            flags = ["--dtype", "bfloat16", "--device", "cuda", "--load-format", "dummy"]
+            flags = flags_of(settings, "dtype", "device", "load_format", "block_size", *filling(0))
             flags += ["--max-num-queued-reqs", str(batch), "--cudagraph-capture-sizes", str(batch)]
             plan.command.extend(flags)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
-            seconds = through_http(plan, self._folder / "server.log", prompts, steps, warm_up=WARM_UP_TOKENS)
+            seconds = through_http(plan, self._folder / "server.log", prompts, tokens, warm_up=WARM_UP_TOKENS)
             engine = self.engine_step(name, batch)
             found[f"{SHORT[name]} batch {batch}"] = engine / seconds
             details[SHORT[name]] = {"http ms": seconds * 1e3, "engine ms": engine * 1e3}

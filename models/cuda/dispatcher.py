@@ -108,6 +108,12 @@ class Dispatcher:
         return None
 
     @property
+    def kinds(self) -> tuple[GraphKey, ...]:
+        """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
+        smallest = {(key.queries, key.draws): key for key in self._all}  # which are in falling order
+        return tuple(smallest.values())
+
+    @property
     def most_tokens(self) -> int:
         """Of any graph."""
         return max((key.tokens for key in self._all), default=0)

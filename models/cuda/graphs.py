@@ -4,6 +4,7 @@ A graph reads what it computes for from memory that stays where it is: the step'
 tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
 """
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
@@ -152,25 +153,40 @@ class DecodeGraphs:
             hidden = self._decoder.forward(batch, caches)
         self._logits[: key.tokens].copy_(self._decoder.logits(hidden))
 
-    def _capture(self, key: GraphKey) -> None:
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a step of every kind, whose rows all pad: what a graph needs compiled is not compiled while requests wait
+        for its capture."""
+        for key in self.dispatcher.kinds:
+            self._body(key)()
+        self._device.record().wait()
+
+    def _body(self, key: GraphKey) -> Callable[[], list[Tensor]]:
+        """What a graph is made of, over memory that it stays in; until `columns` say otherwise, all rows pad."""
         static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
-        found: list[Tensor] = []
 
-        def body() -> None:
+        def body() -> list[Tensor]:
             if self._taps is not None:
                 self._verified(key, static, self._taps)
-                return
+                return []
             logits, tokens = self.decode(key, static)
             if not key.draws and key.queries == 1:
                 self._logits[: key.requests].copy_(logits)
-            found[:] = [tokens]
+            return [tokens]
 
-        begin = perf_counter()
-        body()  # compiles, and sets up what is set up once
+        return body
+
+    def _capture(self, key: GraphKey) -> None:
+        begin, body, found = perf_counter(), self._body(key), list[Tensor]()
+
+        def recorded() -> None:
+            found[:] = body()
+
+        recorded()  # compiles, and sets up what is set up once
         try:
-            graph = self._device.capture(body)
+            graph = self._device.capture(recorded)
         except RuntimeError as error:
             said = f"no CUDA graph of {key.requests} rows of {key.queries}: {error}; --enforce-eager does without"
             raise RuntimeError(said) from error

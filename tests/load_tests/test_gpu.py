@@ -168,7 +168,9 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
     engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
     assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
     assert all(one["warm_up"] >= 2 * BETWEEN_CAPTURES for one in asked)
-    EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
+    settings = {name: value for name, value in asked[0].items() if name not in ("warm_up", "steps")}
+    EngineConfig.from_flat({"model": "m"} | settings)
+    assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"]
 
 
 @pytest.mark.slow
