@@ -394,10 +394,12 @@ class ModelRunner:
         for index in self._described(spans):
             count, slot, first = int(spans.counts[index]), int(spans.slots[index]), int(spans.starts[index]) + 1
             last = min(first + count, int(self.rows.num_prompt_tokens[slot]))
-            logits = self.decoder.logits(hidden[: last - first])
+            row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])
+            for begin in range(first, last, PIECE_TOKENS):  # of a GPU's steps, which are not cut into pieces
+                end = min(begin + PIECE_TOKENS, last)
+                logits = self.decoder.logits(hidden[begin - first : end - first])
+                found.append(prompt_logprobs(logits, row, begin, self.rows.tokens[slot, begin:end], width))
             hidden = hidden[count:]
-            given, width = self.rows.tokens[slot, first:last], int(self.rows.prompt_logprobs[slot])
-            found.append(prompt_logprobs(logits, plan.rows[int(spans.rows[index])], first, given, width))
         return found
 
 

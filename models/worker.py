@@ -41,7 +41,6 @@ from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import is_encoder
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
-from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.served_tokenizer import tokenizer_folder
 from troupellm.models.sleep import Parts
 from troupellm.models.speculation.drafter import Drafter
@@ -50,18 +49,16 @@ from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import GivenThreads, StepThreads
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.warm_up import warmed
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
 from troupellm.protocol.config import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     LoadProgress,
-    NewRow,
     ProgressSink,
-    SamplingState,
     StepPlan,
     StepResult,
     WorkerReady,
@@ -72,8 +69,6 @@ if TYPE_CHECKING:
     from troupellm.models.step_profile import StepProfile
 
 CPU = torch.device("cpu")
-BUSY_SECONDS = 0.2
-"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ class ModelWorker:
         backend = config.worker.attention_backend
         invariant, cached = config.worker.batch_invariant, cache_dtype(config.cache.kv_cache_dtype, dtype)
         # Before anything large is read.
-        plan_attention(
+        attention = plan_attention(
             model, config.cache.block_size, dtype, backend=backend, kv_dtype=cached, batch_invariant=invariant,
             device=device,
         )  # fmt: skip
@@ -171,8 +166,9 @@ class ModelWorker:
         make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
         if place is not None:
             make = place.make_runner
-        spare = make(decoder, cache, max_model_len=budget.max_model_len)
-        saturation = _warmed(spare, ability, config, budget)
+            saturation = place.warm_up(decoder, cache, budget, ability)
+        else:
+            saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
         folder = self._folder
         guides = self._guides = Guides(
             lambda: Tokenizer.load(tokenizer_folder(folder, config.model)),
@@ -187,7 +183,9 @@ class ModelWorker:
             **drafter.speculation(parts.decoder, parts.cache),
         )  # fmt: skip
         self.reset()
-        progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {spare.attention.backend.name}"))
+        if isinstance(self._runner, CudaRunner):
+            self._runner.graphs.warm_up()
+        progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {attention.backend.name}"))
         ready = decoder_ready(
             model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
             pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
@@ -373,27 +371,3 @@ def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> No
 
     assert isinstance(decoder, TransformersDecoder)
     check_decoder(decoder, cache, max_model_len=budget.max_model_len)
-
-
-def _warmed(
-    spare: ModelRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
-) -> tuple[int, float]:
-    """Run a first step; from how many tokens on, and from what time, a step does no more of them per second."""
-    warming = perf_counter()
-    warm_up(spare, ability)
-    quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
-    if not quick or spare.decoder.head is None:  # timed steps generate
-        return LEAST_TOKENS, 0.0
-    return measure_runner(
-        spare, num_blocks=budget.num_blocks, block_size=config.cache.block_size, max_model_len=budget.max_model_len
-    )
-
-
-def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
-    """One step through the whole model, so that the first request does not pay for what is done once."""
-    block = NewRow(
-        row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
-        sampling=SamplingState(temperature=0.0), blocks=((0,),) * runner.rows.num_groups,
-        pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
-    )  # fmt: skip
-    runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))

@@ -58,7 +58,8 @@ class PackedLinear:
             self.kind, self.fast = weight.kind, fast_product(weight, bias)
             if self.fast is None:
                 self.kind += ", dequantized at load"
-            weight = weight.dequantize() if self.fast is None else torch.empty(0, dtype=torch.float32)
+            nothing = torch.empty(0, dtype=torch.float32, device=weight.tensors()[0].device)
+            weight = weight.dequantize() if self.fast is None else nothing
         self.onednn = self.fast is None and onednn_supports(weight.device, weight.dtype)
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias

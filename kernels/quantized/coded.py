@@ -34,7 +34,7 @@ class Coded:
         kind: what a code is: a signed byte, a place in `table`, or e4m3.
         scale: float32 [out_features, groups].
         offset: like `scale`, or None.
-        table: int8 [16], of four bits.
+        table: int8 [16], of four bits; on the host, whatever the device of the others.
         order: int64 [in_features], in which inputs are given; None is as they come.
     """
 
@@ -96,8 +96,8 @@ def _mx(weight: Mx) -> Coded:
     if weight.element == "fp8_e4m3":
         return Coded(weight.codes, "fp8", scale)
     # Six bits are less than the eight of e4m3 in range and precision.
-    values = element_values(weight.element).to(torch.float8_e4m3fn).view(torch.uint8)
-    return Coded(values.to(weight.codes.device)[weight.codes.long()], "fp8", scale)
+    values = element_values(weight.element, weight.codes.device).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Coded(values[weight.codes.long()], "fp8", scale)
 
 
 def _gguf(weight: GgufBlocks) -> Coded:

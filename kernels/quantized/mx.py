@@ -10,6 +10,7 @@ from troupellm.kernels.quantized.base import QuantizedWeight, require, require_s
 from troupellm.kernels.quantized.outline import Code, Outline
 
 BLOCK = 32
+CPU = torch.device("cpu")
 Element = Literal["fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2"]
 CODES: dict[Element, Code] = {
     "fp4_e2m1": "mxfp4", "fp6_e2m3": "mxfp6", "fp6_e3m2": "mxfp6", "fp8_e4m3": "mxfp8", "fp8_e5m2": "mxfp8_e5m2",
@@ -54,7 +55,7 @@ class Mx(QuantizedWeight):
         codes = self.codes
         if self.element == "fp4_e2m1":
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).view(self.shape)
-        values = element_values(self.element).to(codes.device)[codes.long()]
+        values = element_values(self.element, codes.device)[codes.long()]
         scale = powers_of_two(self.exponents).repeat_interleave(BLOCK, dim=1)[:, : self.shape[1]]
         return (values * scale).to(dtype or self.dtype)
 
@@ -78,12 +79,12 @@ def powers_of_two(exponents: Tensor) -> Tensor:
     return torch.where(exponents == 255, 0x7FC00000, bits).int().view(torch.float32)
 
 
-def element_values(element: Element) -> Tensor:
+def element_values(element: Element, device: torch.device = CPU) -> Tensor:
     """What each code is, float32 [number of codes]."""
     if element in _TYPES:
-        return torch.arange(256, dtype=torch.uint8).view(_TYPES[element]).float()
+        return torch.arange(256, dtype=torch.uint8, device=device).view(_TYPES[element]).float()
     exponent_bits, mantissa_bits = _BITS[element]
-    codes = torch.arange(1 << (1 + exponent_bits + mantissa_bits))
+    codes = torch.arange(1 << (1 + exponent_bits + mantissa_bits), device=device)
     mantissa = (codes & ((1 << mantissa_bits) - 1)).float() / (1 << mantissa_bits)
     exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
     bias = (1 << (exponent_bits - 1)) - 1

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import attention, functional
 
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.kernels.ceilings import Measured
+from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.shapes import Shapes, Work
 from troupellm.load_tests.kernels.timing import measure
 from troupellm.load_tests.roofline import SIZES
 
-Found = tuple[dict[str, float], dict[str, Any]]
 SECONDS = 0.3
 KILO = 1024
 LARGEST_ERROR = 5e-3
@@ -96,17 +97,30 @@ def drawing(device: torch.device, ceilings: Measured) -> Found:
     return found, details
 
 
-def largest_error(device: torch.device) -> dict[str, float]:
-    """Relative Frobenius error of attention at real shapes, by case, against float32 over gathered keys."""
-    size, found = SIZES["qwen3-8b"], dict[str, float]()
-    for name, starts, counts in (
+REAL = {
+    "decode_attention": (
         ("decode 8 x 1k", [KILO - 1] * 8, [1] * 8),
         ("ragged decode", [0, 14, 15, 16, 999, 4095], [1] * 6),
+    ),
+    "prefill_attention": (
         ("fresh prompt", [0], [600]),
         ("chunks behind keys", [512, 100], [300, 65]),
-    ):
-        found[name] = _error(device, size.heads, size.kv_heads, size.head_dim, starts, counts)
-    return found
+    ),
+}  # fmt: skip
+"""Positions and numbers of query tokens, by the operation that computes them."""
+
+
+@torch.inference_mode()
+def real_checks(operation: str, device: torch.device) -> list[Check]:
+    """Of attention at a model's shapes, against float32 over gathered keys; other operations have none."""
+    size = SIZES["qwen3-8b"]
+    return [
+        Check(
+            operation, f"{name}, real shape",
+            _error(device, size.heads, size.kv_heads, size.head_dim, starts, counts) / LARGEST_ERROR,
+        )
+        for name, starts, counts in REAL.get(operation, ())
+    ]  # fmt: skip
 
 
 def _error(device: torch.device, heads: int, kv_heads: int, dim: int, starts: list[int], counts: list[int]) -> float:

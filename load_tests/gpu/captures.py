@@ -1,6 +1,7 @@
 """What it takes to capture the graphs of all batch sizes that an engine has by itself."""
 
-from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, Models
+from troupellm.load_tests.gpu.gathered import Found
 
 BATCH, CONTEXT = 256, 1024
 BLOCKS = 4096

@@ -15,12 +15,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from troupellm.load_tests.gpu.attention import real_checks
 from troupellm.load_tests.gpu.models import write_model
 from troupellm.load_tests.kernels.checks import Check, check
 from troupellm.load_tests.peers.environments import TROUPE, environment_of, link_package
 
-SECONDS = 180.0
-"""For all of them together; who is not done by then is ended."""
 LARGEST = 1e9
 """What is written instead of infinity."""
 MODEL = "model:"
@@ -28,6 +27,14 @@ BATCHES = (1, 32)
 """That models run at; other sizes have the kernels of one of these."""
 
 Processes = Mapping[str, subprocess.Popen[str]]
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """Why a task has no cases to show."""
+
+    why: str
+    late: bool = False
+    """It was still at it; else it broke."""
 
 
 def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes:
@@ -53,8 +60,12 @@ def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Pr
     return begin([MODEL + name for name in names], device, folder)
 
 
-def results(running: Processes, seconds: float = SECONDS) -> dict[str, list[Check] | str]:
-    """By task its cases, or in words why there are none. No process is left."""
+def results(running: Processes, seconds: float) -> dict[str, list[Check] | Unfinished]:
+    """By task its cases, or why there are none. No process is left.
+
+    Args:
+        seconds: for all of them together; who is not done by then is ended.
+    """
     deadline = time.monotonic() + seconds
     try:
         return {task: _found(process, deadline) for task, process in running.items()}
@@ -65,13 +76,13 @@ def results(running: Processes, seconds: float = SECONDS) -> dict[str, list[Chec
                 process.communicate()
 
 
-def _found(process: subprocess.Popen[str], deadline: float) -> list[Check] | str:
+def _found(process: subprocess.Popen[str], deadline: float) -> list[Check] | Unfinished:
     try:
         printed, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return "it was not done in time"
+        return Unfinished("it was not done in time", late=True)
     if process.returncode:
-        return (errors.strip() or f"it ended with {process.returncode}").splitlines()[-1]
+        return Unfinished((errors.strip() or f"it ended with {process.returncode}").splitlines()[-1])
     return msgspec.json.decode(printed.splitlines()[-1], type=list[Check])
 
 
@@ -91,6 +102,8 @@ def main() -> None:
         _run_model(task.removeprefix(MODEL), torch.device(device))
     else:
         found = check(task, torch.device(device))
+        if device == "cuda":
+            found += real_checks(task, torch.device(device))
     told = [msgspec.structs.replace(one, error=min(one.error, LARGEST)) for one in found]
     print(msgspec.json.encode(told).decode())
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from troupellm.load_tests.gpu.engine import CONTEXT, LARGE, STEPS, Found, Models
+from troupellm.load_tests.gpu.engine import CONTEXT, LARGE, STEPS, Models
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.roofline import BF16, SIZES, decode_seconds
 from troupellm.load_tests.speculation.arms import Arms, Measured
 from troupellm.load_tests.speculation.workloads import RANDOM_PROMPT, random_tokens

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 import torch
 
+from troupellm.load_tests.gpu.gathered import Found, Gathered
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.peers.environments import link_package
@@ -25,14 +26,22 @@ from troupellm.load_tests.roofline import (
     prefill_seconds,
     roof_frac,
 )
-from troupellm.load_tests.step.above import WARM_UP_TOKENS, prompts_of, through_engine, through_http
+from troupellm.load_tests.step.above import (
+    WARM_UP_TOKENS,
+    filling,
+    flags_of,
+    prefill_steps,
+    prompts_of,
+    through_engine,
+    through_http,
+    tokens_of_each,
+)
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
 T = TypeVar("T")
-Found = tuple[dict[str, float], dict[str, Any]]
-CONTEXT, STEPS = 1024, 64
+CONTEXT, STEPS, STEP_TOKENS = 1024, 64, 8192
 SMALL, LARGE, SPARSE = "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"
 SHORT = {SMALL: "0.6b", LARGE: "8b"}
 
@@ -116,7 +125,7 @@ class Models:
             "enable_prefix_caching": False,
             "block_size": BLOCK_SIZE,
             "max_num_seqs": batch,
-            "max_num_batched_tokens": 8192,
+            **filling(STEP_TOKENS),
             "max_model_len": length,
             "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
             # The one that is measured: graphs of other sizes would be captured meanwhile.
@@ -129,6 +138,7 @@ class Models:
         key = (name, batch)
         if not more and context == CONTEXT and key in self._worker_steps:
             return self._worker_steps[key]
+        self._free()
         model, length = write_model(name, self._folder), context + 2 * STEPS + 32
         config = {"model": str(model), **self._settings(batch, length, **more)}
         worker = BareWorker(model, EngineConfig.from_flat(config))
@@ -139,7 +149,6 @@ class Models:
             found = WorkerStep(seconds, parts_of(worker.decode, self._device), graph)
         finally:
             worker.close()
-            self._free()
         if not more and context == CONTEXT:
             self._worker_steps[key] = found
         return found
@@ -148,79 +157,98 @@ class Models:
         """Seconds of a step through the engine, sampling and detokenizing included."""
         key = (name, batch, quantization)
         if key not in self._engine_seconds:
-            steps = STEPS + batch * CONTEXT // 8192
+            self._free()
+            tokens = tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
             more = {"quantization": quantization} if quantization else {}
-            settings = self._settings(batch, CONTEXT + steps + 8, **more)
+            settings = self._settings(batch, CONTEXT + tokens + 8, **more)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
             model = write_model(name, self._folder)
-            self._engine_seconds[key] = through_engine(model, settings, prompts, steps, warm_up=WARM_UP_TOKENS)
-            self._free()
+            self._engine_seconds[key] = through_engine(
+                model, settings, prompts, tokens, steps=STEPS, warm_up=WARM_UP_TOKENS
+            )
         return self._engine_seconds[key]
 
     def _free(self) -> None:
+        """What the one before has left, also where it failed and its error held on to it."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _roofline(self, name: str, batch: int, quantization: str = "") -> float:
+    def _roofline(self, name: str, batch: int, quantization: str = "", *, meanwhile: float = 0.0) -> float:
+        """meanwhile: tokens that sequences have written on average when the clock starts."""
         precision = FP8_WEIGHTS if quantization == "fp8" else BF16
         roof = self._ceilings.roof("bfloat16", quantization or None)
-        return decode_seconds(SIZES[name], precision, roof, batch=batch, context=CONTEXT + STEPS / 2)
+        return decode_seconds(SIZES[name], precision, roof, batch=batch, context=CONTEXT + meanwhile + STEPS / 2)
 
     def decode(self, name: str, batches: tuple[int, ...], quantization: str = "") -> Found:
         """G1, G2, G3, G4."""
-        found, details = dict[str, float](), dict[str, Any]()
+        gathered = Gathered()
         for batch in batches:
-            seconds, roof = self.engine_step(name, batch, quantization), self._roofline(name, batch, quantization)
-            found[f"batch {batch}"] = roof_frac(roof, seconds)
-            details[f"batch {batch}"] = {"ms": seconds * 1e3, "roofline ms": roof * 1e3, "tokens/s": batch / seconds}
-        return found, details
+            with gathered.part(part := f"batch {batch}"):
+                seconds = self.engine_step(name, batch, quantization)
+                # Who began first has written meanwhile, and has more keys than who began last.
+                meanwhile = prefill_steps(batch, CONTEXT, STEP_TOKENS) / 2
+                roof = self._roofline(name, batch, quantization, meanwhile=meanwhile)
+                gathered.found[part] = roof_frac(roof, seconds)
+                gathered.details[part] = {"ms": seconds * 1e3, "roofline ms": roof * 1e3, "tokens/s": batch / seconds}
+        return gathered.all()
 
     def tax(self) -> Found:
         """G5."""
-        found, details = dict[str, float](), dict[str, Any]()
+        gathered = Gathered()
         for name, short in SHORT.items():
-            step, roof = self.worker_step(name, 1), self._roofline(name, 1)
-            found[short] = kernel_tax_us(roof, step.bare, step.parts.kernels)
-            details[short] = {
-                "kernels": step.parts.kernels, "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3,
-                "roofline ms": roof * 1e3,
-            }  # fmt: skip
-        return found, details
+            with gathered.part(short):
+                step, roof = self.worker_step(name, 1), self._roofline(name, 1)
+                gathered.found[short] = kernel_tax_us(roof, step.bare, step.parts.kernels)
+                gathered.details[short] = {
+                    "kernels": step.parts.kernels, "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3,
+                    "roofline ms": roof * 1e3,
+                }  # fmt: skip
+        return gathered.all()
 
     def above_the_worker(self) -> Found:
         """G13."""
-        found, details = dict[str, float](), dict[str, Any]()
+        gathered = Gathered()
         for name, short in SHORT.items():
-            step, engine = self.worker_step(name, 1), self.engine_step(name, 1)
-            found[f"{short} batch 1"] = engine / step.bare
-            details[short] = {"ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "engine ms": engine * 1e3}
-        return found, details
+            with gathered.part(short):
+                step, engine = self.worker_step(name, 1), self.engine_step(name, 1)
+                gathered.found[f"{short} batch 1"] = engine / step.bare
+                gathered.details[short] = {
+                    "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "engine ms": engine * 1e3,
+                }  # fmt: skip
+        return gathered.all()
 
     def http(self) -> Found:
         """G14."""
-        found, details = dict[str, float](), dict[str, Any]()
+        gathered = Gathered()
         for name, batch in ((LARGE, 64), (SMALL, 256)):
-            model, steps = write_model(name, self._folder), STEPS + batch * CONTEXT // 8192
-            plan = plan_server(
-                "troupellm", model=model, peers=self._folder, link=link_package(self._folder / "import"), threads=4,
-                sequences=batch, length=CONTEXT + steps + 8,
-            )  # fmt: skip
-            flags = ["--dtype", "bfloat16", "--device", "cuda", "--load-format", "dummy"]
-            flags += ["--max-num-queued-reqs", str(batch), "--cudagraph-capture-sizes", str(batch)]
-            plan.command.extend(flags)
-            prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
-            seconds = through_http(plan, self._folder / "server.log", prompts, steps, warm_up=WARM_UP_TOKENS)
-            engine = self.engine_step(name, batch)
-            found[f"{SHORT[name]} batch {batch}"] = engine / seconds
-            details[SHORT[name]] = {"http ms": seconds * 1e3, "engine ms": engine * 1e3}
-        return found, details
+            with gathered.part(f"{SHORT[name]} batch {batch}"):
+                http, engine = self._http_step(name, batch), self.engine_step(name, batch)
+                gathered.found[f"{SHORT[name]} batch {batch}"] = engine / http
+                gathered.details[SHORT[name]] = {"http ms": http * 1e3, "engine ms": engine * 1e3}
+        return gathered.all()
+
+    def _http_step(self, name: str, batch: int) -> float:
+        """As `engine_step`, through a server."""
+        self._free()
+        model, tokens = write_model(name, self._folder), tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
+        settings = self._settings(batch, CONTEXT + tokens + 8)
+        plan = plan_server(
+            "troupellm", model=model, peers=self._folder, link=link_package(self._folder / "import"), threads=4,
+            sequences=batch, length=settings["max_model_len"],
+        )  # fmt: skip
+        flags = flags_of(settings, "dtype", "device", "load_format", "block_size", *filling(0))
+        flags += ["--max-num-queued-reqs", str(batch), "--cudagraph-capture-sizes", str(batch)]
+        plan.command.extend(flags)
+        prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
+        return through_http(plan, self._folder / "server.log", prompts, tokens, warm_up=WARM_UP_TOKENS)
 
     def prompts(self) -> Found:
         """G11: arithmetic of one prompt over the ceiling, from its arrival to its first token."""
         from troupellm import LLM, SamplingParams
 
         found, details = dict[str, float](), dict[str, Any]()
+        self._free()
         llm = LLM(str(write_model(LARGE, self._folder)), **self._settings(1, 8192 + 64))
         try:
             for name, tokens in (("2k", 2048), ("8k", 8192)):
@@ -237,7 +265,6 @@ class Models:
                 found[name], details[name] = least / sorted(times[1:])[1], {"ms": sorted(times[1:])[1] * 1e3}
         finally:
             llm.close()
-            self._free()
         return found, details
 
     def invariant(self) -> Found:
@@ -257,6 +284,7 @@ class Models:
         model = write_model(LARGE, self._folder)
         settings = self._settings(64, 4096)
         del settings["num_gpu_blocks_override"]
+        self._free()
         worker = BareWorker(model, EngineConfig.from_flat({"model": str(model), **settings}))
         try:
             ready = worker.ready
@@ -265,25 +293,25 @@ class Models:
             free = total - ready.weight_bytes
         finally:
             worker.close()
-            self._free()
         return {"share": held / free}, {"cache GiB": held / 2**30, "free GiB": free / 2**30}
 
     def beside_transformers(self) -> Found:
         """G16: the same shapes by `transformers`, in this process and on this device."""
-        found, details = dict[str, float](), dict[str, Any]()
+        gathered = Gathered()
         for name, short in SHORT.items():
-            theirs, batch32 = _transformers(name, self._device, with_batch=name == LARGE)
-            self._free()
-            ours = 1 / self.engine_step(name, 1)
-            found[f"{short} generate"] = ours / theirs
-            details[short] = {"transformers tokens/s": theirs, "engine tokens/s": ours}
-            if isinstance(batch32, float):
-                rate = 32 / self.engine_step(name, 32)
-                found[f"{short} generate_batch 32"] = rate / batch32
-                details[f"{short} batch 32"] = {"transformers tokens/s": batch32, "engine tokens/s": rate}
-            elif batch32:
-                details[f"{short} batch 32"] = batch32
-        return found, details
+            with gathered.part(short):
+                self._free()
+                theirs, batch32 = _transformers(name, self._device, with_batch=name == LARGE)
+                ours = 1 / self.engine_step(name, 1)
+                gathered.found[f"{short} generate"] = ours / theirs
+                gathered.details[short] = {"transformers tokens/s": theirs, "engine tokens/s": ours}
+                if isinstance(batch32, float):
+                    rate = 32 / self.engine_step(name, 32)
+                    gathered.found[f"{short} generate_batch 32"] = rate / batch32
+                    gathered.details[f"{short} batch 32"] = {"transformers tokens/s": batch32, "engine tokens/s": rate}
+                elif batch32:
+                    gathered.details[f"{short} batch 32"] = batch32
+        return gathered.all()
 
 
 def _transformers(name: str, device: torch.device, *, with_batch: bool) -> tuple[float, float | str]:

@@ -5,8 +5,9 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import random_tokens
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.peers.environments import link_package
 from troupellm.load_tests.peers.process import ContestantError
 from troupellm.load_tests.peers.server_process import ServerProcess

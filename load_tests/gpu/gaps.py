@@ -9,8 +9,9 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
-from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import first_token_seconds, opened, random_tokens
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.roofline import BF16, SIZES, decode_seconds, prefill_seconds
 
 STREAMS, CONTEXT = 32, 1024

@@ -3,8 +3,9 @@
 from statistics import median
 from typing import Any
 
-from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import opened
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.guide.command import Ratio, ratio_of
 
 BATCHES = (1, 32)

@@ -8,8 +8,9 @@ import torch
 from torch._C._autograd import DeviceType
 
 from troupellm.actors.engine import Engine
-from troupellm.load_tests.gpu.engine import LARGE, SHORT, SMALL, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, SHORT, SMALL, Models
 from troupellm.load_tests.gpu.engines import opened, random_tokens
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.roofline import SIZES
 
 BATCH, CONTEXT = 32, 1024

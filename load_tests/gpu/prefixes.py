@@ -2,8 +2,9 @@
 
 from statistics import median
 
-from troupellm.load_tests.gpu.engine import LARGE, STEPS, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, STEPS, Models
 from troupellm.load_tests.gpu.engines import first_token_seconds, opened, random_tokens
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.roofline import BF16, SIZES, decode_seconds, prefill_seconds
 from troupellm.load_tests.step.bare import BLOCK_SIZE
 

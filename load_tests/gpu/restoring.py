@@ -3,7 +3,8 @@
 from statistics import median
 from typing import Any
 
-from troupellm.load_tests.gpu.engine import LARGE, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, Models
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.offload.restore import Restored, restore
 from troupellm.load_tests.offload.throughput import Load, Rates, throughput
 from troupellm.load_tests.roofline import SIZES

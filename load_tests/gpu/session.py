@@ -28,8 +28,10 @@ from troupellm.load_tests.gpu import (
     restoring,
     workloads,
 )
-from troupellm.load_tests.gpu.checking import begin, begin_models, results
+from troupellm.load_tests.gpu.checking import Unfinished, begin, begin_models, results
+from troupellm.load_tests.gpu.correctness import Correctness
 from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
+from troupellm.load_tests.gpu.gathered import Found, Partly
 from troupellm.load_tests.gpu.goals import FIRST, GOALS, Result
 from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
 from troupellm.load_tests.kernels.command import ceiling_text
@@ -37,6 +39,9 @@ from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import TroupeError
 
 CEILING_SECONDS = 0.3
+CHECK_SHARE = 0.3
+"""Of the session's time that checks may take, what is compiled in them included: some minute of a core for the longest
+of them. What is not known by then is not timed; what waits for it would not have had the time either."""
 MODEL_SECONDS = 30.0
 """For models whose kernels are not compiled yet when everything is checked."""
 LAST_SECONDS = 10.0
@@ -46,7 +51,7 @@ LAST_SECONDS = 10.0
 def run(argv: Sequence[str], folder: Path) -> int:
     """0 when what was asked for was measured and right, whether goals are kept or not; 2 without a GPU.
 
-    1 when something was wrong or failed, or not one goal has a number.
+    1 when something was wrong, not known or failed, or not one goal has a number.
     """
     parser = argparse.ArgumentParser(description="the GPU's goals on a bare machine", allow_abbrev=False)
     parser.add_argument("--goals", nargs="+", choices=list(GOALS), default=list(FIRST), metavar="GOAL")
@@ -60,9 +65,8 @@ def run(argv: Sequence[str], folder: Path) -> int:
     session = Session(torch.device("cuda"), folder, args.result_json, time.monotonic() + 60.0 * args.minutes)
     torch.manual_seed(0)
     session.describe()
-    if not args.skip_checks and not session.check():
-        print("what is wrong is not timed", file=sys.stderr)
-        return 1
+    if not args.skip_checks:
+        session.check(60.0 * args.minutes * CHECK_SHARE)
     session.pursue(args.goals)
     return 1 if session.failed or not session.measured else 0
 
@@ -73,6 +77,7 @@ class Session:
     def __init__(self, device: torch.device, folder: Path, result: str | None, deadline: float) -> None:
         self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
         self._report: dict[str, Any] = {"random weights": True, "routing": "uniform", "goals": []}
+        self._checked = Correctness()
         self.failed = False
         self.measured = 0
         """Goals that have a number."""
@@ -91,31 +96,23 @@ class Session:
         print(f"{self._report['device']} ({self._report['clocks']}), {self._report['versions']}", flush=True)
         self._write()
 
-    def check(self) -> bool:
-        """Every operation's cases on the device, and attention at real shapes."""
-        wrong = []
+    def check(self, seconds: float) -> None:
+        """Every operation's cases on the device, and attention at real shapes. What needs something else than what is
+        right is not timed afterwards."""
         models = begin_models((SMALL, LARGE), self._device, self._folder)
-        for operation, found in results(begin(OPERATIONS, self._device, self._folder)).items():
-            if isinstance(found, str):
-                wrong.append(f"{operation}: {found}"[:300])
-            else:
-                wrong += [f"{one.operation} {one.case}: {one.error:.2g} times" for one in found if not one.right]
+        self._checked = Correctness.of(results(begin(OPERATIONS, self._device, self._folder), seconds))
         for model, found in results(models, MODEL_SECONDS).items():
-            if isinstance(found, str):
-                print(f"{model}: {found}", flush=True)  # whoever measures it says why
-        with torch.inference_mode():
-            errors = attention.largest_error(self._device)
-        wrong += [
-            f"attention, {name}: {error:.2g}" for name, error in errors.items() if error > attention.LARGEST_ERROR
-        ]
-        self._report["correctness"] = {"wrong": wrong, "attention": errors}
+            if isinstance(found, Unfinished):
+                print(f"{model}: {found.why}", flush=True)  # whoever measures it says more
+        self.failed = not self._checked.whole
+        self._report["correctness"] = msgspec.to_builtins(self._checked)
         self._write()
-        print(f"correctness: {wrong or 'all right'}; attention at real shapes {errors}", flush=True)
-        return not wrong
+        print(f"correctness: {self._checked.text()}", flush=True)
 
     def _ceilings(self, when: str) -> Measured:
         with torch.inference_mode():
             found = measure_ceilings(self._device, CEILING_SECONDS)
+        torch.cuda.empty_cache()  # other processes may need it
         self._report[f"ceilings {when}"] = msgspec.to_builtins(found)
         self._write()
         print(f"ceilings {when}: {ceiling_text(found)}", flush=True)
@@ -126,19 +123,24 @@ class Session:
         measures = self._measures(ceilings)
         for name in names:
             result = self._pursued(name, measures[name])
-            self.measured += not result.skipped
+            self.measured += bool(result.found)
             self._report["goals"].append(msgspec.to_builtins(result))
             self._write()
             print(goals.text(result), flush=True)
         self._ceilings("after")
 
-    def _pursued(self, name: str, measure: Callable[[], attention.Found]) -> Result:
+    def _pursued(self, name: str, measure: Callable[[], Found]) -> Result:
+        if objections := self._checked.objections(name):
+            return goals.judged(name, {}, {}, objections)
         left = self._deadline - LAST_SECONDS - time.monotonic()
         if left < GOALS[name].seconds:
             return goals.judged(name, {}, {}, f"it takes {GOALS[name].seconds:.0f} s and {max(0.0, left):.0f} are left")
         try:
             with torch.inference_mode():
                 found, details = measure()
+        except Partly as partly:
+            self.failed = self.failed or partly.failed
+            return goals.judged(name, *partly.found, partly.why)
         except TroupeError as error:  # what is not built refuses by name
             return goals.judged(name, {}, {}, error.message)
         except Exception as error:
@@ -149,7 +151,7 @@ class Session:
             torch.cuda.empty_cache()
         return goals.judged(name, found, details)
 
-    def _measures(self, ceilings: Measured) -> dict[str, Callable[[], attention.Found]]:
+    def _measures(self, ceilings: Measured) -> dict[str, Callable[[], Found]]:
         models, device = Models(self._device, ceilings, self._folder), self._device
         return {
             "G1": partial(models.decode, LARGE, (1, 32, 256)),

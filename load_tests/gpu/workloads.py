@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from troupellm.load_tests.gpu.engine import LARGE, SMALL, Found, Models
+from troupellm.load_tests.gpu.engine import LARGE, SMALL, Models
 from troupellm.load_tests.gpu.engines import answer_all, missing_graphs, opened, random_tokens, settle
+from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.roofline import BF16, FP8_ALL, SIZES, workload_seconds
 from troupellm.load_tests.step.bare import BLOCK_SIZE
 

@@ -46,6 +46,7 @@ def _measure_calls(work: Callable[[int], object], seconds: float) -> Timing:
 def _measure_graph(work: Callable[[int], object], device: torch.device, seconds: float) -> Timing:
     """Launches are recorded once, so that the host's part does not count."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))  # which may still be making what the work reads
     with torch.cuda.stream(stream):
         for number in range(3):
             work(number)

@@ -19,12 +19,21 @@ from troupellm.load_tests.peers.process import unwinding
 from troupellm.load_tests.peers.servers import ServerPlan, plan_server
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
-from troupellm.load_tests.step.above import WARM_UP_TOKENS, prompts_of, through_engine, through_http
+from troupellm.load_tests.step.above import (
+    WARM_UP_TOKENS,
+    filling,
+    flags_of,
+    prompts_of,
+    through_engine,
+    through_http,
+    tokens_of_each,
+)
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of
 from troupellm.protocol.config import EngineConfig
 
-WARM_UP_STEPS = 4
+STEP_TOKENS = 2048
+"""That steps have room for while prompts are computed, and as many more as sequences write."""
 WEIGHT_BYTES = {"int8": 1.0, "int8-weight-only": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 
 
@@ -94,14 +103,14 @@ class StepBench:
         if "worker" in self._args.levels:
             seconds["worker"], parts, graph = self._bare(batch)
         prompts = prompts_of(batch, self._args.context, self._vocab)
-        steps = self._args.steps + WARM_UP_STEPS + batch * self._args.context // 2048
+        tokens = tokens_of_each(batch, self._args.context, self._args.steps, STEP_TOKENS + batch)
         warm_up = WARM_UP_TOKENS if self._device.type == "cuda" else 0
         if "engine" in self._args.levels:
-            settings = self._settings(batch, steps)
-            seconds["engine"] = through_engine(self._model, settings, prompts, steps, warm_up=warm_up)
+            settings, steps = self._settings(batch, tokens), self._args.steps
+            seconds["engine"] = through_engine(self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up)
         if "http" in self._args.levels:
             log = self._work / "server.log"
-            seconds["http"] = through_http(self._server(batch, steps), log, prompts, steps, warm_up=warm_up)
+            seconds["http"] = through_http(self._server(batch, tokens), log, prompts, tokens, warm_up=warm_up)
         return Row(batch, self.roofline(batch), seconds, parts, graph)
 
     def roofline(self, batch: int) -> float:
@@ -113,15 +122,16 @@ class StepBench:
         context = self._args.context + self._args.steps / 2
         return decode_seconds(self._size, precision, roof, batch=batch, context=context)
 
-    def _settings(self, batch: int, steps: int) -> dict[str, Any]:
-        length = self._args.context + steps + 8
+    def _settings(self, batch: int, tokens: int) -> dict[str, Any]:
+        """For sequences that write so many tokens."""
+        length = self._args.context + tokens + 8
         settings: dict[str, Any] = {
             "dtype": self.dtype,
             "device": self._device.type,
             "enable_prefix_caching": False,
             "block_size": BLOCK_SIZE,
             "max_num_seqs": batch,
-            "max_num_batched_tokens": max(2048, batch),
+            **filling(STEP_TOKENS + batch),
             "max_model_len": length,
             "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
             "load_format": self._args.load_format,
@@ -145,14 +155,16 @@ class StepBench:
         finally:
             worker.close()
 
-    def _server(self, batch: int, steps: int) -> ServerPlan:
+    def _server(self, batch: int, tokens: int) -> ServerPlan:
         """The server with the engine's settings."""
+        settings = self._settings(batch, tokens)
         plan = plan_server(
             "troupellm", model=self._model, peers=self._work, link=link_package(self._work / "import"),
-            threads=self._threads, sequences=batch, length=self._args.context + steps + 8,
+            threads=self._threads, sequences=batch, length=settings["max_model_len"],
         )  # fmt: skip
         extra = ["--device", self._device.type, "--load-format", self._args.load_format]
         extra += ["--dtype", self.dtype, "--max-num-queued-reqs", str(batch)]
+        extra += flags_of(settings, "block_size", *filling(0))
         if self._device.type == "cuda":
             extra += ["--cudagraph-capture-sizes", str(batch)]
         if self._args.quantization:

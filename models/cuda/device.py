@@ -135,6 +135,7 @@ class CudaDevice(Device):
         self._pool, self.graph_bytes = None, 0
 
     def memory(self) -> tuple[int, int]:
+        torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
         return torch.cuda.mem_get_info(self.torch_device)
 
 

@@ -113,6 +113,12 @@ class Dispatcher:
         return None
 
     @property
+    def kinds(self) -> tuple[GraphKey, ...]:
+        """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
+        falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.draws))
+        return tuple({(key.queries, key.draws): key for key in falling}.values())
+
+    @property
     def most_tokens(self) -> int:
         """Of any graph."""
         return max((key.tokens for key in self._shapes), default=0)

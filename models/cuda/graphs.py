@@ -212,6 +212,15 @@ class DecodeGraphs:
             hidden = self._decoder.forward(batch, caches)
         self._decoder.logits(hidden, self._logits[: key.tokens])
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a step of every kind, whose rows all pad: what a graph needs compiled is not compiled while requests wait
+        for its capture."""
+        for key in self.dispatcher.kinds:
+            self._warm_up(key)
+        self._warm = None
+        self._device.record().wait()
+
     def _warm_up(self, key: GraphKey) -> None:
         """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
         static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)

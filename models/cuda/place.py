@@ -17,6 +17,7 @@ from troupellm.models.cuda.batch import DeviceSpans, GroupPlanner, triton_planne
 from troupellm.models.cuda.device import CudaDevice, Device
 from troupellm.models.cuda.dispatcher import default_sizes
 from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.warm_up import warmed
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.kv_cache import KVCache
@@ -25,6 +26,7 @@ from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.pooling import PoolingAbility
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 
 DTYPES = {
@@ -94,8 +96,14 @@ class GpuPlace:
             border=drafter.border,
         )
 
-    def make_runner(self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, **more: Any) -> CudaRunner:
-        """more: as of `CudaRunner`."""
+    def make_runner(
+        self, decoder: RunnableDecoder, cache: KVCache, max_model_len: int, *, captures: bool = True, **more: Any
+    ) -> CudaRunner:
+        """
+        Args:
+            captures: False makes one without graphs, whatever the settings.
+            more: as of `CudaRunner`.
+        """
         config, kv_dtype = self._config, cache.storage.dtype
         attention = plan_attention(
             decoder.config, cache.block_size, decoder.dtype, backend=config.worker.attention_backend,
@@ -104,11 +112,18 @@ class GpuPlace:
         plan, sizes = host_planner(attention), tuple[int, ...]()
         if attention.backend.name == "triton":
             plan = triton_planner(decoder.config, cache.block_size, kv_dtype, invariant=decoder.batch_invariant)
-            sizes = self._sizes()
+            sizes = self._sizes() if captures else ()
         return CudaRunner(
             decoder, cache, self.device, max_model_len=max_model_len, slots=config.scheduler.max_num_seqs, plan=plan,
             capture_sizes=sizes, attention_backend=config.worker.attention_backend, **more,
         )  # fmt: skip
+
+    def warm_up(
+        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None
+    ) -> tuple[int, float]:
+        """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
+        spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
+        return warmed(spare, ability, self._config, budget)
 
     def _sizes(self) -> tuple[int, ...]:
         worker = self._config.worker
@@ -166,7 +181,7 @@ class GpuPlace:
         counts = [length] * (tokens // length) + [tokens % length] * bool(tokens % length)
         width = -(-length // size)
         cache = self.make_cache(decoder.config, width, kv_dtype)
-        runner = self.make_runner(decoder, cache, budget.max_model_len)
+        runner = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
         reset_peak()
         before = peak()
         new = tuple(

@@ -132,6 +132,8 @@ class Attention:
         return flat if keep is None else flat[keep]
 
     def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
+        if self.qkv.weight.device.type != "cpu":  # nothing is compiled for what is not there
+            return None
         if self.rope_interleaved or (
             self.norms is not None and any(norm.shape[0] != self.head_dim for norm in self.norms)
         ):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.support.quantized_weights import COLUMNS, ROWS, kinds, weight
 from troupellm.kernels.linear import batch_invariant, gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import (
     Fp8,
@@ -14,54 +15,12 @@ from troupellm.kernels.quantized import (
     Int4Group,
     Int8Channel,
     Int8WeightOnly,
-    Mx,
-    QuantizedWeight,
     coded_cpu,
     merge,
 )
 from troupellm.kernels.quantized.mx import element_values
 
-ROWS, COLUMNS = 96, 256
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-
-
-def weight(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
-    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
-
-
-def random_bytes(rows: int, size: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (rows, size), generator=generator, dtype=torch.uint8)
-
-
-def gguf(layout: str, size: int, scales: tuple[int, ...], seed: int = 0, rows: int = ROWS) -> GgufBlocks:
-    """Random blocks, but with float16 scales (at these bytes) that are numbers."""
-    data = random_bytes(rows, COLUMNS // {34: 32, 18: 32}.get(size, 256) * size, seed).view(-1, size)
-    for at in scales:
-        data[:, at : at + 2] = torch.full((data.shape[0], 1), 0.01 + at / 1000).half().view(torch.uint8)
-    return GgufBlocks(data.view(rows, -1), layout)
-
-
-def kinds(seed: int = 0, rows: int = ROWS) -> dict[str, QuantizedWeight]:
-    plain = weight(seed, rows)
-    exponents = torch.randint(120, 130, (rows, COLUMNS // 32), dtype=torch.uint8)
-    return {
-        "int8": Int8Channel.quantize(plain),
-        "int8_weight_only": Int8WeightOnly.quantize(plain),
-        "int8_groups": Int8WeightOnly.quantize(plain, 64),
-        "int4": Int4Group.quantize(plain, 32),
-        "fp8": Fp8.quantize(plain),
-        "fp8_tensor": Fp8(plain.to(torch.float8_e4m3fn), torch.tensor(0.5)),
-        "fp8_tiles": Fp8(plain.to(torch.float8_e4m3fn), torch.rand(-(-rows // 32), 4), block=(32, 64)),
-        "mxfp4": Mx(random_bytes(rows, COLUMNS // 2, seed), exponents, "fp4_e2m1"),
-        "mxfp6": Mx(random_bytes(rows, COLUMNS, seed) & 63, exponents, "fp6_e3m2"),
-        "q8_0": gguf("Q8_0", 34, (0,), seed, rows),
-        "q4_0": gguf("Q4_0", 18, (0,), seed, rows),
-        "q4_k": gguf("Q4_K", 144, (0, 2), seed, rows),
-        "q6_k": gguf("Q6_K", 210, (208,), seed, rows),
-    }
-
-
 NAMES = tuple(kinds())
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,21 @@ import torch
 from packaging.requirements import Requirement
 
 from tests.support.gpu_models import CEILINGS, CPU, TINY, tiny_models
+from troupellm.kernels.paged_attention import cases as attention_cases
 from troupellm.load_tests.gpu import attention, engine, goals, session
-from troupellm.load_tests.gpu.checking import begin, results
+from troupellm.load_tests.gpu.checking import Unfinished, begin, results
+from troupellm.load_tests.gpu.correctness import Correctness
+from troupellm.load_tests.gpu.gathered import Gathered, Partly
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
-from troupellm.load_tests.kernels.checks import Check
+from troupellm.load_tests.kernels.checks import Check, check
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.load_tests.step.profile import Parts
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ConfigError
 
 
 def test_every_goal_is_measured() -> None:
@@ -149,37 +155,105 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
     engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
     assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
     assert all(one["warm_up"] >= 4 for one in asked)  # the second token's step captures it
-    EngineConfig.from_flat({"model": "m"} | {name: value for name, value in asked[0].items() if name != "warm_up"})
+    settings = {name: value for name, value in asked[0].items() if name not in ("warm_up", "steps")}
+    EngineConfig.from_flat({"model": "m"} | settings)
+    assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"]
 
 
 @pytest.mark.slow
 def test_operations_are_checked_side_by_side(tmp_path: Path) -> None:
-    found = results(begin(("silu_mul", "no_operation"), CPU, tmp_path))
+    found = results(begin(("silu_mul", "no_operation"), CPU, tmp_path), 180.0)
     assert isinstance(found["silu_mul"], list)
     assert len(found["silu_mul"]) > 2
     assert all(one.right for one in found["silu_mul"])
-    assert found["no_operation"] == "KeyError: 'no_operation'"
+    assert found["no_operation"] == Unfinished("KeyError: 'no_operation'")
     late = begin(("silu_mul",), CPU, tmp_path)
-    assert results(late, 0.0) == {"silu_mul": "it was not done in time"}
+    assert results(late, 0.0) == {"silu_mul": Unfinished("it was not done in time", late=True)}
     assert late["silu_mul"].returncode == -signal.SIGKILL
 
 
-def test_what_is_wrong_is_told_by_operation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+RIGHT, WRONG = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], session.Session]:
+    """A session whose operations were found so."""
+
+    def made(found: dict[str, Any]) -> session.Session:
+        given = iter([{name: found.get(name, [RIGHT]) for name in OPERATIONS}, {"model:m": Unfinished("no memory")}])
+        monkeypatch.setattr(session, "begin", lambda tasks, *_: tasks)
+        monkeypatch.setattr(session, "begin_models", lambda names, *_: names)
+        monkeypatch.setattr(session, "results", lambda *_: next(given))
+        one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), float("inf"))
+        one.check(1.0)
+        return one
+
+    return made
+
+
+def test_what_is_wrong_holds_up_what_needs_it_alone(
+    checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right, wrong = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
-    given = iter([{"rope": [right, wrong], "linear": "it ended with 1"}, {"model:qwen3-8b": "out of memory"}])
-    begun: list[object] = []
-    monkeypatch.setattr(session, "begin", lambda tasks, *_: begun.append(tuple(tasks)))
-    monkeypatch.setattr(session, "begin_models", lambda names, *_: begun.append(names))
-    monkeypatch.setattr(session, "results", lambda *_: next(given))
-    monkeypatch.setattr(attention, "largest_error", lambda device: {"decode": 1.0, "prompt": 0.0})
-    one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), 0.0)
-    assert not one.check()
-    told = json.loads((tmp_path / "result.json").read_text())["correctness"]["wrong"]
-    assert told == ["rope two: 3 times", "linear: it ended with 1", "attention, decode: 1"]
-    assert begun == [(engine.SMALL, engine.LARGE), OPERATIONS]
-    assert "model:qwen3-8b: out of memory" in capsys.readouterr().out
+    """Nothing of it is timed, and all else is."""
+    one = checked({
+        "grouped_linear": Unfinished("it ended with 1"), "fused_moe": Unfinished("it was not done in time", late=True),
+        "decode_attention": [RIGHT, WRONG], "row_codes": [WRONG],
+    })  # fmt: skip
+    assert one.failed
+    told = json.loads((tmp_path / "result.json").read_text())["correctness"]
+    assert told["wrong"] == {"decode_attention": ["two: 3 times"], "row_codes": ["two: 3 times"]}
+    assert (told["late"], told["broken"]) == (["fused_moe"], {"grouped_linear": "it ended with 1"})
+    assert told["worst"]["rms_norm"] == 0.5
+    timed = list[str]()
+    results = {
+        name: one._pursued(name, lambda name=name: timed.append(name) or ({"x": 1.0}, {})) for name in goals.GOALS
+    }
+    assert timed == ["G10", "G15"]
+    assert results["G8"].skipped == "decode_attention is wrong (two: 3 times)"
+    assert results["G2"].skipped.count("is wrong") == 2
+    assert "fused_moe was not checked in time" in results["G4"].skipped
+    assert "model:m: no memory" in capsys.readouterr().out
+
+
+def test_an_operation_that_nothing_waits_for_holds_nothing_up(checked: Callable[..., session.Session]) -> None:
+    one = checked({"grouped_linear": [WRONG]})
+    assert one.failed
+    assert not any(one._checked.objections(name) for name in goals.GOALS)
+    assert not checked({}).failed
+
+
+def test_every_operation_that_a_goal_needs_is_checked() -> None:
+    assert {operation for goal in goals.GOALS.values() for operation in goal.needs} <= set(OPERATIONS)
+    assert all(goal.needs for goal in goals.GOALS.values())
+    assert Correctness().whole  # where checks were left out
+
+
+def test_attention_is_checked_by_the_kernel_that_computes_it() -> None:
+    names = [{one.case for one in check(name, CPU)} for name in ("decode_attention", "prefill_attention")]
+    assert not names[0] & names[1]
+    assert names[0] | names[1] == {case.name for case in attention_cases.CASES}
+    assert set(attention.REAL) == {"decode_attention", "prefill_attention"}
+    assert not attention.real_checks("linear", CPU)
+
+
+def test_a_part_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
+    def measure(error: Exception) -> Any:
+        gathered = Gathered()
+        for batch in (1, 256):
+            with gathered.part(f"batch {batch}"):
+                if batch > 1:
+                    raise error
+                gathered.found[f"batch {batch}"] = 0.9
+        return gathered.all()
+
+    for error, failed in ((RuntimeError("no memory"), True), (ConfigError("does not fit", param="x"), False)):
+        with pytest.raises(Partly):
+            measure(error)
+        one = session.Session(CPU, tmp_path, None, float("inf"))
+        result = one._pursued("G1", partial(measure, error))
+        assert (result.found, result.kept) == ({"batch 1": 0.9}, {"batch 1": True})
+        assert result.skipped.startswith("batch 256: ")
+        assert one.failed == failed
 
 
 def test_a_bare_graph_is_what_the_tax_is_of() -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from troupellm.load_tests.kernels.command import measured, size_of
 from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
 from troupellm.load_tests.kernels.outcome import Outcome
 from troupellm.load_tests.kernels.shapes import Shapes, Work
+from troupellm.load_tests.kernels.timing import measure
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
@@ -240,3 +242,30 @@ def test_bench_step_in_small(tmp_path: Path) -> None:
     assert set(row["seconds"]) == {"worker", "engine", "http"}
     assert row["parts"]["kernels"] > 10
     assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"] < 1
+
+
+def test_timing_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of a device do not wait for each other: tables may still be on their way when a kernel reads them."""
+    did = list[str]()
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            did.append(f"wait for {other}")
+
+        def synchronize(self) -> None: ...
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self, stream: object) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, end: object) -> float:
+            return 1e3
+
+    fakes = {"Stream": lambda device: Stream(), "Event": Event, "current_stream": lambda device: "the current one"}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    measure(lambda number: did.append("work"), torch.device("cuda"), 1e-3)
+    assert did[:2] == ["wait for the current one", "work"]

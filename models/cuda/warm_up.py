@@ -1,0 +1,84 @@
+"""Steps of every kind and size, before anybody waits for one: what is compiled for a shape is compiled here."""
+
+from array import array
+from collections.abc import Sequence
+from time import perf_counter
+
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.memory import MemoryBudget
+from troupellm.models.warm_up import first_step
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.pooling import PoolingAbility
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+
+KINDS = (
+    SamplingState(temperature=0.0),
+    SamplingState(temperature=1.0),
+    SamplingState(temperature=1.0, top_p=0.9),
+    SamplingState(temperature=0.0, repetition_penalty=1.1, logprobs=0),
+)
+"""Ways to choose a token that have kernels of their own."""
+TIMED = 2
+"""Times that the largest step is run again; the quickest counts."""
+
+
+def warmed(
+    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
+) -> tuple[int, float]:
+    """Have everything compiled, for tiles of any number of rows and for every way to choose a token; then time a step.
+
+    Args:
+        spare: nothing else is run on it; it has no graphs.
+
+    Returns:
+        tokens and seconds of the largest step, however long the first one took. A GPU has none that were as good and
+        smaller: it takes milliseconds for the largest one, of which launches are the less the more there is to do.
+    """
+    scheduler, size = config.scheduler, config.cache.block_size
+    most = scheduler.max_num_batched_tokens
+    longest = min(most, budget.num_blocks * size, budget.max_model_len)
+    first_step(spare, ability)
+    if spare.decoder.head is None:  # steps below generate
+        return most, 0.0
+    steps = Steps(spare, size)
+    for kind in KINDS:
+        steps.run([1], kind)
+    for rows in powers_of_two(scheduler.max_num_seqs):
+        steps.run([1] * rows)
+    for tokens in powers_of_two(longest):
+        steps.run([tokens])
+    return most, min(steps.run([longest]) for _ in range(TIMED)) * most / longest
+
+
+class Steps:
+    """Steps of rows that nobody asked for. They write into the first blocks of the cache, which nobody reads yet."""
+
+    def __init__(self, runner: CudaRunner, block_size: int) -> None:
+        """runner: knows row 0, if any."""
+        self._runner, self._block_size = runner, block_size
+        self._step, self._rows = 0, tuple[int, ...]((0,))
+
+    def run(self, prompts: Sequence[int], kind: SamplingState = KINDS[0]) -> float:
+        """One step of prompts of so many tokens, all in the same blocks; its seconds."""
+        self._step += 1
+        retired, self._rows = self._rows, tuple(range(len(prompts)))
+        plan = StepPlan(
+            step=self._step, engine_epoch=0, rows=self._rows, epochs=(self._step,) * len(prompts),
+            starts=(0,) * len(prompts), counts=tuple(prompts), retired=retired,
+            new_rows=tuple(self._row(row, tokens, kind) for row, tokens in enumerate(prompts)),
+        )  # fmt: skip
+        begin = perf_counter()
+        self._runner.run(plan)
+        return perf_counter() - begin
+
+    def _row(self, row: int, tokens: int, kind: SamplingState) -> NewRow:
+        blocks = tuple(range(-(-tokens // self._block_size)))
+        return NewRow(
+            row=row, epoch=self._step, request_id="", token_ids=array("i", bytes(4 * tokens)).tobytes(),
+            num_prompt_tokens=tokens, sampling=kind, blocks=(blocks,) * self._runner.rows.num_groups,
+        )  # fmt: skip
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Those below `most`, and itself."""
+    return [1 << power for power in range((most - 1).bit_length())] + [most]

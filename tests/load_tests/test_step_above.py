@@ -1,0 +1,69 @@
+"""How long sequences go on, so that all of them write at once, whatever their prompts take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from troupellm.load_tests.gpu import engine
+from troupellm.load_tests.random_model import SHAPES, write_random_model
+from troupellm.load_tests.step import above
+from troupellm.load_tests.step.above import Together, filling, flags_of, prefill_steps, tokens_of_each
+from troupellm.load_tests.step.command import StepBench
+
+
+def test_all_that_write_at_once_are_counted() -> None:
+    together = Together(2, 3)
+    assert not any(together.wrote(0, 1) for _ in range(9))  # the other one has not begun
+    assert not together.wrote(1, 1)
+    assert not any(together.wrote(number, 1) for number in (0, 1, 0, 1, 0, 0))
+    assert together.wrote(1, 2)
+
+
+def test_prompts_take_steps_beside_those_who_write() -> None:
+    assert prefill_steps(256, 1024, 8192) == -(-256 * 1024 // (8192 - 256))
+    assert prefill_steps(1, 1024, 8192) == 1
+    assert tokens_of_each(256, 1024, 64, 8192) > 64 + prefill_steps(256, 1024, 8192)
+    with pytest.raises(ValueError, match="no room"):
+        prefill_steps(16, 8, 16)
+
+
+def test_a_server_is_told_what_an_engine_is() -> None:
+    flags = flags_of({**filling(64), "block_size": 16}, "block_size", *filling(0))
+    expected = {
+        "block-size": "16",
+        "max-num-batched-tokens": "64",
+        "max-num-prefill-tokens": "64",
+        "itl-target-ms": "0.0",
+    }
+    assert dict(zip(flags[::2], flags[1::2], strict=True)) == {f"--{name}": value for name, value in expected.items()}
+
+
+def test_many_steps_of_prompts_end_in_steady_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps have room for ten tokens: the first sequence writes through more of them than count, and then all do."""
+    model, seen = write_random_model(tmp_path / "model", SHAPES["tiny"]), list[list[above.Arrivals]]()
+    steady = above.steady_step_seconds
+    monkeypatch.setattr(above, "steady_step_seconds", lambda answers: seen.append(answers) or steady(answers))
+    monkeypatch.setattr(engine, "write_model", lambda name, folder: model)
+    for name, value in (("CONTEXT", 16), ("STEPS", 12), ("STEP_TOKENS", 10)):
+        monkeypatch.setattr(engine, name, value)
+    settings = engine.Models._settings
+    own = {"num_threads": 1, "dtype": "float32"}
+    monkeypatch.setattr(engine.Models, "_settings", lambda self, *sizes, **more: settings(self, *sizes, **more) | own)
+    monkeypatch.setattr(engine, "prompts_of", lambda batch, context, vocab: above.prompts_of(batch, context, 500))
+    ceilings: Any = None
+    assert engine.Models(torch.device("cpu"), ceilings, tmp_path).engine_step(engine.LARGE, 8) > 0
+    (answers,) = seen
+    written = [sum(count for _, count in answer) for answer in answers]
+    assert written[0] - written[-1] > 12
+    assert min(written) >= 12
+    assert max(written) < tokens_of_each(8, 16, 12, 10)
+
+
+def test_the_bench_gives_prompts_what_it_counts_on() -> None:
+    bench: Any = StepBench.__new__(StepBench)
+    bench._args = type("Args", (), {"context": 128, "load_format": "auto", "quantization": None})
+    bench.dtype, bench._device, bench._threads = "float32", torch.device("cpu"), 1
+    settings = bench._settings(256, 100)
+    assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"] > 2 * 256

@@ -1,0 +1,159 @@
+"""A GPU that is not there: tensors that say they are on one, and launches that are only written down.
+
+Tensors are torch's fake ones, which have shapes, strides and a device, but no content. What runs on them takes the
+paths of a GPU, and whatever mixes devices or needs a number from the device raises.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+
+from troupellm.models.checkpoint import RandomWeights
+from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.staging import Results, Staging
+
+CUDA = torch.device("cuda", 0)
+MULTIPROCESSORS = 132
+aten = torch.ops.aten
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def key(self) -> str:
+        """What Triton compiles a kernel for, by its own rules: launches of one key share what was compiled."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import make_backend
+        from triton.runtime.jit import create_function_from_signature
+
+        backend = make_backend(GPUTarget("cuda", 90, 32))
+        bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
+        found = bind(
+            *(Place(value) if isinstance(value, Tensor) else value for value in self.arguments), **self.options
+        )
+        return f"{self.kernel.__name__} {found[1]} {found[2]}"
+
+
+class Place:
+    """What Triton asks of a tensor: its type, and whether its address is a multiple of 16."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self._address = tensor.dtype, tensor.storage_offset() * tensor.itemsize
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+class AbsentGpu(CpuDevice):
+    torch_device = CUDA
+
+    def pinned(self, size: int) -> Tensor:
+        with unset_fake_temporarily():
+            return super().pinned(size)
+
+
+class AbsentWeights(RandomWeights):
+    """Of no numbers."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._dtype = dtype
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=CUDA)
+
+
+@contextmanager
+def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
+    """Within it tensors are made without content, wherever they are. Gives the launches so far.
+
+    Args:
+        answer: to whoever waits for the device with a question, which is for loading alone; None lets nobody.
+    """
+    from triton.runtime.jit import JITFunction
+
+    launches = list[Launch]()
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        launches.append(Launch(self, grid, arguments, options))
+
+    properties = SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode(), mode:
+        patch.setattr(JITFunction, "run", run)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        patch.setattr(Staging, "send", _send)
+        patch.setattr(Results, "fetch", _fetch)
+        with _Python(mode, answer):
+            yield launches
+
+
+def _fetch(self: Results, numbers: Tensor) -> Tensor:
+    """Numbers of a step that nothing has computed."""
+    with unset_fake_temporarily():
+        return torch.zeros(numbers.shape, dtype=torch.int64)
+
+
+def _send(self: Staging, *parts: np.ndarray, into: Tensor | None = None) -> list[Tensor]:
+    """As `Staging.send`, with places as it has them."""
+    total = sum(part.size for part in parts)
+    there = torch.empty(total, dtype=torch.int64, device=CUDA) if into is None or into.numel() < total else into[:total]
+    ends = np.cumsum([part.size for part in parts]).tolist()
+    return [there[end - part.size : end].view(part.shape) for part, end in zip(parts, ends, strict=True)]
+
+
+class _Python(TorchFunctionMode):
+    """What needs a device before any operator is called: brackets, pinned memory, and copies of what has content."""
+
+    def __init__(self, mode: FakeTensorMode, answer: bool | None) -> None:
+        super().__init__()
+        self._mode, self._answer = mode, answer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            view, index = _resolved(*args)
+            return view if index is None else aten.index.Tensor(view, index)
+        if func is Tensor.__setitem__:
+            view, index = _resolved(*args[:2])
+            value = args[2] if isinstance(args[2], Tensor) else torch.full((), args[2], dtype=view.dtype, device=CUDA)
+            return view.copy_(value) if index is None else aten.index_put_(view, index, value)
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is Tensor.contiguous:
+            return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
+        if func is Tensor.__bool__ and self._answer is not None:
+            return self._answer
+        if func is Tensor.to and not isinstance(args[0], FakeTensor):
+            args = (self._mode.from_tensor(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
+    """A view by numbers and slices, and what tensors are to pick of it."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
+        place = next(at for at, part in enumerate(parts) if part is Ellipsis)
+        missing = tensor.dim() - sum(part is not None for part in parts) + 1
+        parts[place : place + 1] = [slice(None)] * missing
+    index = list[Tensor | None]()
+    for part in parts:
+        dim = len(index)
+        if part is None:
+            tensor = tensor.unsqueeze(dim)
+        elif isinstance(part, int):
+            tensor = aten.select.int(tensor, dim, part)
+            continue
+        elif isinstance(part, slice):
+            tensor = aten.slice.Tensor(tensor, dim, part.start, part.stop, part.step or 1)
+        index.append(part if isinstance(part, Tensor) else torch.tensor(part) if isinstance(part, list) else None)
+    return tensor, index if any(part is not None for part in index) else None
