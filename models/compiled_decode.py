@@ -1,27 +1,30 @@
 """Steps that are nothing but decoding, in one compiled call each."""
 
+from collections.abc import Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from troupellm.kernels.decode_step import CacheShape, DecodeStep, Ends, decode_step
-from troupellm.kernels.paged_attention.backends import Planner
-from troupellm.models.decoder import Decoder, RunnableDecoder
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.row_table import RowTable
-from troupellm.models.sampler import Sampled, Sampler
+from troupellm.models.decoder import Decoder
+from troupellm.models.sampler import Sampled
 from troupellm.models.step_result import step_result
 from troupellm.protocol.worker import StepPlan, StepResult, StepTimings
+
+if TYPE_CHECKING:
+    from troupellm.models.runner import ModelRunner
 
 
 class CompiledDecode:
     """Every row of such a step goes on from its last token, and asks for nothing but a draw from the whole vocabulary
     or the likeliest token."""
 
-    def __init__(self, step: DecodeStep, rows: RowTable, sampler: Sampler) -> None:
-        self._step, self._rows, self._sampler = step, rows, sampler
+    def __init__(self, step: DecodeStep, runner: "ModelRunner") -> None:
+        self._step, self._rows, self._sampler = step, runner.rows, runner.sampler
+        self._pooler, self._guides = runner.pooler, runner.guides
         self._ones: tuple[int, ...] = ()
 
     @property
@@ -29,28 +32,25 @@ class CompiledDecode:
         """Of the last step, as its first rows [.., vocab]."""
         return self._step.logits
 
-    def takes(self, plan: StepPlan) -> bool:
-        """Whether a plan that was applied asks for such a step; `run` finds out about the rows' lengths.
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:
+        """Compute a plan that was applied and append the tokens to their rows. None where it asks for another kind of
+        step, or contradicts what is known: nothing was computed then.
+
+        Args:
+            meanwhile: as of `ModelRunner.run`.
 
         Raises:
             PlanError: an unknown row, or another epoch.
         """
-        count = len(plan.rows)
-        if len(self._ones) != count:
-            self._ones = (1,) * count
-        if not 0 < count <= self._step.most_rows or plan.counts != self._ones:
-            return False
-        self._rows.places(plan)
-        return self._sampler.plain.slots(plan.rows) is not None
-
-    def run(self, plan: StepPlan) -> StepResult | None:
-        """Compute a plan that `takes` takes and append the tokens to their rows. None where some row does not go on
-        from its last token, or contradicts what is known of it: nothing was computed then.
-        """
-        begin = perf_counter()
+        if not self._takes(plan):
+            return None
         slots, plain = self._rows.places(plan), self._sampler.plain
         options = plain.slots(plan.rows)
-        assert options is not None
+        if options is None:
+            return None
+        if meanwhile is not None:
+            meanwhile()
+        begin = perf_counter()
         tokens = self._step.run(self._rows.memory, plain.columns, slots, options, plan.starts)
         if tokens is None:
             return None
@@ -65,18 +65,26 @@ class CompiledDecode:
             token_counts=plan.counts, tokens=tuple(tokens), timings=timings,
         )  # fmt: skip
 
+    def _takes(self, plan: StepPlan) -> bool:
+        """Whether all rows decode, as far as their number of tokens tells, and nothing special is known of any row."""
+        if self._rows.embeddings or self._rows.describes or len(self._pooler) or (self._guides and len(self._guides)):
+            return False
+        count = len(plan.rows)
+        if len(self._ones) != count:
+            self._ones = (1,) * count
+        return count <= self._step.most_rows and plan.counts == self._ones
 
-def compiled_decode(
-    decoder: RunnableDecoder, cache: KVCache, rows: RowTable, sampler: Sampler, attention: Planner
-) -> CompiledDecode | None:
+
+def compiled_decode(runner: "ModelRunner") -> CompiledDecode | None:
     """None where some part of the model, or of what it is served with, is computed by others."""
+    decoder, cache = runner.decoder, runner.cache
     if not isinstance(decoder, Decoder) or decoder.together is None or decoder.head is None:
         return None
     config = decoder.config
-    if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
+    if not runner.attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
         return None
     ends = Ends(decoder.embedding, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
     views = [(view.group, view.window or 0) for view in cache.layout.views]
     shape = CacheShape(views, cache.num_kv_heads, cache.block_size, cache.num_blocks)
-    step = decode_step(decoder.together, decoder.tables, cache.layers, ends, shape, sampler.codes)
-    return None if step is None else CompiledDecode(step, rows, sampler)
+    step = decode_step(decoder.together, decoder.tables, cache.layers, ends, shape, runner.sampler.codes)
+    return None if step is None else CompiledDecode(step, runner)

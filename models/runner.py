@@ -82,7 +82,7 @@ class ModelRunner:
         self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
         self._quick = False
         plain = speculation is None and poison is None
-        self.decode = compiled_decode(decoder, cache, self.rows, self.sampler, self.attention) if plain else None
+        self.decode = compiled_decode(self) if plain else None
         """Computes steps of which nothing more is asked."""
 
     @property
@@ -95,7 +95,7 @@ class ModelRunner:
         """Compute one step and append the sampled tokens to their rows.
 
         Args:
-            meanwhile: called once, before a part of the step that leaves the interpreter to others; not at all by a
+            meanwhile: called before a part of the step that leaves the interpreter to others; not at all by a
                 step without rows.
 
         Raises:
@@ -106,13 +106,8 @@ class ModelRunner:
         if not plan.rows:
             self._follow(plan, NO_SPANS)
             return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
-        if self._decodes(plan):
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
-            assert self.decode is not None
-            if (decoded := self.decode.run(plan)) is not None:
-                return decoded
+        if self.decode is not None and (decoded := self.decode.run(plan, meanwhile)) is not None:
+            return decoded
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
         trial: Trial | None = None
@@ -174,11 +169,6 @@ class ModelRunner:
         if check is not None:
             return check.result(about_prompts, vectors, unsound, timings)
         return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
-
-    def _decodes(self, plan: StepPlan) -> bool:
-        """Whether all rows decode, and nothing else is known of any row."""
-        special = self.rows.embeddings or self.rows.describes or len(self.pooler) or (self.guides and len(self.guides))
-        return self.decode is not None and not special and self.decode.takes(plan)
 
     def _apply(self, plan: StepPlan) -> None:
         if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:

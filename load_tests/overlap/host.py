@@ -5,25 +5,32 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 from statistics import median
-from typing import cast
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from troupellm.models.cuda.batch import GroupPlanner
+from troupellm.kernels.paged_attention import Plan
+from troupellm.kernels.paged_attention.backends import Planned
+from troupellm.models.checkpoint import RandomWeights
+from troupellm.models.cuda.batch import DeviceSpans
 from troupellm.models.cuda.device import CpuDevice, Graph
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.layers.attention import KVPair
 from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
 
-BLOCK_SIZE, LENGTH, VOCAB, HIDDEN = 16, 4096, 512, 32
+BLOCK_SIZE, LENGTH = 16, 4096
 WARM_UP_STEPS = 16
+MODEL = DecoderConfig(
+    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2,
+    num_kv_heads=1, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
+    tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,),
+)  # fmt: skip
+"""Its size does not matter: graphs compute nothing."""
 
 
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,39 +51,34 @@ class NullGpu(CpuDevice):
     """Its graphs do nothing. What is launched beside them is computed here: as quickly as a GPU is told to."""
 
     def capture(self, body: Callable[[], None]) -> Graph:
+        body()  # makes the tensors that the graph would write to
         return NullGraph()
 
 
-class NullDecoder:
-    """What the runner needs of a decoder: the same logits for everything."""
+class NullAttention:
+    """A back end: nothing is attended to."""
 
-    config = DecoderConfig(
-        architecture="LlamaForCausalLM", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=HIDDEN, num_layers=1,
-        num_heads=2, num_kv_heads=1, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
-        tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,),
-    )  # fmt: skip
-    batch_invariant = False
-    dtype = torch.float32
-    score = None
-    angle_table = None
+    def attend(self, query: Tensor, *_: Any) -> Tensor:
+        return torch.zeros_like(query)
 
-    def forward(self, batch: ForwardBatch, _: list[KVPair]) -> Tensor:
-        wanted = batch.token_ids if batch.logit_tokens is None else batch.logit_tokens
-        return torch.zeros(wanted.shape[0], HIDDEN)
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.zeros(hidden.shape[0], VOCAB) if out is None else out.zero_()
+def plan_nothing(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
+    """A `models.cuda.batch.GroupPlanner`."""
+    backend: Any = NullAttention()
+    rows: Any = None
+    return Planned(backend, rows)
 
 
 def host_time(running: int, steps: int) -> HostTime:
     """Greedy decoding, two steps under way, each row with a new block every 16 steps."""
     plans = decode_plans(running, WARM_UP_STEPS + steps)
     blocks = running * (3 + len(plans) // BLOCK_SIZE)
-    cache = KVCache(NullDecoder.config, blocks + 1, BLOCK_SIZE, torch.float32)
+    length = max(LENGTH, len(plans))
+    decoder = Decoder(MODEL, RandomWeights(torch.float32), max_model_len=length)
+    cache = KVCache(MODEL, blocks + 1, BLOCK_SIZE, torch.float32)
     runner = CudaRunner(
-        cast(RunnableDecoder, NullDecoder()), cache, NullGpu(), max_model_len=max(LENGTH, len(plans)),
-        plan=cast(GroupPlanner, lambda tables, spans, window: None), capture_sizes=(running,), slots=running,
-    )  # fmt: skip
+        decoder, cache, NullGpu(), max_model_len=length, plan=plan_nothing, capture_sizes=(running,), slots=running
+    )
     under_way = deque[LaunchedPlan]()
     launches, collects = list[float](), list[float]()
     for plan in plans:

@@ -1,6 +1,7 @@
 """Decoding steps in one compiled call give what the model's parts give one by one, to the bit."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,8 @@ class Rows:
     def _count(self, decode: CompiledDecode) -> None:
         plain = decode.run
 
-        def counted(plan: StepPlan) -> StepResult | None:
-            result = plain(plan)
+        def counted(plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:
+            result = plain(plan, meanwhile)
             self.calls += result is not None
             return result
 

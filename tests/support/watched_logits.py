@@ -1,6 +1,6 @@
 """The logits of a runner's steps, whoever computes them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,10 +21,10 @@ def watched_logits(runner: ModelRunner) -> Iterator[list[torch.Tensor]]:
         seen.append(found.clone())
         return found
 
-    def run(plan: StepPlan) -> StepResult | None:
+    def run(plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:
         assert decode is not None
         assert in_one_call is not None
-        result = in_one_call(plan)
+        result = in_one_call(plan, meanwhile)
         if result is not None:
             seen.append(decode.logits[: len(plan.rows)].clone())
         return result
