@@ -126,9 +126,9 @@ class CudaDevice(Device):
             torch.cuda.empty_cache()  # the pool takes memory of its own
             self._pool = torch.cuda.graph_pool_handle()
         with _CAPTURING:
-            free = self.memory()[0]
+            free, _ = torch.cuda.mem_get_info(self.torch_device)  # with all that torch keeps for later captures
             graph = CudaGraph(body, self._pool, self._stream)
-            self.graph_bytes += max(0, free - self.memory()[0])
+            self.graph_bytes += max(0, free - torch.cuda.mem_get_info(self.torch_device)[0])
         return graph
 
     def forget_graphs(self) -> None:

@@ -85,9 +85,9 @@ def test_graphs_are_captured_by_nobody_but_who_replays_them(load: Load, monkeypa
     )
     monkeypatch.setattr(place, "triton_planner", lambda *_, **__: plan_tensors)
     captured, warmed = list[GraphKey](), list[GraphKey]()
-    capture, body = DecodeGraphs._capture, DecodeGraphs._body
+    capture, body = DecodeGraphs._capture, DecodeGraphs._warm_up
     monkeypatch.setattr(DecodeGraphs, "_capture", lambda self, key: captured.append(key) or capture(self, key))
-    monkeypatch.setattr(DecodeGraphs, "_body", lambda self, key: warmed.append(key) or body(self, key))
+    monkeypatch.setattr(DecodeGraphs, "_warm_up", lambda self, key: warmed.append(key) or body(self, key))
     load()
     assert not captured
     assert warmed == [GraphKey(1), GraphKey(1, draws=True)]
