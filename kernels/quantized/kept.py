@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 from troupellm.kernels.quantized.outline import Code, Outline
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 BYTES: dict[Code, float] = {
     "int8": 1, "int4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1, "mxfp8_e5m2": 1,
@@ -40,7 +40,7 @@ def stays(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts
     """
     if device.type == "cpu":
         return _cpu_keeps(outline, dtype)
-    if device.type != "cuda" or not usable(device):
+    if not by_kernels(device):
         return False
     return stack_keeps(outline) if experts else gpu_keeps(outline)
 

@@ -108,4 +108,12 @@ def test_quick_checks_run_every_kernel(quick_results: dict[str, dict]) -> None:
 @pytest.mark.skipif(ON_GPU or OLD, reason="the kernels are not interpreted")
 def test_a_whole_model_goes_through_the_kernels(quick_results: dict[str, dict]) -> None:
     operations = {kernel.split(".")[2] for kernel in quick_results["cuda_runner.py"]["kernels"]}
-    assert operations >= {"fused_moe", "paged_attention", "rms_norm", "rope_kv_write", "sampling", "silu_mul"}
+    assert operations >= {
+        "fused_moe",
+        "paged_attention",
+        "rms_norm",
+        "rope_kv_write",
+        "sampling",
+        "silu_mul",
+        "step_ends",
+    }

@@ -27,7 +27,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @EACH
 def test_begins_as_the_reference(case: Case) -> None:
     made = make_inputs(case, DEVICE, 1)
-    far = made.block_tables | 2**26  # whose rows take more than 31 bits
+    far = made.block_tables | 2**30  # whose rows take more than 32 bits
     given = (made.slots, made.ends, made.counts, made.texts, far, made.angle_table)
     sizes = {"queries": case.queries, "block_size": case.block_size, "kv_heads": case.kv_heads}
     got = begin_triton(*given, **sizes, scratch=made.scratch)
@@ -39,7 +39,6 @@ def test_begins_as_the_reference(case: Case) -> None:
         assert mine.dtype == wanted.dtype, name
         assert torch.equal(mine, wanted), name
     assert got.tables.shape == expected.tables.shape
-    assert int(got.kv_rows.max()) > 2**25
     for row, end in enumerate(case.ends):
         needed = -(-end // case.block_size)
         assert torch.equal(got.tables[:, row, :needed], expected.tables[:, row, :needed])
