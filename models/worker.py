@@ -41,7 +41,6 @@ from troupellm.models.quantization.report import quantization_report
 from troupellm.models.registry import is_encoder
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
-from troupellm.models.saturation import LEAST_TOKENS, measure_runner
 from troupellm.models.served_tokenizer import tokenizer_folder
 from troupellm.models.sleep import Parts
 from troupellm.models.speculation.drafter import Drafter
@@ -50,18 +49,16 @@ from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import GivenThreads, StepThreads
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.warming import warmed
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
 from troupellm.protocol.config import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import (
     LoadProgress,
-    NewRow,
     ProgressSink,
-    SamplingState,
     StepPlan,
     StepResult,
     WorkerReady,
@@ -72,8 +69,6 @@ if TYPE_CHECKING:
     from troupellm.models.step_profile import StepProfile
 
 CPU = torch.device("cpu")
-BUSY_SECONDS = 0.2
-"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +167,7 @@ class ModelWorker:
         if place is not None:
             make = place.make_runner
         spare = make(decoder, cache, max_model_len=budget.max_model_len)
-        saturation = _warmed(spare, ability, config, budget)
+        saturation = warmed(spare, ability, config, budget)
         folder = self._folder
         guides = self._guides = Guides(
             lambda: Tokenizer.load(tokenizer_folder(folder, config.model)),
@@ -252,6 +247,10 @@ class ModelWorker:
     def meanwhile(self, call: Callable[[], None]) -> None:
         """As `protocol.worker_abilities.HasMeanwhile`."""
         self._meanwhile = call
+
+    def idle(self) -> bool:
+        """As `protocol.worker_abilities.HasIdleWork`: a GPU's graphs are captured."""
+        return isinstance(self._runner, CudaRunner) and self._runner.idle()
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
         """Sleep, wake, or record what steps do. No plan is under way.
@@ -373,27 +372,3 @@ def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> No
 
     assert isinstance(decoder, TransformersDecoder)
     check_decoder(decoder, cache, max_model_len=budget.max_model_len)
-
-
-def _warmed(
-    spare: ModelRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
-) -> tuple[int, float]:
-    """Run a first step; from how many tokens on, and from what time, a step does no more of them per second."""
-    warming = perf_counter()
-    warm_up(spare, ability)
-    quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
-    if not quick or spare.decoder.head is None:  # timed steps generate
-        return LEAST_TOKENS, 0.0
-    return measure_runner(
-        spare, num_blocks=budget.num_blocks, block_size=config.cache.block_size, max_model_len=budget.max_model_len
-    )
-
-
-def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
-    """One step through the whole model, so that the first request does not pay for what is done once."""
-    block = NewRow(
-        row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
-        sampling=SamplingState(temperature=0.0), blocks=((0,),) * runner.rows.num_groups,
-        pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
-    )  # fmt: skip
-    runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))

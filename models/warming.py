@@ -1,0 +1,37 @@
+"""The first step of a model that was just loaded."""
+
+from time import perf_counter
+
+from troupellm.models.memory import MemoryBudget
+from troupellm.models.runner import ModelRunner
+from troupellm.models.saturation import LEAST_TOKENS, measure_runner
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.pooling import PoolingAbility, PoolingParams
+from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+
+BUSY_SECONDS = 0.2
+"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
+
+
+def warmed(
+    spare: ModelRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
+) -> tuple[int, float]:
+    """Run a first step; from how many tokens on, and from what time, a step does no more of them per second."""
+    warming = perf_counter()
+    warm_up(spare, ability)
+    quick = config.scheduler.max_num_prefill_tokens == "auto" and perf_counter() - warming < BUSY_SECONDS
+    if not quick or spare.decoder.head is None:  # timed steps generate
+        return LEAST_TOKENS, 0.0
+    return measure_runner(
+        spare, num_blocks=budget.num_blocks, block_size=config.cache.block_size, max_model_len=budget.max_model_len
+    )
+
+
+def warm_up(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
+    """One step through the whole model, so that the first request does not pay for what is done once."""
+    block = NewRow(
+        row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
+        sampling=SamplingState(temperature=0.0), blocks=((0,),) * runner.rows.num_groups,
+        pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
+    )  # fmt: skip
+    runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))
