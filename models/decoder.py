@@ -1,5 +1,6 @@
 """The decoder skeleton of all families: embedding, layers, final norm, head."""
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -51,7 +52,11 @@ class RunnableDecoder(Protocol):
     def normed(self, hidden: Tensor) -> Tensor:
         """As `Decoder.normed`."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    @property
+    def angle_table(self) -> Tensor | None:
+        """As `Decoder.angle_table`."""
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """As `Decoder.logits`."""
 
     def classify(self, hidden: Tensor) -> Tensor:
@@ -128,11 +133,11 @@ class Decoder:
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
                 return self._run_together(self.together, batch, caches, tapped if taps.last else None)
-        token_ids, positions = batch.token_ids, batch.positions
-        missing = self.layers[0].attention.best_rows(token_ids.shape[0]) - token_ids.shape[0]
+        token_ids, positions, tokens = batch.token_ids, batch.positions, batch.token_ids.shape[0]
+        missing = self.layers[0].attention.best_rows(tokens) - tokens
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
             token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
-        angles = self._angles(positions)
+        angles = self._angles(positions) if batch.angles is None or missing > 0 else self._parted(batch.angles)
         residual = self._entering(token_ids, batch)
         update = None
         last = len(self.layers) - 1
@@ -145,11 +150,12 @@ class Decoder:
         keep = None if every else batch.logit_tokens
         update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], keep)
         hidden = residual if update is None else residual.add_(update)
-        if not every:
+        if keep is not None:
             return hidden
+        hidden = hidden[:tokens]
         for place in [*_places(taps, last), *([len(taps.layers)] if taps.last else ())]:
             _tap(tapped, place, None, hidden)
-        return hidden[batch.logit_tokens]
+        return batch.with_logits(hidden)
 
     def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """What enters the first layer, with what the batch brings instead of embeddings."""
@@ -170,7 +176,7 @@ class Decoder:
             return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
         layers.run(residual, batch.positions, views, self.tables, caches, None)
         tapped.copy_(residual)
-        return residual.index_select(0, batch.logit_tokens)
+        return batch.with_logits(residual)
 
     def _together(self) -> DecoderLayers | None:
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
@@ -193,11 +199,27 @@ class Decoder:
         found = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.tables]
         return [None if table is None else found[table] for table in self.layer_tables]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm."""
+    @cached_property
+    def angle_table(self) -> Tensor | None:
+        """All of `tables` beside each other [positions, width], for one look at a position's; None without any."""
+        parts = [part for pair in self.tables for part in pair]
+        return torch.cat(parts, dim=-1).squeeze(1) if parts else None
+
+    def _parted(self, looked_up: Tensor) -> list[Angles | None]:
+        """Of each layer's rotation, of rows of `angle_table`."""
+        halves = [cos.shape[-1] for cos, _ in self.tables for _ in range(2)]
+        parts = torch.split(looked_up[:, None], halves, dim=-1)
+        return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm.
+
+        Args:
+            out: where to leave them.
+        """
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        return self._scaled(norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head))
+        return self._scaled(norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head), out)
 
     def scores(self, normed: Tensor) -> Tensor:
         """The same, of hidden states that are not to go through the final norm, or have gone through it."""
@@ -205,8 +227,8 @@ class Decoder:
             raise RuntimeError("this model does not generate text")
         return self._scaled(linear(normed, self.head))
 
-    def _scaled(self, scores: Tensor) -> Tensor:
-        logits = scores.float()
+    def _scaled(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
+        logits = scores.float() if out is None else out.copy_(scores)
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap

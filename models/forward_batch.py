@@ -26,7 +26,13 @@ class ForwardBatch:
     """int64 [tokens]."""
     groups: tuple[GroupBatch, ...]
     """Per view of the KV cache; a layer reads `groups[cache_layout(config).view_of[layer]]`."""
-    logit_tokens: Tensor
-    """int64 [logits]: which tokens the head is computed for."""
+    logit_tokens: Tensor | None
+    """int64 [logits]: which tokens the head is computed for; None is all."""
     inputs: tuple[Tensor, Tensor] | None = None
     """Places int64 [n] of the batch whose token embeddings give way to others [n, hidden]; None is nowhere."""
+    angles: Tensor | None = None
+    """[tokens, width], rows of `Decoder.angle_table` at the positions, where they have been looked up already."""
+
+    def with_logits(self, hidden: Tensor) -> Tensor:
+        """Of all tokens' hidden states [tokens, hidden], those of tokens that the head is computed for."""
+        return hidden if self.logit_tokens is None else hidden[self.logit_tokens]

@@ -11,7 +11,7 @@ from troupellm.models.decoder_config import DecoderConfig, MlaConfig, MoeConfig
 class Product(NamedTuple):
     """Weights of one shape that can be quantized on load."""
 
-    count: int
+    number: int
     rows: int
     columns: int
     experts: bool = False

@@ -15,7 +15,7 @@ from troupellm.kernels.fused_moe.spec import SILU, Routing, Swiglu
 from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.linear import PackedLinear, pack
 from troupellm.kernels.quantized import QuantizedWeight, Weight
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 __all__ = ["SILU", "PackedExperts", "Routing", "Swiglu", "fused_moe", "pack_experts", "route"]
 
@@ -48,7 +48,7 @@ def pack_experts(
         down: per expert [hidden, size].
         gate_up_bias, down_bias: [experts, 2 * size] and [experts, hidden], or None.
     """
-    if _on_triton(_device(gate_up[0])):
+    if by_kernels(_device(gate_up[0])):
         stacked = StackedExperts(stack(gate_up), stack(down), gate_up_bias, down_bias, swiglu)
         return PackedExperts((), (), swiglu, stacked)
 
@@ -69,7 +69,7 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
     Returns:
         weights float32 [tokens, top_k] and expert ids [tokens, top_k], int64, on a GPU int32.
     """
-    if _on_triton(logits.device):
+    if by_kernels(logits.device):
         from troupellm.kernels.fused_moe.triton_route import route_triton
 
         return route_triton(logits, routing, choice_bias)
@@ -99,7 +99,3 @@ def fused_moe(
 
 def _device(weight: Weight) -> torch.device:
     return weight.tensors()[0].device if isinstance(weight, QuantizedWeight) else weight.device
-
-
-def _on_triton(device: torch.device) -> bool:
-    return device.type == "cuda" and usable(device)

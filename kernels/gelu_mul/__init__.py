@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
 from troupellm.kernels.row_codes import row_codes
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [tokens, size], contiguous.
     """
-    if gate_up.device.type == "cuda" and usable(gate_up.device):
+    if by_kernels(gate_up.device):
         from troupellm.kernels.silu_mul.triton_gate import gate_triton
 
         return gate_triton(gate_up, "gelu")
@@ -32,7 +32,7 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
 def gelu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`row_codes` of `gelu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
-    if gate_up.device.type == "cuda" and usable(gate_up.device):
+    if by_kernels(gate_up.device):
         from troupellm.kernels.silu_mul.triton_gate import gate_codes_triton
 
         return gate_codes_triton(gate_up, "gelu", dtype)

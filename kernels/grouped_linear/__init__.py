@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def grouped_linear(
@@ -26,7 +26,7 @@ def grouped_linear(
         out: [all rows, out_features], the type of `x`; the numbers of a row lie side by side.
         scales: float32 [groups], what a group's products are multiplied by; None is 1.
     """
-    if x.device.type != "cuda" or not usable(x.device) or x.dtype == torch.float64:
+    if not by_kernels(x.device) or x.dtype == torch.float64:
         grouped_linear_reference(x, weights, rows, starts, out, scales=scales)
         return
     from troupellm.kernels.grouped_linear.triton_grouped import grouped_linear_triton

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from troupellm.kernels.kv_codes import as_bytes, encode
 from troupellm.kernels.kv_write.reference import kv_write_reference
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def kv_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
@@ -41,7 +41,7 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         value_cache: like `key_cache`.
         rows: from `kv_rows`; no row twice.
     """
-    if key.device.type == "cuda" and usable(key.device) and key.stride(-1) == value.stride(-1) == 1:
+    if by_kernels(key.device) and key.stride(-1) == value.stride(-1) == 1:
         from troupellm.kernels.rope_kv_write.triton_rope import kv_write_triton
 
         kv_write_triton(key, value, key_cache, value_cache, rows)

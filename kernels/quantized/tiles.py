@@ -4,6 +4,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 EIGHT_BIT = {16: (64, 256, 4, 4), 32: (64, 128, 4, 4), 64: (128, 128, 4, 3), 128: (128, 128, 8, 3)}
 CODED = {16: (32, 128, 4, 4), 32: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 8, 3)}
+FOUR_BITS = CODED | {32: (64, 64, 4, 3), 64: (64, 64, 8, 3)}  # with more in a warp, Triton 3.6 spills
 """BLOCK_N, BLOCK_K, warps and stages by the rows of a tile."""
 SUM = Launch(warps=4, stages=1, constants={"BLOCK": 512})
 
@@ -23,7 +24,7 @@ def eight_bit_launch(rows: int) -> Launch:
 def coded_launch(rows: int, kind: str, group: int) -> Launch:
     """For weights in codes, of which `group` inputs share a scale: a tile within a group has one for each output."""
     block_m = tile_rows(rows)
-    block_n, block_k, warps, stages = CODED[block_m]
+    block_n, block_k, warps, stages = (FOUR_BITS if kind == "table" else CODED)[block_m]
     if group < block_k and group in (32, 64):
         block_k = max(group, 64 if kind == "table" else 32)
     return Launch(warps, stages, {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k})

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
 from troupellm.kernels.row_codes import row_codes
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:
@@ -68,7 +68,7 @@ def rms_norm_codes(
 
 
 def _on_gpu(x: Tensor) -> bool:
-    if x.device.type != "cuda" or not usable(x.device):
+    if not by_kernels(x.device):
         return False
     from troupellm.kernels.rms_norm.triton_norm import takes
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -19,7 +19,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
     Returns:
         [tokens, heads, head_dim], contiguous, the type of `x`.
     """
-    if x.device.type == "cuda" and usable(x.device) and x.stride(-1) == 1:
+    if by_kernels(x.device) and x.stride(-1) == 1:
         from troupellm.kernels.rope_kv_write.triton_rope import rope_triton
 
         return rope_triton(x, (cos, sin), interleaved=interleaved)

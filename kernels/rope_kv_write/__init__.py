@@ -8,7 +8,7 @@ from torch import Tensor
 from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope import rope
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 class HeadNorms(NamedTuple):
@@ -36,7 +36,7 @@ def rope_kv_write(
     Returns:
         queries [rows, heads, head_dim], the numbers of a head side by side.
     """
-    if qkv.device.type == "cuda" and usable(qkv.device):
+    if by_kernels(qkv.device):
         from troupellm.kernels.rope_kv_write.triton_rope import rope_kv_write_triton
 
         return rope_kv_write_triton(qkv, heads, caches, rows, norms=norms, angles=angles, interleaved=interleaved)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.row_codes.reference import row_codes_reference
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def row_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -17,7 +17,7 @@ def row_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     Returns:
         values of `dtype` [rows, size], contiguous, and scale float32 [rows]: x is about values * scale.
     """
-    if x.device.type != "cuda" or not usable(x.device):
+    if not by_kernels(x.device):
         return row_codes_reference(x, dtype)
     from troupellm.kernels.row_codes.triton_row_codes import row_codes_triton
 

@@ -10,7 +10,7 @@ from troupellm.kernels.sampling import native
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import row_argmax
 from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thresholds
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 WIDEST_PREFIX = 2048
 """Rows that fewer of the largest logits do not decide look at so many before they are sorted."""
@@ -26,7 +26,7 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
         keys: `noise.position_keys`, int32 [rows, 2].
         codes: `noise.token_codes`, int32 [vocab].
     """
-    if scaled.device.type == "cuda" and usable(scaled.device):
+    if by_kernels(scaled.device):
         from troupellm.kernels.sampling.triton_draw import best_triton
 
         return best_triton(scaled, keys, codes)[0]
@@ -53,7 +53,7 @@ def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor
         prefix: how many of the largest logits to look at before all of them; 0 looks at all at once. Must follow from
             the row's own parameters, so that a row is computed alike in any batch.
     """
-    if scaled.device.type == "cuda" and usable(scaled.device):
+    if by_kernels(scaled.device):
         from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
 
         return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), keys, codes)[0]

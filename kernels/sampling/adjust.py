@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling import native
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def keep_only(logits: Tensor, rows: Tensor, places: Tensor) -> None:
@@ -70,7 +70,7 @@ def keep_bits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         rows: int64 [n], without repeats.
         bits: int32 [n, ceil(vocab / 32)], contiguous; token t is bit t % 32 of word t // 32.
     """
-    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+    if by_kernels(logits.device) and logits.stride(1) == 1:
         from troupellm.kernels.sampling.triton_adjust import keep_bits_triton
 
         keep_bits_triton(logits, rows, bits)
@@ -93,7 +93,7 @@ def penalize(
         seen: int32 [n, ceil(vocab / 32)], packed as in `keep_bits`: the prompt's tokens.
         repetition, frequency, presence: float32 [n].
     """
-    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+    if by_kernels(logits.device) and logits.stride(1) == 1:
         from troupellm.kernels.sampling.triton_adjust import penalize_triton
 
         penalize_triton(logits, rows, counts, seen, repetition, frequency, presence)
@@ -122,7 +122,7 @@ def tally(
         counts int32 [n, vocab], how often each token was generated; seen int32 [n, ceil(vocab / 32)], packed as in
         `keep_bits`: the prompt's tokens.
     """
-    if texts.device.type == "cuda" and usable(texts.device):
+    if by_kernels(texts.device):
         from troupellm.kernels.sampling.triton_adjust import tally_triton
 
         return tally_triton(texts, slots, skips, prompts, ends, vocab=vocab, longest=longest)

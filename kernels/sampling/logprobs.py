@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling.search import top_values
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 FLOOR = -9999.0
 """What an impossible token reports, because JSON has no infinity."""
@@ -67,7 +67,7 @@ def chosen_logprobs(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         float32 [rows], NaN for rows with NaN, and ranks int32 [rows].
     """
-    if logits.device.type == "cuda" and usable(logits.device) and logits.stride(1) == 1:
+    if by_kernels(logits.device) and logits.stride(1) == 1:
         from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton
 
         return chosen_logprobs_triton(logits, chosen)

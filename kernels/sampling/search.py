@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.profiling import in_profiles
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32
@@ -34,7 +34,7 @@ def row_argmax(values: Tensor) -> Tensor:
 
 def row_best(values: Tensor) -> tuple[Tensor, Tensor]:
     """As `row_argmax`, with the largest value itself [rows]: NaN for rows with NaN. One walk through the values."""
-    if values.device.type == "cuda" and usable(values.device):
+    if by_kernels(values.device):
         from troupellm.kernels.sampling.triton_draw import best_triton
 
         return best_triton(values)

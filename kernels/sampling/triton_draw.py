@@ -18,7 +18,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 PIECE = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 MERGE = Launch(warps=1, stages=1)
-TRUNCATED = Launch(warps=8, stages=1, constants={"BLOCK": 512})
+TRUNCATED = Launch(warps=16, stages=1, constants={"BLOCK": 512})
 TILES_OF_A_PIECE = 4
 NOBODY = tl.constexpr(2147483647)
 
@@ -62,16 +62,22 @@ def piece_kernel(
 
 
 @triton.jit
+def merged(values, ids, pieces, BLOCK: tl.constexpr):
+    """The winner among a row's pieces, and its index; the value is NaN where one of them is."""
+    lanes = tl.arange(0, BLOCK)
+    found = tl.load(values + lanes, lanes < pieces, float("-inf"))
+    bad = tl.sum((found != found).to(tl.int32), 0)
+    best, best_id = winner(tl.where(found == found, found, float("-inf")), tl.load(ids + lanes, lanes < pieces, NOBODY))
+    return tl.where(bad > 0, float("nan"), best), best_id
+
+
+@triton.jit
 def merge_kernel(part_values, part_ids, out, out_values, pieces, width, BLOCK: tl.constexpr):
     """The winner of one row."""
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    there = lanes < pieces
-    found = tl.load(part_values + row * pieces + lanes, there, float("-inf"))
-    ids = tl.load(part_ids + row * pieces + lanes, there, NOBODY)
-    bad = tl.sum((found != found).to(tl.int32), 0)
-    best, best_id = winner(tl.where(found == found, found, float("-inf")), ids)
+    row = tl.program_id(0).to(tl.int64)
+    best, best_id = merged(part_values + row * pieces, part_ids + row * pieces, pieces, BLOCK)
     tl.store(out + row, tl.minimum(best_id, width - 1).to(tl.int64))
-    tl.store(out_values + row, tl.where(bad > 0, float("nan"), best))
+    tl.store(out_values + row, best)
 
 
 @triton.jit

@@ -10,6 +10,9 @@ import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
 UNIT = tl.constexpr(2.0**-31 * (1.0 - 2.0**-24))
+GAMMA = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
+MIX_A = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
+MIX_B = tl.constexpr(0x94D049BB133111EB - 2**64)
 
 
 @triton.jit
@@ -45,3 +48,19 @@ def log_exponential(codes, key_low, key_high):
     small = double_atanh(uniform / (2.0 - uniform))
     large = -accurate_log(1.0 - tl.where(uniform < 0.25, 0.25, uniform))
     return accurate_log(tl.where(uniform < 0.25, small, large))
+
+
+@triton.jit
+def shifted(word, BITS: tl.constexpr):
+    """int64 to the right, as if it had no sign."""
+    return (word.to(tl.uint64, bitcast=True) >> BITS).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def position_key(stream, position):
+    """As `noise.position_keys`, of int64: the two words of a key."""
+    key = (stream ^ position) + GAMMA
+    key = (key ^ shifted(key, 30)) * MIX_A
+    key = (key ^ shifted(key, 27)) * MIX_B
+    key = key ^ shifted(key, 31)
+    return key.to(tl.int32), shifted(key, 32).to(tl.int32)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import top_values
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 class Nucleus(NamedTuple):
@@ -52,7 +52,7 @@ def draw_from_prefix(
 
 def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
     """What a logit must reach to be kept, float32 [rows, 1]; sorts the rows, but for a GPU, where pivots find it."""
-    if scaled.device.type == "cuda" and usable(scaled.device):
+    if by_kernels(scaled.device):
         from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
 
         return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), None, None)[1][:, None]

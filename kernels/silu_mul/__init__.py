@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from troupellm.kernels.row_codes import row_codes
 from troupellm.kernels.silu_mul.reference import silu_mul_reference
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.triton_support import by_kernels
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [tokens, size], contiguous.
     """
-    if gate_up.device.type == "cuda" and usable(gate_up.device):
+    if by_kernels(gate_up.device):
         from troupellm.kernels.silu_mul.triton_gate import gate_triton
 
         return gate_triton(gate_up, "silu")
@@ -30,7 +30,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 def silu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`row_codes` of `silu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
-    if gate_up.device.type == "cuda" and usable(gate_up.device):
+    if by_kernels(gate_up.device):
         from troupellm.kernels.silu_mul.triton_gate import gate_codes_triton
 
         return gate_codes_triton(gate_up, "silu", dtype)

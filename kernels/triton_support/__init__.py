@@ -2,7 +2,7 @@
 
 Writing a kernel:
     - It lives in `kernels/<operation>/triton_<what>.py`, which imports triton at its top; nothing imports that file at
-      load: the operation's dispatch imports it inside a function, once `usable(device)` has said that triton is there.
+      load: the operation's dispatch imports it inside a function, once `by_kernels(device)` has said that it is wanted.
     - `language.py` beside this file holds what makes a kernel run in Triton's interpreter as it does on a device:
       `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`. All arithmetic is in float32:
       bfloat16 is only loaded, cast, stored and given to `dot`.
@@ -16,16 +16,22 @@ Testing a kernel:
     - `tests/kernels/triton/checks/<operation>.py` holds ordinary pytest tests against the reference, on tensors of
       `check_device()`. `tests/kernels/triton/test_checks.py` runs each such file in a process of its own under
       TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs some
-      10 ms: a few dozen tiles per test, the rest marked slow. On a machine with a GPU the same files run compiled:
-      `pytest tests/kernels/triton/checks/*.py`. By hand: `TRITON_INTERPRET=1 pytest tests/kernels/triton/checks/X.py`.
+      10 ms: quick cases are a few dozen tiles each, and cover between them ragged lengths, blocks in any order,
+      groups of heads, odd sizes and memory of NaN; the rest is marked slow. By hand: `TRITON_INTERPRET=1 pytest
+      tests/kernels/triton/checks/X.py`. On a machine with a GPU the same files run compiled: `pytest
+      tests/kernels/triton/checks/*.py`.
     - `tests/kernels/triton/checks/<operation>_sm90.py` compiles the kernel at real shapes with
       `offline.compile_for(...)`, without a device, and asserts registers, spills, shared memory and pipelined buffers.
-      One compilation takes about two seconds: one or two per kernel, the rest marked slow.
+      One compilation takes about half a second: one or two per kernel, the rest marked slow. What quick tests do not
+      run or compile is seen there, and fails.
 """
 
 import functools
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -62,6 +68,28 @@ def interpreting() -> bool:
 def usable(device: torch.device) -> bool:
     """Whether kernels run on tensors of `device` in this process."""
     return installed() and (interpreting() if device.type == "cpu" else device.type == "cuda")
+
+
+_also: ContextVar[str] = ContextVar("also", default="cuda")
+
+
+@contextmanager
+def as_on_a_gpu(device: torch.device) -> Iterator[None]:
+    """For tests of whole models: operations on tensors of `device` are computed by kernels inside, as on a GPU.
+
+    That is the CPU under the interpreter, or "meta" where launches are counted. The tests of one kernel do without:
+    they compare it with what the operations give.
+    """
+    token = _also.set(device.type)
+    try:
+        yield
+    finally:
+        _also.reset(token)
+
+
+def by_kernels(device: torch.device) -> bool:
+    """Whether operations on tensors of `device` are computed by kernels rather than by torch or compiled code."""
+    return device.type in ("cuda", _also.get()) and installed()
 
 
 def check_device() -> torch.device:

@@ -51,7 +51,8 @@ def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, const
     Args:
         kernel: a `triton.jit` function.
         arguments: type of each argument that is no constant, e.g. {"query": "*bf16", "rows": "i32"}. Pointers and
-            whole numbers count as divisible by 16, which is what a launch finds of real ones; write "i32:1" where not.
+            whole numbers count as divisible by 16, which is what a launch finds of real ones; write "i32:1" or
+            "*i64:1" where not.
         constants: arguments that are constants, beside those of `launch`; None stands for a pointer that is not given.
     """
     fixed = {**(constants or {}), **launch.constants}
@@ -60,7 +61,7 @@ def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, const
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if name not in fixed and (arguments[name][0] == "*" or arguments[name] in ("i32", "i64"))
+        if name not in fixed and arguments[name][0] in "*i" and not arguments[name].endswith(":1")
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}

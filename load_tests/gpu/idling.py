@@ -78,7 +78,8 @@ def _activities() -> list[torch.profiler.ProfilerActivity]:
 
 def intervals(profile: torch.profiler.profile) -> list[Interval]:
     """Of the device's kernels and copies, in their order."""
-    ranges = [event.time_range for event in profile.events() or [] if event.device_type == DeviceType.CUDA]
+    events = profile.events() or []  # type: ignore[no-untyped-call]
+    ranges = [event.time_range for event in events if event.device_type == DeviceType.CUDA]
     return sorted((one.start * 1e-6, one.end * 1e-6) for one in ranges)
 
 

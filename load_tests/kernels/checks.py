@@ -30,6 +30,8 @@ from troupellm.kernels.row_codes import cases as row_codes_cases, row_codes
 from troupellm.kernels.row_codes.reference import row_codes_reference
 from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
 from troupellm.kernels.silu_mul.reference import silu_mul_reference
+from troupellm.kernels.step_ends import begin, cases as step_cases, finish
+from troupellm.kernels.step_ends.reference import begin_reference, finish_reference
 from troupellm.load_tests.kernels import sampling_checks
 from troupellm.load_tests.kernels.outcome import Outcome
 
@@ -209,6 +211,30 @@ def _grouped_linear(device: str) -> Iterator[Outcome]:
         yield Outcome(case.name, out, expected, case.tolerance)
 
 
+def _step_begin(device: str) -> Iterator[Outcome]:
+    for case in step_cases.CASES:
+        made = step_cases.make_inputs(case, device, 1)
+        given = (made.slots, made.ends, made.counts, made.texts, made.block_tables, made.angle_table)
+        both = (
+            function(
+                *given, queries=case.queries, block_size=case.block_size, kv_heads=case.kv_heads, scratch=made.scratch
+            )
+            for function in (begin, begin_reference)
+        )
+        got, expected = (
+            torch.cat((found.token_ids, found.positions, found.starts, found.context_lens, found.kv_rows.flatten()))
+            for found in both
+        )
+        yield Outcome(case.name, got, expected)
+
+
+def _step_end(device: str) -> Iterator[Outcome]:
+    for case in step_cases.CASES:
+        made = step_cases.make_inputs(case, device, 2)
+        expected = finish_reference(made.logits, made.slots, made.ends, made.texts.clone(), made.draws)
+        yield Outcome(case.name, finish(made.logits, made.slots, made.ends, made.texts, made.draws), expected)
+
+
 _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "linear": _linear,
     "linear_int8": _linear_int8,
@@ -229,4 +255,6 @@ _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "truncated_sampling": sampling_checks.truncated_draws,
     "penalties": sampling_checks.penalties,
     "chosen_logprobs": sampling_checks.descriptions,
+    "step_begin": _step_begin,
+    "step_end": _step_end,
 }

@@ -14,6 +14,7 @@ from troupellm.kernels.sampling.adjust import penalize
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
 from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
 from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.kernels.step_ends import Draws, begin, finish
 from troupellm.load_tests.kernels.shapes import BLOCK_SIZE, Shapes, Work
 
 ADAPTERS, RANK = 8, 16
@@ -31,6 +32,8 @@ def works(shapes: Shapes, operation: str, batch: int) -> Iterator[Work]:
         "truncated_sampling": _truncated_sampling,
         "penalties": _penalties,
         "chosen_logprobs": _chosen_logprobs,
+        "step_begin": _step_begin,
+        "step_end": _step_end,
     }
     return makers[operation](shapes, batch)
 
@@ -121,3 +124,35 @@ def _chosen_logprobs(shapes: Shapes, batch: int) -> Iterator[Work]:
         f"log-probabilities {batch}x{vocab}", lambda number: chosen_logprobs(logits[number % len(logits)], chosen)[0],
         size=4 * batch * vocab, flops=0.0, kind="float32",
     )  # fmt: skip
+
+
+def _step_begin(shapes: Shapes, batch: int) -> Iterator[Work]:
+    size, device, width = shapes.size, shapes.device, -(-shapes.context // BLOCK_SIZE)
+    slots, ends = torch.arange(batch, device=device), torch.full((batch,), shapes.context, device=device)
+    texts = torch.zeros(batch + 1, shapes.context + 1, dtype=torch.int32, device=device)
+    tables = torch.arange((batch + 1) * width, dtype=torch.int32, device=device).view(1, batch + 1, width)
+    turns = shapes.random(shapes.context, size.head_dim)
+
+    def run(_: int) -> Tensor:
+        return begin(
+            slots, ends, None, texts, tables, turns, queries=1, block_size=BLOCK_SIZE, kv_heads=size.kv_heads,
+            scratch=batch,
+        ).tables  # fmt: skip
+
+    moved = batch * 2 * (4 * width + shapes.width * size.head_dim)
+    yield Work(f"begin of a step {batch}x{shapes.context}", run, size=moved, flops=0.0, kind="int32")
+
+
+def _step_end(shapes: Shapes, batch: int) -> Iterator[Work]:
+    device, vocab, logits = shapes.device, shapes.size.vocab, _logits(shapes, batch)
+    slots, ends = torch.arange(batch, device=device), torch.zeros(batch, dtype=torch.int64, device=device)
+    texts = torch.zeros(batch, 1, dtype=torch.int32, device=device)
+    scales = torch.tensor([1.0, -torch.inf], device=device).repeat(batch, 1)
+    streams = torch.tensor([stream_key(1, row) for row in range(batch)], device=device)
+    drawn = Draws(scales, streams, token_codes(vocab, device))
+    for name, draws in (("likeliest", None), ("drawn", drawn)):
+
+        def run(number: int, draws: Draws | None = draws) -> Tensor:
+            return finish(logits[number % len(logits)], slots, ends, texts, draws)
+
+        yield Work(f"end of a step, {name} {batch}x{vocab}", run, size=4 * batch * vocab, flops=0.0, kind="float32")

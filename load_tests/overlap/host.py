@@ -58,12 +58,14 @@ class NullDecoder:
     batch_invariant = False
     dtype = torch.float32
     score = None
+    angle_table = None
 
     def forward(self, batch: ForwardBatch, _: list[KVPair]) -> Tensor:
-        return torch.zeros(batch.logit_tokens.shape[0], HIDDEN)
+        wanted = batch.token_ids if batch.logit_tokens is None else batch.logit_tokens
+        return torch.zeros(wanted.shape[0], HIDDEN)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape[0], VOCAB)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.zeros(hidden.shape[0], VOCAB) if out is None else out.zero_()
 
 
 def host_time(running: int, steps: int) -> HostTime:

@@ -49,7 +49,7 @@ class BareWorker:
         width = -(-(context + steps + self._drafts + 1) // self._block_size)
         for start in range(0, shared, PREFILL_TOKENS):
             count = min(PREFILL_TOKENS, shared - start)
-            new = () if start else (self._new_row(0, prefix, 0, shared),)
+            new: tuple[NewRow, ...] = () if start else (self._new_row(0, prefix, 0, shared),)
             self._run((0,), start, count, new, retired)
             retired = ()
         at_once = max(1, PREFILL_TOKENS // context)

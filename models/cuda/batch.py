@@ -8,7 +8,8 @@ from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree
-from troupellm.models.cache_layout import CacheLayout
+from troupellm.kernels.step_ends import begin, gathered
+from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
 from troupellm.models.kv_cache import KVCache
@@ -19,23 +20,19 @@ class DeviceSpans:
     """Consecutive positions of some rows, all on the device.
 
     Attributes:
-        slots: int64 [rows]; rows with exactly `queries` tokens may come first, whatever their order in the batch.
-        starts, stops: int32 [rows], each row's first token in the flat batch, and the one past its last.
+        starts, stops: int32 [rows], each row's first token in the flat batch, and the one past its last; rows with
+            exactly `queries` tokens may come first, whatever their order in the batch.
         context_lens: int32 [rows], keys of each row with this step; 0 is a row that pads.
-        token_slots, positions: int64 [tokens].
+        num_tokens: of the flat batch.
         decode_rows: how many rows, the first ones, have `queries` tokens.
     """
 
-    slots: Tensor
     starts: Tensor
     stops: Tensor
     context_lens: Tensor
-    token_slots: Tensor
-    positions: Tensor
+    num_tokens: int
     decode_rows: int
     queries: int = 1
-    text: Tensor | None = None
-    """int64 [tokens], where tokens stand in the text, if that is not where they lie: of trees of drafts."""
     trees: Mapping[int | None, DeviceTree] | None = None
     """Of rows behind the first `decode_rows`, by how many keys a token sees."""
 
@@ -61,7 +58,7 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
             return _by_token(tables, spans, shape)
         wide = shape.packed(spans.queries) > MOST_PACKED
         return DevicePlan(
-            tables, spans.starts, spans.stops, spans.context_lens, shape=shape, num_tokens=spans.positions.shape[0],
+            tables, spans.starts, spans.stops, spans.context_lens, shape=shape, num_tokens=spans.num_tokens,
             decode_rows=0 if invariant or wide else spans.decode_rows, queries=spans.queries,
             tree=None if spans.trees is None else spans.trees[window],
         )  # fmt: skip
@@ -71,7 +68,7 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
 
 def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape) -> DevicePlan:
     """Every token is a row, as the kernel for latent vectors wants them."""
-    count = spans.positions.shape[0]
+    count = spans.num_tokens
     tokens = torch.arange(count, dtype=torch.int32, device=tables.device)
     order = torch.argsort(spans.starts)
     owner = order[torch.searchsorted(spans.starts[order], tokens, right=True) - 1]
@@ -85,61 +82,48 @@ class BatchMaker:
     """Makes forward batches out of rows' block tables."""
 
     def __init__(self, cache: KVCache, plan: GroupPlanner) -> None:
-        self._plan, self._block_size, self._num_kv_heads = plan, cache.block_size, cache.num_kv_heads
-        self._layout: CacheLayout = cache.layout
-        self._heads = torch.arange(cache.num_kv_heads, device=cache.storage.device)
+        self._plan, self._layout = plan, cache.layout
+        self._sizes = {"block_size": cache.block_size, "kv_heads": cache.num_kv_heads}
 
     def make(
-        self, spans: DeviceSpans, tokens: Tensor, block_tables: Tensor, logit_tokens: Tensor,
-        inputs: tuple[Tensor, Tensor] | None = None,
+        self, spans: DeviceSpans, slots: Tensor, token_slots: Tensor, positions: Tensor, rows: DeviceRows,
+        logit_tokens: Tensor, *, text: Tensor | None = None, inputs: tuple[Tensor, Tensor] | None = None,
     ) -> ForwardBatch:  # fmt: skip
-        """
+        """Of any tokens.
+
         Args:
-            tokens: int32 [slots, length], what every row says.
-            block_tables: int32 [groups, slots, width].
+            slots: int64 [rows], in the order of the spans.
+            token_slots, positions: int64 [tokens].
+            text: int64 [tokens], where tokens stand in the text, if that is not where they lie: of trees of drafts.
             logit_tokens, inputs: as of `ForwardBatch`.
         """
-        length, width = tokens.shape[1], block_tables.shape[2]
-        token_ids = tokens.view(-1).index_select(0, spans.token_slots * length + spans.positions)
-        columns = spans.positions // self._block_size
-        places = spans.positions - columns * self._block_size
-        cells = spans.token_slots * width + columns
-        rows, tables = [], []
-        for group in range(len(self._layout.windows)):
-            blocks = block_tables[group].view(-1).index_select(0, cells).to(torch.int64)
-            rows.append(
-                ((blocks[:, None] * self._num_kv_heads + self._heads) * self._block_size + places[:, None]).flatten()
-            )
-            tables.append(block_tables[group].index_select(0, spans.slots))
-        groups = tuple(
-            GroupBatch(rows[view.group], self._plan(tables[view.group], spans, view.window))
-            for view in self._layout.views
-        )
+        token_ids, kv_rows = gathered(rows.tokens, rows.block_tables, token_slots, positions, **self._sizes)
         return ForwardBatch(
-            token_ids=token_ids.to(torch.int64), positions=spans.positions if spans.text is None else spans.text,
-            groups=groups, logit_tokens=logit_tokens, inputs=inputs,
+            token_ids=token_ids, positions=positions if text is None else text,
+            groups=self._groups(spans, rows.block_tables.index_select(1, slots), kv_rows), logit_tokens=logit_tokens,
+            inputs=inputs,
         )  # fmt: skip
 
+    def make_uniform(
+        self, slots: Tensor, ends: Tensor, counts: Tensor | None, queries: int, rows: DeviceRows,
+        angle_table: Tensor | None,
+    ) -> ForwardBatch:  # fmt: skip
+        """Of the last tokens of some rows, all with logits; arguments as of `step_ends.begin`."""
+        begun = begin(
+            slots, ends, counts, rows.tokens, rows.block_tables, angle_table, queries=queries, scratch=rows.scratch,
+            **self._sizes,
+        )  # fmt: skip
+        spans = DeviceSpans(
+            begun.starts[:-1], begun.starts[1:], begun.context_lens, begun.positions.shape[0], slots.shape[0], queries
+        )  # fmt: skip
+        return ForwardBatch(
+            token_ids=begun.token_ids, positions=begun.positions,
+            groups=self._groups(spans, begun.tables, begun.kv_rows), logit_tokens=None, angles=begun.angles,
+        )  # fmt: skip
 
-def uniform_spans(
-    slots: Tensor, ends: Tensor, queries: int, counts: Tensor | None = None, scratch: int = 0
-) -> DeviceSpans:
-    """The last `queries` positions of each row; static in all but its tensors' content.
-
-    Args:
-        slots: int64 [rows].
-        ends: int64 [rows], keys with this step; 0 is a row that pads.
-        counts: int64 [rows], how many of these positions the row is to compute, the last ones; None is all. What is
-            before them pads: it belongs to the scratch slot, whose blocks nobody reads.
-    """
-    rows, device = slots.shape[0], slots.device
-    inside = torch.arange(queries, device=device)
-    positions = (ends[:, None] - queries + inside).clamp_(min=0).view(-1)
-    token_slots = slots[:, None].expand(rows, queries)
-    if counts is not None:
-        token_slots = torch.where(inside >= queries - counts[:, None], token_slots, scratch)
-    starts = torch.arange(0, rows * queries, queries, dtype=torch.int32, device=device)
-    return DeviceSpans(
-        slots=slots, starts=starts, stops=starts + queries, context_lens=ends.to(torch.int32),
-        token_slots=token_slots.reshape(-1), positions=positions, decode_rows=rows, queries=queries,
-    )  # fmt: skip
+    def _groups(self, spans: DeviceSpans, tables: Tensor, kv_rows: Tensor) -> tuple[GroupBatch, ...]:
+        """tables: int32 [groups, rows, width]; kv_rows: int64 [groups, tokens * kv_heads]."""
+        return tuple(
+            GroupBatch(kv_rows[view.group], self._plan(tables[view.group], spans, view.window))
+            for view in self._layout.views
+        )

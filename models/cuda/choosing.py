@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.sampling.logprobs import chosen_logprobs, floored
-from troupellm.models.cuda.columns import CUT, DRAWN, END, SLOT, SamplingColumns, choose
-from troupellm.models.cuda.graphs import write_tokens
+from troupellm.models.cuda.columns import CUT, SamplingColumns, choose
 from troupellm.models.cuda.penalties import penalize_rows
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Ints, Staging
@@ -34,7 +33,7 @@ class Chooser:
         """Choose a token for each row, and append it to the row on the device.
 
         Args:
-            logits: float32 [rows, vocab]; overwritten.
+            logits: float32 [rows, vocab]; overwritten where rows have penalties.
             columns: int64 [columns.WIDTH, rows], on the device.
             kind: the most that any of the rows needs, of those that `choose` knows.
             slots: of the rows, none of whose lengths counts the token yet.
@@ -44,15 +43,14 @@ class Chooser:
         """
         penalized, raw, sound = self._columns.penalties.among(slots), None, None
         if self._columns.described[slots].any():
-            raw = logits.clone() if penalized or kind >= DRAWN else logits
+            raw = logits.clone() if penalized else logits
         if penalized:
             ends = self._rows.lengths[slots]
             (told,) = self._staging.send(self._columns.penalties.of(slots, ends))
             sound = penalize_rows(logits, told, self._rows.tokens, int(ends.max()))
-        tokens = choose(logits, columns, self._codes, kind)
+        tokens = choose(logits, columns, self._codes, kind, self._rows.tokens)
         if sound is not None:
             tokens = tokens.masked_fill(sound.logical_not(), -1)
-        write_tokens(self._rows.tokens, columns[SLOT], columns[END], tokens)
         return tokens if raw is None else torch.stack((tokens, pairs(raw, tokens)))
 
 

@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.sampling import draw
-from troupellm.kernels.sampling.noise import position_keys
 from troupellm.kernels.sampling.search import row_best
 from troupellm.kernels.sampling.truncate import Nucleus, thresholds
+from troupellm.kernels.step_ends import Draws, finish
 from troupellm.models.cuda.penalties import PenaltyColumns
 from troupellm.models.row_options import RowOptions
 from troupellm.protocol.worker import SamplingState
@@ -101,28 +100,30 @@ def tells_chosen(state: SamplingState) -> bool:
     return state.logprobs == 0 and state.logprobs_mode == "raw_logprobs" and not state.logprob_token_ids
 
 
-def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int) -> Tensor:
-    """One token per row, as `models.sampler` chooses it, without a wait for the device.
+def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Tensor) -> Tensor:
+    """One token per row, as `models.sampler` chooses it, without a wait for the device; put behind what the row says.
 
     Args:
-        logits: float32 [rows, vocab]; overwritten unless the kind is GREEDY.
+        logits: float32 [rows, vocab]; left as they are.
         columns: int64 [WIDTH, rows].
         codes: `noise.token_codes`.
         kind: the most that any of the rows needs.
+        texts: int32 [slots, length], what every row says; written to.
 
     Returns:
         int64 [rows]; -1 where the logits are not fit to choose from.
     """
-    tokens, peaks = row_best(logits)
+    draws: Draws | None = None
     if kind >= DRAWN:
         scales = columns[SCALES].contiguous().view(torch.float32).view(-1, 2)
-        scaled = logits.sub_(peaks[:, None]).mul_(scales[:, :1])
-        scaled.masked_fill_(scaled < scales[:, 1:], -torch.inf)
-        if kind == CUT:
-            top_p = columns[TOP_P].contiguous().view(torch.float64)
-            scaled.masked_fill_(
-                scaled < thresholds(scaled, Nucleus(columns[TOP_K][:, None], top_p[:, None])), -torch.inf
-            )
-        drawn = draw(scaled, position_keys(columns[STREAM], columns[END]), codes)
-        tokens = torch.where(scales[:, 0] > 0, drawn.clamp_(0, logits.shape[1] - 1), tokens)
-    return tokens.masked_fill((peaks.abs() < torch.inf).logical_not_(), -1)
+        least = _least(logits, columns, scales) if kind == CUT else None
+        draws = Draws(scales, columns[STREAM], codes, least)
+    return finish(logits, columns[SLOT], columns[END], texts, draws)
+
+
+def _least(logits: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
+    """float32 [rows], what top_k and top_p want a logit to reach."""
+    scaled = (logits - row_best(logits)[1][:, None]).mul_(scales[:, :1])
+    scaled.masked_fill_(scaled < scales[:, 1:], -torch.inf)
+    top_p = columns[TOP_P].contiguous().view(torch.float64)
+    return thresholds(scaled, Nucleus(columns[TOP_K][:, None], top_p[:, None]))[:, 0]

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from troupellm.models.cuda.batch import BatchMaker, uniform_spans
+from troupellm.models.cuda.batch import BatchMaker
 from troupellm.models.cuda.columns import COUNT, DRAWN, END, GREEDY, SLOT, WIDTH, choose
 from troupellm.models.cuda.device import Device, Graph
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
@@ -143,8 +143,7 @@ class DecodeGraphs:
         """Compute the step that `columns` tell of.
 
         Returns:
-            logits float32 [rows, vocab], of no use where tokens are drawn, and tokens int64 [rows], as of `decode`;
-            they last until the next step.
+            as `decode`; both last until the next step.
         """
         graph, given = self._graphs[key]
         graph.replay()
@@ -184,38 +183,34 @@ class DecodeGraphs:
         return (perf_counter() - begin) / times
 
     def decode(self, key: GraphKey, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The step itself.
+        """The step itself, of one token of each row.
 
         Args:
             columns: int64 [WIDTH, rows].
 
         Returns:
-            logits float32 [rows * queries, vocab], of no use where tokens are drawn; tokens int64 [rows * queries], -1
-            of a row without any, which are appended to their rows where each row has one.
+            logits float32 [rows, vocab], and the tokens that were appended to the rows int64 [rows], -1 of a row
+            without any.
         """
-        slots, ends = columns[SLOT], columns[END]
-        logits = self._decoder.logits(self._decoder.forward(self._batch(key, columns), self._cache.layers))
-        if key.queries > 1:
-            columns = columns.repeat_interleave(key.queries, dim=1)
-        tokens = choose(logits, columns, self._codes, DRAWN if key.draws else GREEDY)
-        if key.queries == 1:
-            write_tokens(self._rows.tokens, slots, ends, tokens)
-        return logits, tokens
+        hidden = self._decoder.forward(self._batch(key, columns), self._cache.layers)
+        logits = self._decoder.logits(hidden, self._logits[: key.requests])
+        return logits, choose(logits, columns, self._codes, DRAWN if key.draws else GREEDY, self._rows.tokens)
 
     def _batch(self, key: GraphKey, columns: Tensor) -> ForwardBatch:
         counts = columns[COUNT] if key.queries > 1 else None
-        spans = uniform_spans(columns[SLOT], columns[END], key.queries, counts, self._rows.scratch)
-        everything = torch.arange(spans.positions.shape[0], device=columns.device)
-        return self._maker.make(spans, self._rows.tokens, self._rows.block_tables, everything)
+        return self._maker.make_uniform(
+            columns[SLOT], columns[END], counts, key.queries, self._rows, self._decoder.angle_table
+        )
 
-    def _verified(self, key: GraphKey, columns: Tensor, taps: Taps) -> None:
+    def verified(self, key: GraphKey, columns: Tensor, taps: Taps) -> None:
+        """The step itself, of tokens that are to be verified: leaves what `verify` gives."""
         batch, caches = self._batch(key, columns), self._cache.layers
         if taps.shows:
             hidden, tapped = self._decoder.forward_tapped(batch, caches, taps)
             self._tapped[: key.tokens].copy_(tapped)
         else:
             hidden = self._decoder.forward(batch, caches)
-        self._logits[: key.tokens].copy_(self._decoder.logits(hidden))
+        self._decoder.logits(hidden, self._logits[: key.tokens])
 
     def _warm_up(self, key: GraphKey) -> None:
         """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
@@ -226,12 +221,9 @@ class DecodeGraphs:
 
         def body() -> None:
             if self._taps is not None:
-                self._verified(key, static, self._taps)
-                return
-            logits, tokens = self.decode(key, static)
-            if not key.draws and key.queries == 1:
-                self._logits[: key.requests].copy_(logits)
-            found[:] = [tokens]
+                self.verified(key, static, self._taps)
+            else:
+                found[:] = [self.decode(key, static)[1]]
 
         begin = self._clock()
         body()
@@ -254,15 +246,3 @@ class DecodeGraphs:
         self._graphs[key] = (graph, warm.found)
         self.capture_seconds += self._clock() - begin
         self.dispatcher.add(key)
-
-
-def write_tokens(tokens: Tensor, slots: Tensor, ends: Tensor, sampled: Tensor) -> None:
-    """Put sampled tokens behind what their rows have. A failed row may be in the next plan already, so that what it
-    holds must be a token id.
-
-    Args:
-        tokens: int32 [slots, length].
-        slots, ends, sampled: int64 [rows].
-    """
-    places = slots * tokens.shape[1] + ends
-    tokens.view(-1).index_copy_(0, places, sampled.clamp(min=0).to(torch.int32))

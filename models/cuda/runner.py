@@ -338,11 +338,8 @@ class CudaRunner(ModelRunner):
         if inputs is not None:
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(
-            DeviceSpans(
-                by_row[0], narrow[0], narrow[1], narrow[2], by_token[0], by_token[1], int(single.sum()), text=text,
-                trees=trees,
-            ),
-            self.rows.tokens, self.rows.block_tables, sent[3], inputs,
+            DeviceSpans(narrow[0], narrow[1], narrow[2], by_token.shape[1], int(single.sum()), trees=trees),
+            by_row[0], by_token[0], by_token[1], self.rows, sent[3], text=text, inputs=inputs,
         )  # fmt: skip
         return sent[0], self._forward(batch, [] if tapped is None else tapped)
 

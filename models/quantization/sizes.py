@@ -29,12 +29,12 @@ def weight_bytes(
     if model.num_parameters is not None:
         return plain * dtype.itemsize
     for product in products(model):
-        numbers, outline = product.count * product.rows * product.columns, None
+        numbers, outline = product.number * product.rows * product.columns, None
         tied = product.head and model.tie_word_embeddings
         if mode is not None and (mode in WITH_HEAD or not product.head):
             outline = outline_on_load(mode, product.rows, product.columns)
         if outline is not None:
-            total += product.count * held_bytes(outline, device, dtype, experts=product.experts)
+            total += product.number * held_bytes(outline, device, dtype, experts=product.experts)
             plain -= 0 if tied else numbers
         elif tied and packs_copies(device, dtype):
             plain += numbers

@@ -78,9 +78,8 @@ class Eagle3:
         embedded = functional.embedding(batch.token_ids, self._embedding)
         hidden = rms_norm(states, self._hidden, self._eps)
         both = torch.cat((rms_norm(embedded, self._before, self._eps), hidden), dim=-1)
-        keep = batch.logit_tokens
-        attended = self._attention(both, batch, self._turns(batch.positions), caches[0], keep)
-        residual = (hidden if self._normed_residual else states)[keep] + attended
+        attended = self._attention(both, batch, self._turns(batch.positions), caches[0], batch.logit_tokens)
+        residual = batch.with_logits(hidden if self._normed_residual else states) + attended
         return residual + self._feed_forward(rms_norm(residual, self._after, self._eps), residual.shape[0])
 
     def scores(self, states: Tensor) -> Tensor:

@@ -32,9 +32,9 @@ class Watched(TransformersDecoder):
 
     def forward(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]]) -> Tensor:
         """As `Decoder.forward`."""
-        hidden = super().forward(replace(batch, logit_tokens=torch.arange(batch.token_ids.shape[0])), caches)
+        hidden = super().forward(replace(batch, logit_tokens=None), caches)
         self.seen.append(hidden)
-        return hidden[batch.logit_tokens]
+        return batch.with_logits(hidden)
 
 
 def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len: int) -> None:

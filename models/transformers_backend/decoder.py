@@ -88,7 +88,7 @@ class TransformersDecoder:
         with attention.answering(PagedAnswer(self.config, batch, caches)):
             output = self.body(**inputs, position_ids=batch.positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
-        return hidden[batch.logit_tokens]
+        return batch.with_logits(hidden)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
         """Never called: who needs hidden states is refused while the model is loaded."""
@@ -98,15 +98,19 @@ class TransformersDecoder:
         """They have gone through the final norm before."""
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the vocabulary, float32 [rows, vocab]."""
+    @property
+    def angle_table(self) -> None:
+        """The model turns heads by itself."""
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab]. out: as of `Decoder.logits`."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
         self.head.hidden = hidden[None]
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long)
         logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         self.head.hidden = None
-        return logits[0].float()
+        return logits[0].float() if out is None else out.copy_(logits[0])
 
     def classify(self, hidden: Tensor) -> Tensor:
         """Never called: there is no classifier."""

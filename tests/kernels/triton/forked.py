@@ -1,35 +1,74 @@
 """Runs test files, each in a process of its own: `python forked.py FILE...`, then pytest's arguments after `--`.
 
 What is slow to import is imported once, by the parent, before it forks. A file whose process dies (the interpreter
-follows a wrong pointer) fails alone. Prints one JSON object per file: its name, its exit status and what it printed.
+follows a wrong pointer) fails alone. Prints one JSON object per file: its name, its exit status, what it printed and
+which kernels it has run in the interpreter or compiled.
 """
 
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 import triton.language
 from torch.nn import functional  # noqa: F401
+from triton.runtime.interpreter import GridExecutor
+
+with suppress(ImportError):  # what plugins of pytest bring along, where they are installed
+    import anyio._backends._asyncio
+    import anyio.pytest_plugin  # noqa: F401
+    import hypothesis  # noqa: F401
+
+OPTIONS = (
+    "-p", "no:cacheprovider",
+    "-p", "no:schemathesis",  # takes seconds to import, and no check needs it
+    "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",  # by the parent
+    "-W", "ignore:Conversion of an array:DeprecationWarning",  # that numpy 2 has for the interpreter of Triton 3.6
+)  # fmt: skip
+KERNELS = "kernels: "
 
 
-def run(path: str, arguments: list[str]) -> dict[str, str | int]:
+def noting(function: Callable[..., Any], kernel: Callable[[Any], Any], names: set[str]) -> Callable[..., Any]:
+    """The same function; the kernel that its first argument is for is noted."""
+
+    def call(first: Any, *arguments: Any, **options: Any) -> Any:
+        found = kernel(first)
+        names.add(f"{found.__module__}.{found.__name__}")
+        return function(first, *arguments, **options)
+
+    return call
+
+
+def check(path: str, arguments: list[str]) -> int:
+    """Run one file in this process."""
+    names: set[str] = set()
+    GridExecutor.__call__ = noting(GridExecutor.__call__, lambda executor: executor.fn, names)
+    triton.compile = noting(triton.compile, lambda source: source.fn.fn, names)
+    code = pytest.main(["-q", "-x", *OPTIONS, *arguments, path])
+    print(KERNELS + " ".join(sorted(names)))
+    sys.stdout.flush()
+    return int(code)
+
+
+def run(path: str, arguments: list[str]) -> dict[str, str | int | list[str]]:
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            # Schemathesis takes seconds to import, in every child; no check needs it.
-            without = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]
-            code = pytest.main(["-q", "-x", *without, *arguments, path])
-            sys.stdout.flush()
-            os._exit(int(code))
+            os._exit(check(path, arguments))
         _, status = os.waitpid(child, 0)
         output.seek(0)
-        printed = output.read().decode(errors="replace")
-    return {"file": path, "status": os.waitstatus_to_exitcode(status), "output": printed}
+        printed, _, kernels = output.read().decode(errors="replace").rpartition(KERNELS)
+    return {
+        "file": path, "status": os.waitstatus_to_exitcode(status), "output": printed or kernels,
+        "kernels": kernels.split() if printed else [],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The files of checks/: kernels against their references, and kernels compiled for sm_90.
 
 With a GPU the kernels run on it, otherwise in Triton's interpreter.
+
+With another Triton, such as that of a GPU's torch: `pip install --target FOLDER --no-deps triton==3.6.0 "numpy<2.4"`,
+then these tests with FOLDER in front of PYTHONPATH.
 """
 
+import ast
 import json
 import os
 import subprocess
@@ -15,10 +19,9 @@ import torch
 from packaging.version import Version
 
 CHECKS = Path(__file__).with_name("checks")
+KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 COMPILED = sorted(CHECKS.glob("*_sm90.py"))
 RUN = sorted(set(CHECKS.glob("*.py")) - set(COMPILED))
-WHOLLY_SLOW = {"attention_in_a_model.py", "cuda_runner.py", "grouped_linear_sm90.py"}
-"""Without a quick check, which is tested below: what they import takes seconds by itself."""
 
 triton = pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -27,19 +30,13 @@ OLD = not ON_GPU and Version(triton.__version__) < Version("3.7") and Version(np
 pytestmark = pytest.mark.timeout(600)
 QUICK, ALL = ("-m", "not slow"), ()
 
-
-def quick(files: list[Path]) -> list[Path]:
-    return [path for path in files if path.name not in WHOLLY_SLOW]
-
-
-def left_out(files: list[Path]) -> list[Path]:
-    return [path for path in files if path.name in WHOLLY_SLOW]
-
-
-def each(run: list[Path], compiled: list[Path]) -> pytest.MarkDecorator:
-    too_new = pytest.mark.skipif(OLD, reason="numpy is too new")
-    names = [*(pytest.param(path.name, marks=too_new) for path in run), *(path.name for path in compiled)]
-    return pytest.mark.parametrize("name", names)
+EACH = pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(path.name, marks=pytest.mark.skipif(OLD, reason="numpy is too new")) for path in RUN),
+        *(path.name for path in COMPILED),
+    ],
+)
 
 
 def run(files: list[Path], arguments: tuple[str, ...], *, interpret: bool, cache: Path) -> dict[str, dict]:
@@ -58,8 +55,7 @@ def run(files: list[Path], arguments: tuple[str, ...], *, interpret: bool, cache
 @pytest.fixture(scope="module")
 def quick_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     cache = tmp_path_factory.mktemp("triton")
-    found = run(quick(RUN), QUICK, interpret=True, cache=cache)
-    return found | run(quick(COMPILED), QUICK, interpret=False, cache=cache)
+    return run(RUN, QUICK, interpret=True, cache=cache) | run(COMPILED, QUICK, interpret=False, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +65,47 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 
 
 def passed(found: dict) -> None:
-    """Status 5 is a file that has nothing to run: one of `WHOLLY_SLOW`, when slow checks are not wanted."""
     assert found["status"] == 0, f"{found['file']} ended with {found['status']}\n{found['output'][-6000:]}"
 
 
-@each(quick(RUN), quick(COMPILED))
+@EACH
 def test_quick_checks(name: str, quick_results: dict[str, dict]) -> None:
     passed(quick_results[name])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@each(RUN, COMPILED)
+@EACH
 def test_all_checks(name: str, all_results: dict[str, dict]) -> None:
     passed(all_results[name])
 
 
-@pytest.mark.slow
-def test_files_that_the_quick_checks_leave_out_have_none(tmp_path: Path) -> None:
-    found = run(left_out(RUN), QUICK, interpret=True, cache=tmp_path)
-    found |= run(left_out(COMPILED), QUICK, interpret=False, cache=tmp_path)
-    assert set(found) == WHOLLY_SLOW
-    for name, each_found in found.items():
-        assert each_found["status"] == pytest.ExitCode.NO_TESTS_COLLECTED, f"{name}\n{each_found['output'][-6000:]}"
+def kernels() -> set[str]:
+    """Those of every operation, by module and name."""
+    found = set()
+    for path in KERNELS.rglob("triton_*.py"):
+        module = ".".join(("troupellm.kernels", *path.relative_to(KERNELS).with_suffix("").parts))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                found.add(f"{module}.{node.name}")
+    return found
+
+
+def seen(files: list[Path], results: dict[str, dict]) -> set[str]:
+    return {kernel for path in files for kernel in results[path.name]["kernels"]}
+
+
+def test_quick_checks_compile_every_kernel(quick_results: dict[str, dict]) -> None:
+    assert len(kernels()) > 25
+    assert not kernels() - seen(COMPILED, quick_results)
+
+
+@pytest.mark.skipif(ON_GPU or OLD, reason="the kernels are not interpreted")
+def test_quick_checks_run_every_kernel(quick_results: dict[str, dict]) -> None:
+    assert not kernels() - seen(RUN, quick_results)
+
+
+@pytest.mark.skipif(ON_GPU or OLD, reason="the kernels are not interpreted")
+def test_a_whole_model_goes_through_the_kernels(quick_results: dict[str, dict]) -> None:
+    operations = {kernel.split(".")[2] for kernel in quick_results["cuda_runner.py"]["kernels"]}
+    assert operations >= {"fused_moe", "paged_attention", "rms_norm", "rope_kv_write", "sampling", "silu_mul"}

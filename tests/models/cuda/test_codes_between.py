@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.cuda.test_no_wait import BLOCK_SIZE, BLOCKS, LENGTH, PLAIN, VARIED
+from tests.support.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, PLAIN, VARIED
 from tests.support.plan_script import plain
 from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels import linear, row_codes

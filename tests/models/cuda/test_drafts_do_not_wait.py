@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.cuda.test_no_wait import BLOCK_SIZE, BLOCKS, LENGTH, META, PLAIN, VOCAB, AbsentGpu
+from tests.support.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, META, PLAIN, VOCAB, AbsentGpu
 from troupellm.models.checkpoint import RandomWeights
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Staging

@@ -57,7 +57,6 @@ def tokens(folder: Path, backend: str) -> list[list[int]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not interpreting(), reason="the model is on the CPU")
 def test_the_same_tokens(folder: Path) -> None:
     expected = tokens(folder, "reference")

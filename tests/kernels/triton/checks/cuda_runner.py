@@ -1,6 +1,7 @@
 """The device's runner over the real kernels: eager and replayed, two steps under way, against the CPU's runner."""
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.kernels import native
 from troupellm.kernels.linear import batch_invariant
+from troupellm.kernels.native import build
 from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
-from troupellm.kernels.triton_support import check_device
+from troupellm.kernels.triton_support import as_on_a_gpu, check_device
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.cuda import choosing, penalties
 from troupellm.models.cuda.batch import triton_planner
@@ -33,6 +36,16 @@ from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan
 DEVICE = check_device()
 ON_GPU = DEVICE.type == "cuda"
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_alone() -> Iterator[None]:
+    """A CPU's compiled code would compute norms and gates together with the products before or behind them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(build.SWITCH, "0")
+        native.load.cache_clear()
+        yield
+    native.load.cache_clear()
 
 
 def runner(
@@ -71,6 +84,22 @@ def told(pair: Pair, steps: int) -> Script:
     script.decode(2, 0, 1, steps=steps)
     script.decode(1, 2, steps=1)
     return script
+
+
+def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
+    """Norms, rotations, attention, gates, experts and draws of prompts in chunks and of decode steps, replayed ones
+    among them."""
+    folder, config = tmp_path, FAMILIES["qwen3_moe"]()
+    script = Script(Pair(folder, config).runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
+    script.add(0, make_prompt(11))
+    script.step({0: 7})
+    script.add(1, make_prompt(4, 1), temperature=0.8, seed=4, min_p=0.01)
+    script.step({0: 4, 1: 4})
+    script.decode(0, 1, steps=4)
+    with as_on_a_gpu(DEVICE):
+        made = runner(Pair.stored(folder), (2,))
+        assert replay(made, script.plans) == [result.tokens for result in script.results]
+    assert made.graphs.dispatcher.missing == 0
 
 
 @pytest.mark.slow

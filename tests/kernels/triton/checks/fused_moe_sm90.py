@@ -76,8 +76,9 @@ def test_all_products(name: Kind, rows: int) -> None:
         check_product(name, rows, group)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in KINDS]
+)
 def test_few_tokens(name: Kind) -> None:
     check(compiled(name, few_gate_up_kernel, FEW, {"CLAMPED": name == "mx", "TOP_K": 8}))
     check(compiled(name, few_down_kernel, FEW, {"TOP_K": 8}))
@@ -93,7 +94,6 @@ def test_the_small_ones() -> None:
     check(compile_for(align_kernel, arguments, Launch(constants={"BLOCK_M": 64, "BLOCK_E": 128, "CHUNK": 1024})))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("routing", "experts"), [(QWEN, 128), (GPT_OSS, 32), (DEEPSEEK, 256)])
 def test_routing(routing: Any, experts: int) -> None:
     arguments = {

@@ -9,13 +9,9 @@ from troupellm.kernels.grouped_linear.triton_grouped import grouped_linear_trito
 from troupellm.kernels.triton_support import check_device
 
 DEVICE = str(check_device())
-QUICK = ("odd_sizes",)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_equals_the_reference(case: Case) -> None:
     x, weights, rows, starts, out, scales = make_inputs(case, DEVICE, 1)
     expected = out.clone()
@@ -28,7 +24,6 @@ def test_equals_the_reference(case: Case) -> None:
     assert not out.isnan().any()
 
 
-@pytest.mark.slow
 def test_groups_may_change_under_a_graph() -> None:
     """Fewer rows are in groups than there is room for: what lies behind the last start has no effect."""
     case = CASES[1]

@@ -6,7 +6,6 @@ from troupellm.kernels.grouped_linear.triton_grouped import grouped_kernel, grou
 from troupellm.kernels.triton_support.offline import SHARED_BYTES, compile_for
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "width"), [(4096, 16), (16, 4096), (4096, 4096)])
 def test_shapes(depth: int, width: int) -> None:
     arguments = {

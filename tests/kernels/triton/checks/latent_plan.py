@@ -23,10 +23,7 @@ def test_every_token_is_a_row_for_latent_vectors() -> None:
     def narrow(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
-    wide = torch.zeros(7, dtype=torch.int64, device=DEVICE)
-    spans = DeviceSpans(
-        wide[:4], narrow(3, 6, 0, 4), narrow(4, 7, 3, 6), narrow(9, 0, 20, 2), wide, wide, decode_rows=2
-    )  # fmt: skip
+    spans = DeviceSpans(narrow(3, 6, 0, 4), narrow(4, 7, 3, 6), narrow(9, 0, 20, 2), num_tokens=7, decode_rows=2)
     tables = torch.arange(8, dtype=torch.int32, device=DEVICE).view(4, 2)
     plan = triton_planner(config, BLOCK_SIZE, torch.float32, invariant=False)(tables, spans, None)
     assert isinstance(plan, DevicePlan)

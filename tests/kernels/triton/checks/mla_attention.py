@@ -45,17 +45,14 @@ def test_equals_the_reference() -> None:
     check(BY_NAME["odd_sizes"], programs=5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["decode", "short_prefill", "bfloat16"])
+@pytest.mark.parametrize("name", ["decode", "short_prefill", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_equals_the_reference_in_more_cases(name: str) -> None:
     check(BY_NAME[name])
 
 
-@pytest.mark.slow
 def test_more_heads_than_one_product_takes() -> None:
     check(MANY_HEADS, programs=3)
 
 
-@pytest.mark.slow
 def test_a_cache_in_fp8() -> None:
     check(BY_NAME["decode"], dtype=torch.float8_e4m3fn)

@@ -67,22 +67,19 @@ def test_decode_of_8_bit_caches() -> None:
     assert decode(AttentionShape(64, 8, 128, 16, kv_dtype=torch.float8_e4m3fn)).count("mma.sync") > 0
 
 
-@pytest.mark.slow
 def test_extend() -> None:
     report = extend(AttentionShape(32, 8, 128, 16))
     assert report.buffers(64 * 128 * 2) >= 4
     assert report.count("wgmma.mma_async") > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 4096])
+@pytest.mark.parametrize("window", [None, pytest.param(4096, marks=pytest.mark.slow)])
 def test_trees_of_drafts(window: int | None) -> None:
     extend(AttentionShape(32, 8, 128, 16, window), tree=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block_size", [16, 32, 64])
-@pytest.mark.parametrize("heads", [32, 64])
+@pytest.mark.parametrize("block_size", [16, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 64))])
+@pytest.mark.parametrize("heads", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_decode(heads: int, block_size: int) -> None:
     decode(AttentionShape(heads, 8, 128, block_size))
 
@@ -94,15 +91,13 @@ def test_other_head_dims(head_dim: int) -> None:
     extend(AttentionShape(32, 8, head_dim, 16))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("heads", [32, 64])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow), torch.int8])
+@pytest.mark.parametrize("heads", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_8_bit_caches(heads: int, dtype: torch.dtype) -> None:
     decode(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
     extend(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
 
 
-@pytest.mark.slow
 def test_a_window_a_cap_and_sinks() -> None:
     shape = AttentionShape(64, 8, 64, 16, window=128)
     decode(shape, softcap=True, sinks=True)
@@ -122,7 +117,6 @@ def test_float32() -> None:
     extend(shape, io="fp32")
 
 
-@pytest.mark.slow
 def test_what_goes_with_decode() -> None:
     shape = AttentionShape(32, 8, 128, 16)
     compiled(merge_kernel, shape, Launch(), HEADS=32, OUT_ROW=128, QUERIES=1, ROWS=16, TILE=64, PIECES=16)
@@ -135,9 +129,8 @@ def test_what_goes_with_decode() -> None:
         assert compile_for(kernel, whole | pointers, Launch(), constants).spilled_bytes == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [16, pytest.param(128, marks=pytest.mark.slow)])
 def test_latent_vectors(heads: int, dtype: torch.dtype) -> None:
     shape = AttentionShape(heads, 1, 576, 16, kv_dtype=dtype, latent=512)
     launch = decode_launch(shape, 1)

@@ -34,12 +34,8 @@ def inputs(rows: int, depth: int, width: int) -> tuple[torch.Tensor, torch.Tenso
     return x.to(DEVICE), weight.to(DEVICE), torch.randn(width, generator=generator).to(DEVICE)
 
 
-@pytest.mark.parametrize("biased", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("rows", "depth", "width"), [(3, 300, 70), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in (
-        (1, 64, 16), (40, 130, 129), (130, 33, 17)
-    ))],
-)  # fmt: skip
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "depth", "width"), [(3, 300, 70), (1, 64, 16), (40, 130, 129), (130, 33, 17)])
 def test_int8_inputs_and_weights(rows: int, depth: int, width: int, biased: bool) -> None:
     x, plain, bias = inputs(rows, depth, width)
     weight = Int8Channel.quantize(plain)
@@ -49,7 +45,7 @@ def test_int8_inputs_and_weights(rows: int, depth: int, width: int, biased: bool
     torch.testing.assert_close(product(between_nan(x)), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("whole", [True, False])
 def test_fp8_inputs_and_weights(whole: bool) -> None:
     x, plain, bias = inputs(5, 272, 40)
     weight = Fp8.quantize(plain)
@@ -97,9 +93,7 @@ KINDS = ("int4 groups of 128", "int4 groups of 32", "int4 without zeros", "int4 
 
 
 @pytest.mark.parametrize("rows", [3, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "kind", [kind if kind in (KINDS[0], "fp8 rows") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_in_codes(kind: str, rows: int) -> None:
     x, plain, bias = inputs(rows, 1280 if "128" in kind else 640, 70)
     weight = made(kind, plain)
@@ -108,7 +102,6 @@ def test_weights_in_codes(kind: str, rows: int) -> None:
     torch.testing.assert_close(product(between_nan(x)), weight.product(x, bias), atol=2e-3, rtol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_inputs_of_sixteen_bits(dtype: torch.dtype) -> None:
     x, plain, _ = inputs(3, 256, 40)

@@ -42,8 +42,7 @@ def test_four_bits_of_few_rows() -> None:
     codes("table", 1, 128)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("rows", [16, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (32, 64, 128))])
 @pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
 def test_eight_bits(kind: str, rows: int) -> None:
     eight_bits(kind, rows)
@@ -58,7 +57,6 @@ def test_codes(rows: int) -> None:
     codes("fp8", rows, 128, offsets=None)
 
 
-@pytest.mark.slow
 def test_pieces() -> None:
     launch = coded_launch(1, "table", 128)
     check(coded_kernel, launch, {"KIND": KINDS["table"], "GROUP": 128, "bias": None}, inputs="*bf16")

@@ -40,20 +40,22 @@ def check(kernel: Any, launch: Launch, constants: dict[str, Any] | None = None, 
     assert report.registers * launch.warps * 32 <= 65536
 
 
+def test_whole_rows() -> None:
+    check(piece_kernel, PIECE, {"NOISE": True, "TILES": TILES_OF_A_PIECE})
+    check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
+    check(merge_kernel, MERGE, {"BLOCK": 32})
+
+
 def test_truncated_rows() -> None:
     check(truncated_kernel, TRUNCATED)
 
 
 @pytest.mark.slow
-def test_whole_rows() -> None:
-    check(piece_kernel, PIECE, {"NOISE": True, "TILES": TILES_OF_A_PIECE})
-    check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
-    check(merge_kernel, MERGE, {"BLOCK": 32})
+def test_more_truncated_rows() -> None:
     check(truncated_kernel, TRUNCATED, {"least_of": None})
     check(truncated_kernel, TRUNCATED, {"least_of": None, "keys": None, "codes": None})
 
 
-@pytest.mark.slow
 def test_adjustments() -> None:
     check(keep_bits_kernel, ADJUST)
     check(penalize_kernel, ADJUST)

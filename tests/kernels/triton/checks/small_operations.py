@@ -26,7 +26,7 @@ from troupellm.kernels.triton_support import check_device
 
 DEVICE = str(check_device())
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
-EIGHT_BITS = pytest.mark.parametrize("codes", [INT8, pytest.param(FP8, marks=pytest.mark.slow)])
+EIGHT_BITS = pytest.mark.parametrize("codes", [INT8, FP8])
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,9 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", empty)
 
 
-def quick(cases: Iterable, *names: str) -> list:
-    """Cases as parameters; all but the named ones are slow."""
-    return [pytest.param(case, id=case.name, marks=() if case.name in names else pytest.mark.slow) for case in cases]
+def named(cases: Iterable) -> list:
+    """Cases as parameters."""
+    return [pytest.param(case, id=case.name) for case in cases]
 
 
 def between_nan(x: torch.Tensor) -> torch.Tensor:
@@ -63,8 +63,8 @@ def same_codes(got: tuple, expected: tuple) -> None:
     assert float(moved.float().mean()) < 0.02
 
 
-@pytest.mark.parametrize("case", quick(norm_cases.CASES, "per_head"))
-@pytest.mark.parametrize("offset", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", named(norm_cases.CASES))
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm(case: norm_cases.Case, offset: float) -> None:
     x, weight = norm_cases.make_inputs(case, DEVICE, 1)
     got, _ = rms_norm_triton(between_nan(x), between_nan(weight), 1e-5, offset=offset)
@@ -83,9 +83,7 @@ def test_a_weight_in_float32_is_rounded_with_the_product_alone() -> None:
     assert float((got != expected).float().mean()) < 0.02  # sums in another order
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (torch.float32, torch.float16))]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_a_residual_takes_the_sum(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     x, residual = (torch.randn(5, 72, generator=generator).to(DEVICE, dtype) for _ in range(2))
@@ -105,7 +103,7 @@ def test_a_norm_in_eight_bits(codes: torch.dtype) -> None:
     same_codes(rms_norm_triton(between_nan(x), weight, 1e-6, residual=residual, codes=codes), expected)
 
 
-@pytest.mark.parametrize("case", quick(code_cases.CASES, "odd_size"))
+@pytest.mark.parametrize("case", named(code_cases.CASES))
 def test_row_codes(case: code_cases.Case) -> None:
     x = code_cases.make_inputs(case, DEVICE, 4)
     values, scale = row_codes_triton(between_nan(x), case.codes)
@@ -114,15 +112,14 @@ def test_row_codes(case: code_cases.Case) -> None:
     assert torch.equal(scale, expected_scale)
 
 
-@pytest.mark.slow
 def test_a_row_of_nan_is_known_by_its_scale() -> None:
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     x[1, 7] = float("nan")
     assert row_codes_triton(x, INT8)[1].isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("case", quick([case for case in gate_cases.CASES if case.tokens < 64], "bfloat16"))
-@pytest.mark.parametrize("activation", ["silu", pytest.param("gelu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", named([case for case in gate_cases.CASES if case.tokens < 64]))
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_gates(case: gate_cases.Case, activation: str) -> None:
     gate_up = gate_cases.make_inputs(case, DEVICE, 5)
     reference = silu_mul_reference if activation == "silu" else gelu_mul_reference
@@ -132,7 +129,7 @@ def test_gates(case: gate_cases.Case, activation: str) -> None:
 
 
 @EIGHT_BITS
-@pytest.mark.parametrize("activation", ["silu", pytest.param("gelu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
     gate_up = torch.randn(3, 2 * 130, generator=torch.Generator().manual_seed(6)).to(DEVICE)
     reference = silu_mul_reference if activation == "silu" else gelu_mul_reference
@@ -155,7 +152,7 @@ def test_rotation_alone_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given[0][7].dtype == torch.int64
 
 
-@pytest.mark.parametrize("case", quick(rope_cases.CASES, "int8"))
+@pytest.mark.parametrize("case", named(rope_cases.CASES))
 def test_rope_and_write(case: rope_cases.Case) -> None:
     qkv, caches, rows, norms, angles = rope_cases.make_inputs(case, DEVICE, 7)
     expected_caches = (caches[0].clone(), caches[1].clone())
@@ -167,7 +164,6 @@ def test_rope_and_write(case: rope_cases.Case) -> None:
         check_cache(case, cache, wanted, rows)
 
 
-@pytest.mark.slow
 def test_head_norms_in_float32_are_rounded_with_the_product_alone() -> None:
     case = next(case for case in rope_cases.CASES if case.name == "bfloat16")
     qkv, caches, rows, norms, _ = rope_cases.make_inputs(case, DEVICE, 7)
@@ -200,7 +196,7 @@ def check_cache(case: rope_cases.Case, cache: torch.Tensor, wanted: torch.Tensor
         torch.testing.assert_close(*scales, rtol=1e-5 if exact else 1e-2, atol=0)
 
 
-@pytest.mark.parametrize("case", quick(rotation_cases.CASES[1:2] + rotation_cases.CASES[3:]))
+@pytest.mark.parametrize("case", named(rotation_cases.CASES[1:2] + rotation_cases.CASES[3:]))
 def test_rotation_alone(case: rotation_cases.Case) -> None:
     x, cos, sin = rotation_cases.make_inputs(case, DEVICE, 8)
     got = rope_triton(x, (cos, sin), interleaved=case.interleaved)
@@ -208,7 +204,7 @@ def test_rotation_alone(case: rotation_cases.Case) -> None:
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
 
 
-@pytest.mark.parametrize("case", quick([case for case in write_cases.CASES if case.tokens < 64], "odd_sizes"))
+@pytest.mark.parametrize("case", named([case for case in write_cases.CASES if case.tokens < 64]))
 def test_writing_alone(case: write_cases.Case) -> None:
     key, value, *caches, slots = write_cases.make_inputs(case, DEVICE, 9)
     rows = kv_rows(slots, case.kv_heads, case.block_size)

@@ -53,7 +53,6 @@ def test_norms() -> None:
     norm(4096)
 
 
-@pytest.mark.slow
 def test_heads() -> None:
     heads("*i8")
 
@@ -75,13 +74,11 @@ def test_more_heads(cache: str) -> None:
     heads(cache, interleaved=True)
 
 
-@pytest.mark.slow
 def test_rotation_alone_and_writing_alone() -> None:
     heads(normed=False, kv=0)
     heads(half=0, normed=False, queries=0)
 
 
-@pytest.mark.slow
 def test_gates_and_codes() -> None:
     for gelu in (False, True):
         check(gate_kernel, {"gate_up": "*bf16", "out": "*bf16", "row_stride": "i32"}, GATE, {"GELU": gelu})

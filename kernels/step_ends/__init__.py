@@ -1,0 +1,55 @@
+"""What begins and what ends a decode step: from the tokens that rows end with to what all layers read, and from logits
+to the tokens that follow. On a GPU that is one launch, and two or three."""
+
+from torch import Tensor
+
+from troupellm.kernels.step_ends.reference import begin_reference, finish_reference, gathered
+from troupellm.kernels.step_ends.spec import Beginning, Draws
+from troupellm.kernels.triton_support import by_kernels
+
+__all__ = ["Beginning", "Draws", "begin", "finish", "gathered"]
+
+
+def begin(
+    slots: Tensor, ends: Tensor, counts: Tensor | None, texts: Tensor, block_tables: Tensor,
+    angle_table: Tensor | None, *, queries: int, block_size: int, kv_heads: int, scratch: int,
+) -> Beginning:  # fmt: skip
+    """The last `queries` positions of each row; static in all but its tensors' content.
+
+    Args:
+        slots: int64 [rows].
+        ends: int64 [rows], keys with this step; 0 is a row that pads.
+        counts: int64 [rows], how many of these positions the row is to compute, the last ones; None is all. What is
+            before them pads: it belongs to the scratch slot, whose blocks nobody reads.
+        texts: int32 [slots, length], what every row says, contiguous.
+        block_tables: int32 [groups, slots, width], contiguous.
+        angle_table: [positions, width], contiguous; None where nothing is rotated.
+    """
+    if by_kernels(texts.device):
+        from troupellm.kernels.step_ends.triton_begin import begin_triton as function
+    else:
+        function = begin_reference
+    return function(
+        slots, ends, counts, texts, block_tables, angle_table, queries=queries, block_size=block_size,
+        kv_heads=kv_heads, scratch=scratch,
+    )  # fmt: skip
+
+
+def finish(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, draws: Draws | None) -> Tensor:
+    """One token for each row, put behind what the row says. A failed row may be in the next plan already, so that what
+    it says must be a token id.
+
+    Args:
+        logits: float32 [rows, vocab], the numbers of a row side by side; left as they are.
+        slots, ends: int64 [rows]: tokens go to texts[slot, end].
+        texts: int32 [slots, length], contiguous; written to.
+        draws: None where every row takes the likeliest token, the first of equal ones.
+
+    Returns:
+        int64 [rows]; -1 where the logits are not fit to choose from.
+    """
+    if by_kernels(logits.device):
+        from troupellm.kernels.step_ends.triton_finish import finish_triton
+
+        return finish_triton(logits, slots, ends, texts, draws)
+    return finish_reference(logits, slots, ends, texts, draws)

@@ -1,0 +1,62 @@
+"""Both ends of a decode step against the reference, over memory of NaN and of indices that are nowhere."""
+
+import pytest
+import torch
+
+from troupellm.kernels.step_ends.cases import CASES, Case, make_inputs
+from troupellm.kernels.step_ends.reference import begin_reference, finish_reference
+from troupellm.kernels.step_ends.triton_begin import begin_triton
+from troupellm.kernels.step_ends.triton_finish import finish_triton
+from troupellm.kernels.triton_support import check_device
+
+DEVICE = str(check_device())
+EACH = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.empty
+
+    def empty(*shape: object, **options: object) -> torch.Tensor:
+        tensor = plain(*shape, **options)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+@EACH
+def test_begins_as_the_reference(case: Case) -> None:
+    made = make_inputs(case, DEVICE, 1)
+    far = made.block_tables | 2**26  # whose rows take more than 31 bits
+    given = (made.slots, made.ends, made.counts, made.texts, far, made.angle_table)
+    sizes = {"queries": case.queries, "block_size": case.block_size, "kv_heads": case.kv_heads}
+    got = begin_triton(*given, **sizes, scratch=made.scratch)
+    expected = begin_reference(*given, **sizes, scratch=made.scratch)
+    for name, mine, wanted in zip(got._fields, got, expected, strict=True):
+        assert (mine is None) == (wanted is None)
+        if mine is None or name == "tables":
+            continue
+        assert mine.dtype == wanted.dtype, name
+        assert torch.equal(mine, wanted), name
+    assert got.tables.shape == expected.tables.shape
+    assert int(got.kv_rows.max()) > 2**25
+    for row, end in enumerate(case.ends):
+        needed = -(-end // case.block_size)
+        assert torch.equal(got.tables[:, row, :needed], expected.tables[:, row, :needed])
+        assert (got.tables[:, row, needed:] == -7).all()
+
+
+@EACH
+def test_finishes_as_the_reference(case: Case) -> None:
+    made = make_inputs(case, DEVICE, 2)
+    wide = torch.full((len(case.ends), case.vocab + 9), float("nan"), device=DEVICE)
+    wide[:, 4:-5] = made.logits
+    texts, before = made.texts.clone(), made.logits.clone()
+    got = finish_triton(wide[:, 4:-5], made.slots, made.ends, texts, made.draws)
+    expected = finish_reference(made.logits, made.slots, made.ends, made.texts, made.draws)
+    torch.testing.assert_close(made.logits, before, rtol=0, atol=0, equal_nan=True)
+    assert got.dtype == expected.dtype == torch.int64
+    assert torch.equal(got, expected)
+    assert torch.equal(texts, made.texts)
+    if len(case.ends) > 2:
+        assert got[1:3].tolist() == [-1, -1]

@@ -1,0 +1,48 @@
+"""How many operations a decode step launches on a GPU. Each costs a microsecond or two, whatever it computes, so that
+the numbers here may fall but not rise."""
+
+import msgspec
+import pytest
+import torch
+
+from tests.support.absent_gpu import BLOCK_SIZE, PLAIN, ROWS, VARIED, absent, numbers
+from tests.support.launches import launches
+from troupellm.models.cuda.batch import triton_planner
+from troupellm.models.cuda.columns import WIDTH
+from troupellm.models.cuda.dispatcher import GraphKey
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.speculation.proposer import Taps
+
+QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
+GREEDY, DRAWING, VERIFYING = GraphKey(ROWS), GraphKey(ROWS, draws=True), GraphKey(1, queries=ROWS)
+TAPS = Taps(last=True)
+
+
+def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
+    """Of a model of so many pairs of layers."""
+    config = msgspec.structs.replace(config, num_layers=2 * pairs, windows=config.windows * pairs)
+    with launches() as names:
+        plan = triton_planner(config, BLOCK_SIZE, torch.bfloat16, invariant=False)
+        gpu, columns = absent(config, plan, TAPS), numbers(WIDTH, key.requests)
+        assert gpu.decoder.angle_table is not None  # which is made once
+        names.clear()
+        if key.queries > 1:
+            gpu.graphs.verified(key, columns, TAPS)
+        else:
+            gpu.graphs.decode(key, columns)
+        return list(names)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "a_pair", "outside"),
+    [
+        pytest.param(PLAIN, GREEDY, 20, 9, id="llama"),
+        pytest.param(QWEN3, GREEDY, 20, 9, id="qwen3"),
+        pytest.param(QWEN3, DRAWING, 20, 10, id="qwen3-draws"),
+        pytest.param(QWEN3, VERIFYING, 20, 9, id="qwen3-verifies"),
+        pytest.param(VARIED, DRAWING, 20, 15, id="varied-draws"),
+    ],
+)
+def test_a_step(config: DecoderConfig, key: GraphKey, a_pair: int, outside: int) -> None:
+    small, large = launched(config, 1, key), launched(config, 2, key)
+    assert (len(large) - len(small), 2 * len(small) - len(large)) == (a_pair, outside), small

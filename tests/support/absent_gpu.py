@@ -1,0 +1,70 @@
+"""A GPU that is not there: tensors on torch's device "meta" have shapes but no content, so whatever would need a number
+of theirs raises."""
+
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from troupellm.kernels.sampling.noise import token_codes
+from troupellm.models.checkpoint import RandomWeights
+from troupellm.models.cuda.batch import BatchMaker, GroupPlanner
+from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.dispatcher import Dispatcher
+from troupellm.models.cuda.graphs import DecodeGraphs
+from troupellm.models.cuda.rows import DeviceRows
+from troupellm.models.cuda.staging import Staging
+from troupellm.models.cuda.weights import OnDevice
+from troupellm.models.decoder import Decoder
+from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.proposer import Taps
+
+VOCAB, BLOCKS, BLOCK_SIZE, LENGTH, ROWS = 300, 9, 8, 64, 4
+META = torch.device("meta")
+
+
+class AbsentGpu(CpuDevice):
+    """Nothing is copied to it."""
+
+    torch_device = META
+
+
+PLAIN = DecoderConfig(
+    architecture="LlamaForCausalLM", vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
+    tie_word_embeddings=False, checkpoint_dtype="bfloat16", windows=(None, None),
+)  # fmt: skip
+VARIED = msgspec.structs.replace(
+    PLAIN, windows=(8, None), hybrid_cache=True, qk_norm="head", norm_offset=1.0, embedding_scale=8.0,
+    attention_sinks=True, attention_softcap=5.0, logit_softcap=4.0, activation="gelu_tanh",
+)  # fmt: skip
+
+
+@dataclass
+class Absent:
+    """A model there, and what decodes with it."""
+
+    decoder: Decoder
+    cache: KVCache
+    rows: DeviceRows
+    maker: BatchMaker
+    graphs: DecodeGraphs
+
+
+def absent(config: DecoderConfig, plan: GroupPlanner, taps: Taps | None = None) -> Absent:
+    """taps: as of `DecodeGraphs`."""
+    decoder = Decoder(config, OnDevice(RandomWeights(torch.bfloat16), META), max_model_len=LENGTH)
+    cache, device = KVCache(config, BLOCKS, BLOCK_SIZE, torch.bfloat16, META), AbsentGpu()
+    rows = DeviceRows(
+        max_model_len=LENGTH, block_size=BLOCK_SIZE, num_groups=len(cache.layout.windows), device=device,
+        staging=Staging(device, 3), slots=8, null_page=BLOCKS - 1,
+    )  # fmt: skip
+    maker, codes = BatchMaker(cache, plan), token_codes(VOCAB, META)
+    graphs = DecodeGraphs(device, Dispatcher((ROWS,)), ROWS, decoder, cache, maker, rows, codes, taps=taps)
+    return Absent(decoder, cache, rows, maker, graphs)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=META)
