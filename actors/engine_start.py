@@ -37,7 +37,7 @@ from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, WorkerReady
-from troupellm.protocol.worker_abilities import HasMeanwhile, PreparesGuides
+from troupellm.protocol.worker_abilities import HasIdleWork, HasMeanwhile, PreparesGuides
 from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
 POOL_SIZE = 2
@@ -137,6 +137,8 @@ class Machinery:
         prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
         if isinstance(worker, HasMeanwhile):
             worker.meanwhile(self.thread.hold())
+        if isinstance(worker, HasIdleWork):
+            self.thread.when_idle(worker.idle)
         return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
 
     def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:

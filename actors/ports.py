@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.steps import Waits
+from troupellm.protocol.worker_abilities import QUIET_SECONDS
 
 T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
@@ -196,6 +197,8 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._alive = 0
         self._closing: Waiter | None = None
+        self._quiet = _IDLE_CHECK_SECONDS
+        """After a call, how long none may come before `_rest`."""
 
     async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -238,19 +241,26 @@ class ThreadPool:
         self._alive += 1
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        patience = _IDLE_CHECK_SECONDS
         while True:
             try:
-                call = self._queue.get(timeout=_IDLE_CHECK_SECONDS)
+                call = self._queue.get(timeout=patience)
             except Empty:
                 if loop.is_closed():
                     break
+                patience = self._rest()
                 continue
             if call is None:
                 break
             self._make(call, loop)
             del call  # an idle thread keeps nothing alive
+            patience = self._quiet
         self._end()
         _post(loop, self._thread_ended)
+
+    def _rest(self) -> float:
+        """No call came for a while; how many seconds to wait for one before that is said again."""
+        return _IDLE_CHECK_SECONDS
 
     def _end(self) -> None:
         """No call comes any more."""
@@ -273,6 +283,17 @@ class StepThread(ThreadPool):
         self._waits = Waits(f"{name}-waits")
         self._holds = False
         self._held: Callable[[], None] | None = None
+        self._idle: Callable[[], bool] | None = None
+        self._restless = False
+
+    def when_idle(self, work: Callable[[], bool]) -> None:
+        """Have `work` called on this thread when there was no call for a moment; again at once while it returns True
+        and no call comes, and after the next call. It may not raise."""
+        self._idle, self._quiet, self._restless = work, QUIET_SECONDS, True
+
+    def _rest(self) -> float:
+        self._restless = self._restless and self._idle is not None and self._idle()
+        return 0.0 if self._restless else _IDLE_CHECK_SECONDS
 
     def post(self, call: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         self._hand_over(_Call(call, done, posted=True))
@@ -300,6 +321,7 @@ class StepThread(ThreadPool):
             held()
 
     def _make(self, call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._restless = True
         if not call.posted:
             self._tell()
         if call.dropped:

@@ -121,8 +121,7 @@ class ModelWorker:
             return self._load_encoder(reader, config, dtype, progress, begin)
         described = describe_served(self._folder, reader, config.model, progress)
         place = None if gpu is None else GpuPlace(gpu, config)
-        if place is not None:
-            dtype = place.dtype(described)
+        dtype = dtype if place is None else place.dtype(described)
         device = CPU if gpu is None else gpu.torch_device
         form = stored_format(self._folder, reader, config.model)
         hybrid = not config.cache.disable_hybrid_kv_cache_manager
@@ -165,8 +164,7 @@ class ModelWorker:
         _check(decoder, cache, budget)
         make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
         if place is not None:
-            make = place.make_runner
-            saturation = place.warm_up(decoder, cache, budget, ability)
+            make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability)
         else:
             saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
         folder = self._folder
@@ -250,6 +248,10 @@ class ModelWorker:
     def meanwhile(self, call: Callable[[], None]) -> None:
         """As `protocol.worker_abilities.HasMeanwhile`."""
         self._meanwhile = call
+
+    def idle(self) -> bool:
+        """As `protocol.worker_abilities.HasIdleWork`: a GPU's graphs are captured."""
+        return isinstance(self._runner, CudaRunner) and self._runner.idle()
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
         """Sleep, wake, or record what steps do. No plan is under way.

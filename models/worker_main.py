@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,7 @@ from troupellm.protocol.frames import FrameError
 from troupellm.protocol.lifeline import die_with
 from troupellm.protocol.rest import WakeWorker, WorkerCommand, obey
 from troupellm.protocol.worker import StepPlan, Worker
-from troupellm.protocol.worker_abilities import PreparesGuides, Wait
+from troupellm.protocol.worker_abilities import QUIET_SECONDS, HasIdleWork, PreparesGuides, Wait
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -91,6 +92,7 @@ class Server:
         self._link = link
         self._worker: Worker | None = None
         self._steps: Steps | None = None
+        self._idle: Callable[[], bool] | None = None
         self._waits = Waits("troupellm-waits")
         self._bell: Bell | None = None
         """Rung when a wait is over; there is one from the first wait on."""
@@ -121,17 +123,20 @@ class Server:
 
     def _next(self) -> ToWorker | None:
         """What is said next; None: nothing is at the moment, and a result is due."""
-        steps = self._steps
+        steps, patience = self._steps, None if self._idle is None else QUIET_SECONDS
         while True:
-            due = steps is not None and steps.due > 0
+            due, busy = steps is not None and steps.due > 0, steps is not None and steps.busy
             try:
-                message = self._link.receive(0.0 if due else None)
+                message = self._link.receive(0.0 if due else None if busy else patience)
             except FrameTimeout:
                 if due:
                     return None
-                self._note_landings()
+                if busy:
+                    self._note_landings()
+                else:
+                    patience = 0.0 if self._idle is not None and self._idle() else None
                 continue
-            if steps is not None and steps.busy and not isinstance(message, Launch | PrepareGuide):
+            if busy and not isinstance(message, Launch | PrepareGuide):
                 raise FrameError("something else than a plan came while a step is computed")
             return message
 
@@ -146,6 +151,7 @@ class Server:
         worker = resolve(message.factory)(Path(message.folder))
         ready = worker.load(message.config, lambda progress: self._send(Progress(progress)))
         self._worker, self._steps = worker, Steps(worker, self._wait)
+        self._idle = worker.idle if isinstance(worker, HasIdleWork) else None
         gc.collect()
         gc.freeze()
         self._send(Loaded(ready))

@@ -19,6 +19,22 @@ class WorksAhead(Protocol):
         None: its result is there, or `collect` computes it."""
 
 
+QUIET_SECONDS = 0.1
+"""Without a call, before a worker does what it has put off: requests that follow each other do not wait for it."""
+
+
+@runtime_checkable
+class HasIdleWork(Protocol):
+    """A worker that puts off what can wait until nothing else is to be done."""
+
+    def idle(self) -> bool:
+        """Do a part of it, on the thread of all calls: whoever calls next waits for that part. Never raises.
+
+        Returns:
+            whether it did anything, so that more may be left. False: there is nothing to do before the next call.
+        """
+
+
 @runtime_checkable
 class HasMeanwhile(Protocol):
     """A worker on a thread that knows a good moment in each step to let others have the interpreter's lock."""

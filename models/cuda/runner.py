@@ -98,7 +98,7 @@ class CudaRunner(ModelRunner):
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         self._under_way: deque[LaunchedPlan] = deque()
-        self._broken: RuntimeError | None = None
+        self._broken: Exception | None = None
         dispatcher, taps = Dispatcher(capture_sizes), None
         if self.speculator is not None:
             taps = self.speculator.taps
@@ -162,7 +162,7 @@ class CudaRunner(ModelRunner):
             return False
         try:
             return self.graphs.idle()
-        except RuntimeError as error:
+        except Exception as error:
             self._broken = error
             return False
 

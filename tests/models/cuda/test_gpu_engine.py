@@ -1,15 +1,20 @@
 """The whole engine over the device's runner answers as it does over the CPU's."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
 from tests.support.engines import SETTINGS
+from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
+from troupellm.actors import ports
+from troupellm.models.cuda.graphs import DecodeGraphs
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
@@ -74,3 +79,26 @@ async def test_every_kind_of_request(
     assert got == expected
     for mine, theirs in zip(vectors, others, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+async def test_graphs_are_there_before_the_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_model(tmp_path)
+    pretend_gpu(monkeypatch, (1, 2, 4))
+    monkeypatch.setattr(ports, "_IDLE_CHECK_SECONDS", 0.01)
+    done, idle = threading.Event(), DecodeGraphs.idle
+
+    def watched(self: DecodeGraphs) -> bool:
+        found = idle(self)
+        if not found:
+            done.set()
+        return found
+
+    monkeypatch.setattr(DecodeGraphs, "idle", watched)
+    small = {"max_model_len": 160, "block_size": 8, "max_num_batched_tokens": 32}
+    async with Engine(str(tmp_path), **(SETTINGS | small)) as engine:
+        await anyio.to_thread.run_sync(done.wait, 30.0)
+        assert engine.snapshot().scheduler.graphs is None  # nobody has asked
+        await engine.generate([40, 41], max_tokens=3, temperature=0.0, ignore_eos=True)
+        graphs = engine.snapshot().scheduler.graphs
+    assert graphs is not None
+    assert (graphs.captured, graphs.missing) == (3, 0)
