@@ -21,7 +21,7 @@ INT8, FOUR_BITS, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"int8": INT8.value, "table": FOUR_BITS.value, "fp8": FP8.value}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def eight_bit_kernel(
     inputs, input_scale, weights, weight_scale, bias, out, rows, width, in_features,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -70,7 +70,7 @@ def decoded(codes, scale, offset, base, KIND: tl.constexpr, dtype: tl.constexpr)
     return cast(value * scale + offset, dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def coded_kernel(
     inputs, codes, scales, offsets, bias, out, parts, rows, width, in_features, groups, input_stride, depth, base,
     KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -124,7 +124,7 @@ def coded_kernel(
         tl.store(out + place, cast(acc, out.dtype.element_ty), wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pieces"])
 def sum_kernel(parts, bias, out, rows, width, pieces, BLOCK: tl.constexpr):
     """Add up the pieces of one row's outputs in their order."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
