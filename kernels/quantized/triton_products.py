@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.quantized.coded import Coded
-from troupellm.kernels.quantized.tiles import SUM, coded_launch, eight_bit_launch
+from troupellm.kernels.quantized.tiles import INVARIANT_ROWS, SUM, coded_launch, eight_bit_launch
 from troupellm.kernels.triton_support import multiprocessors
 from troupellm.kernels.triton_support.language import INTERPRET, cast, dot
 
@@ -153,7 +153,7 @@ def eight_bit_product(
     """
     (rows, depth), width = x.shape, weight.shape[0]
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
-    launch = eight_bit_launch(1 if batch_invariant else rows)
+    launch = eight_bit_launch(INVARIANT_ROWS if batch_invariant else rows)
     tiles = triton.cdiv(rows, launch.constants["BLOCK_M"]) * triton.cdiv(width, launch.constants["BLOCK_N"])
     if tiles:
         eight_bit_kernel[(tiles,)](x, x_scale, weight, weight_scale, bias, out, rows, width, depth, **launch.options)
@@ -173,7 +173,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    launch = coded_launch(1 if batch_invariant else rows, weight.kind, depth // groups)
+    launch = coded_launch(INVARIANT_ROWS if batch_invariant else rows, weight.kind, depth // groups)
     block_m, block_n, block_k = (launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, block_n)
     # Few tiles leave most of a GPU idle while one of its parts walks through all inputs.
