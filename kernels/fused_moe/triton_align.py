@@ -28,7 +28,12 @@ class Blocks(NamedTuple):
     """int32 [1]: how many blocks there are."""
 
 
-@triton.jit
+CHUNKS = (128, 1024)
+"""Slots that are looked at together: few where there are few, and no other numbers, each of which would be compiled by
+itself."""
+
+
+@triton.jit(do_not_specialize=["num_slots"])
 def align_kernel(
     ids_ptr, slots_ptr, block_experts_ptr, count_ptr, num_slots, experts,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
@@ -81,7 +86,7 @@ def align(ids: Tensor, experts: int, block_m: int) -> Blocks:
         experts=torch.empty(most, dtype=torch.int32, device=device),
         total=torch.empty(1, dtype=torch.int32, device=device),
     )
-    chunk = min(1024, triton.next_power_of_2(num_slots))
+    chunk = CHUNKS[0] if num_slots <= CHUNKS[0] else CHUNKS[1]
     align_kernel[(experts,)](
         ids, *blocks, num_slots, experts,
         BLOCK_M=block_m, BLOCK_E=triton.next_power_of_2(experts), CHUNK=chunk, num_warps=4,

@@ -22,7 +22,7 @@ from troupellm.kernels.fused_moe.triton_weights import (
 from troupellm.kernels.triton_support.language import cast
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def product_kernel(
     inputs, weights, scales, bias, routing, out, slots_of, expert_of, count,
     in_features, width, num_slots, row_bytes, row_scales, input_stride, alpha, limit,

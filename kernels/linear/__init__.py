@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.gelu_mul import gelu_mul, gelu_mul_codes
-from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles
+from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles, whole_tiles
 from troupellm.kernels.linear.native import native_weight
 from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.quantized import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
-from troupellm.kernels.quantized.gpu import EightBitProduct
+from troupellm.kernels.quantized.gpu import EightBitProduct, GpuProduct
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.silu_mul import silu_mul, silu_mul_codes
 
@@ -46,7 +46,9 @@ def batch_invariance() -> bool:
 class PackedLinear:
     """A weight made ready for many products. Holds no second copy of it."""
 
-    __slots__ = ("bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "weight")
+    __slots__ = (
+        "bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "tiled", "weight",
+    )  # fmt: skip
 
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -64,6 +66,8 @@ class PackedLinear:
         self.weight = onednn_pack(weight) if self.onednn else weight
         self.bias = bias
         self.invariant = batch_invariance()
+        self.tiled = self.invariant and not isinstance(self.fast, GpuProduct)
+        """Whether products are computed in tiles for that; those that are not have tiles of their own."""
         self.native: FewRows | None = None
         """The compiled path for few rows."""
         if self.onednn:
@@ -101,6 +105,8 @@ def best_rows(packed: PackedLinear, rows: int) -> int:
     """Products are padded to so many rows; a caller with many products in a row pads once instead."""
     if packed.fast is not None:
         return packed.fast.best_rows(rows)
+    if packed.tiled and packed.weight.device.type == "cuda":
+        return whole_tiles(rows, packed.weight.device)
     return padded_rows(rows) if packed.onednn and not packed.takes(rows) and not packed.invariant else rows
 
 
@@ -135,7 +141,7 @@ def linear(x: Tensor | RowCodes, packed: PackedLinear) -> Tensor:
         return packed.fast.of_codes(*x)
     if packed.native is not None and packed.takes(x.shape[0]):
         return packed.native.linear(x, None, 0.0, None, 1.0)
-    if packed.invariant:
+    if packed.tiled:
         return in_fixed_tiles(x, lambda tile: _product(tile, packed))
     return _product(x, packed)
 

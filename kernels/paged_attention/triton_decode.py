@@ -15,7 +15,7 @@ from troupellm.kernels.paged_attention.triton_tiles import NEVER, attend, finish
 from troupellm.kernels.triton_support.language import LOG2_E, cast
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_tables", "query_starts", "context_lens"])
 def decode_kernel(
     query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, context_lens, tasks,
     out, part_sums, part_stats, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
@@ -66,7 +66,7 @@ def decode_kernel(
         head = head % KV_HEADS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_starts", "context_lens"])
 def merge_kernel(
     sinks, query_starts, context_lens, tasks, out, part_sums, part_stats, out_stride, programs,
     HEADS: tl.constexpr, OUT_ROW: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,

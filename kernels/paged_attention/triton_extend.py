@@ -15,9 +15,11 @@ from troupellm.kernels.triton_support.language import cast
 
 FARTHEST = tl.constexpr(1 << 30)
 """A position behind all others."""
+OF_SOME_ROWS = ("block_tables", "query_starts", "query_stops", "context_lens", "tree_bases", "tree_nodes")
+"""Begin in the middle of a tensor, at any address, as the rows behind those that another kernel takes."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_SOME_ROWS)
 def extend_kernel(
     query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, query_stops, context_lens,
     blocks, tree_bases, tree_nodes, tree_positions, out, query_stride, out_stride, block_stride, table_stride,

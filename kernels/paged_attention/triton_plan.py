@@ -7,13 +7,12 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.paged_attention.triton_tiles import row_tiles
-from troupellm.kernels.triton_support import next_power_of_2
 
-MOST_ROWS = 1024
-"""Looked at together."""
+ROWS_TOGETHER = (64, 1024)
+"""Looked at together: few where there are few, and no other numbers, each of which would be compiled by itself."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["context_lens", "rows"])
 def decode_tasks_kernel(
     context_lens, tasks, rows, kv_heads, queries,
     window, programs, TILE: tl.constexpr, ROWS: tl.constexpr,
@@ -47,7 +46,7 @@ def decode_tasks_kernel(
     tl.store(tasks + program * 4 + 3, unit.to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_starts", "query_stops", "rows"])
 def extend_blocks_kernel(
     query_starts, query_stops, blocks, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +79,7 @@ def map_decode(context_lens: Tensor, tasks: Tensor, *, kv_heads: int, queries: i
     rows, entries = context_lens.shape[0], tasks.shape[0]
     decode_tasks_kernel[(entries,)](
         context_lens, tasks, rows, kv_heads, queries, window, entries - 1,
-        TILE=tile, ROWS=min(next_power_of_2(rows), MOST_ROWS), num_warps=4,
+        TILE=tile, ROWS=_together(rows), num_warps=4,
     )  # fmt: skip
 
 
@@ -93,5 +92,9 @@ def map_extend(query_starts: Tensor, query_stops: Tensor, blocks: Tensor, *, blo
     """
     rows = query_starts.shape[0]
     extend_blocks_kernel[(blocks.shape[0],)](
-        query_starts, query_stops, blocks, rows, BLOCK=block, ROWS=min(next_power_of_2(rows), MOST_ROWS), num_warps=4
+        query_starts, query_stops, blocks, rows, BLOCK=block, ROWS=_together(rows), num_warps=4
     )
+
+
+def _together(rows: int) -> int:
+    return next((size for size in ROWS_TOGETHER if rows <= size), ROWS_TOGETHER[-1])

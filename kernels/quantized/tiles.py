@@ -6,6 +6,8 @@ EIGHT_BIT = {16: (64, 256, 4, 4), 32: (64, 128, 4, 4), 64: (128, 128, 4, 3), 128
 CODED = {16: (32, 128, 4, 4), 32: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 8, 3)}
 FOUR_BITS = CODED | {32: (64, 64, 4, 3), 64: (64, 64, 8, 3)}  # with more in a warp, Triton 3.6 spills
 """BLOCK_N, BLOCK_K, warps and stages by the rows of a tile."""
+INVARIANT_ROWS = 64
+"""Of a tile whose sums may not depend on the number of rows: as many as `kernels.linear.fixed_tiles` has on a GPU."""
 SUM = Launch(warps=4, stages=1, constants={"BLOCK": 512})
 
 

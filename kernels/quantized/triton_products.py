@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.quantized.coded import Coded
-from troupellm.kernels.quantized.tiles import SUM, coded_launch, eight_bit_launch
+from troupellm.kernels.quantized.tiles import INVARIANT_ROWS, SUM, coded_launch, eight_bit_launch
 from troupellm.kernels.triton_support import multiprocessors
 from troupellm.kernels.triton_support.language import INTERPRET, cast, dot
 
@@ -21,7 +21,7 @@ INT8, FOUR_BITS, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"int8": INT8.value, "table": FOUR_BITS.value, "fp8": FP8.value}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def eight_bit_kernel(
     inputs, input_scale, weights, weight_scale, bias, out, rows, width, in_features,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -70,7 +70,7 @@ def decoded(codes, scale, offset, base, KIND: tl.constexpr, dtype: tl.constexpr)
     return cast(value * scale + offset, dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def coded_kernel(
     inputs, codes, scales, offsets, bias, out, parts, rows, width, in_features, groups, input_stride, depth, base,
     KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -124,7 +124,7 @@ def coded_kernel(
         tl.store(out + place, cast(acc, out.dtype.element_ty), wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pieces"])
 def sum_kernel(parts, bias, out, rows, width, pieces, BLOCK: tl.constexpr):
     """Add up the pieces of one row's outputs in their order."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -153,7 +153,7 @@ def eight_bit_product(
     """
     (rows, depth), width = x.shape, weight.shape[0]
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
-    launch = eight_bit_launch(1 if batch_invariant else rows)
+    launch = eight_bit_launch(INVARIANT_ROWS if batch_invariant else rows)
     tiles = triton.cdiv(rows, launch.constants["BLOCK_M"]) * triton.cdiv(width, launch.constants["BLOCK_N"])
     if tiles:
         eight_bit_kernel[(tiles,)](x, x_scale, weight, weight_scale, bias, out, rows, width, depth, **launch.options)
@@ -173,7 +173,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    launch = coded_launch(1 if batch_invariant else rows, weight.kind, depth // groups)
+    launch = coded_launch(INVARIANT_ROWS if batch_invariant else rows, weight.kind, depth // groups)
     block_m, block_n, block_k = (launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, block_n)
     # Few tiles leave most of a GPU idle while one of its parts walks through all inputs.

@@ -121,7 +121,7 @@ def write_heads(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["rows_of", "tokens"])
 def rope_kv_write_kernel(
     query, key, value, query_norm, key_norm, cos, sin, rows_of, out, key_cache, value_cache, key_scales, value_scales,
     query_stride, query_head, key_stride, key_head, value_stride, value_head, angle_stride, tokens, eps,

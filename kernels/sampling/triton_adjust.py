@@ -21,7 +21,7 @@ def bit_of(words, ids, there):
     return ((tl.load(words + ids // 32, there, 0) >> (ids % 32)) & 1) != 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def keep_bits_kernel(logits, rows, bits, width, row_stride, words, BLOCK: tl.constexpr):
     """Mask BLOCK tokens of one row where their bit is not set."""
     index, ids = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -31,7 +31,7 @@ def keep_bits_kernel(logits, rows, bits, width, row_stride, words, BLOCK: tl.con
     tl.store(row + ids, tl.full([BLOCK], float("-inf"), tl.float32), there & forbidden)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "repetition", "frequency", "presence"])
 def penalize_kernel(
     logits, rows, counts, seen, repetition, frequency, presence, width, row_stride, words, BLOCK: tl.constexpr
 ):
@@ -49,7 +49,7 @@ def penalize_kernel(
     tl.store(place, tl.where(count > 0, lowered, x), there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "skips", "prompts", "ends"])
 def tally_kernel(
     texts, slots, skips, prompts, ends, counts, seen, length, vocab, words, BLOCK: tl.constexpr
 ):  # fmt: skip

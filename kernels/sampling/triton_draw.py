@@ -120,7 +120,7 @@ def pivot(row, width, least, cut, target, MASS: tl.constexpr, BLOCK: tl.constexp
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top_k", "top_p"])
 def truncated_kernel(
     scaled, least_of, top_k, top_p, keys, codes, out, thresholds, width, row_stride, BLOCK: tl.constexpr
 ):

@@ -16,7 +16,7 @@ from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grou
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
 from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
-from troupellm.kernels.linear import cases as linear_cases, linear, pack
+from troupellm.kernels.linear import batch_invariant, cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.paged_attention import cases as attention_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
@@ -64,6 +64,25 @@ def _linear(device: str) -> Iterator[Outcome]:
         x, weight, bias = linear_cases.make_inputs(case, device, 1)
         expected = linear_reference(x, weight, bias)
         yield Outcome(case.name, linear(x, pack(weight, bias)), expected, case.tolerance)
+
+
+def _linear_invariant(device: str) -> Iterator[Outcome]:
+    """Rows of a step, whatever else is in it: to the bit what they are alone and elsewhere."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    shapes = ((96, 64),) if device == "cpu" else ((6144, 4096), (4096, 12288), (1024, 3072))
+    for out_features, in_features in shapes:
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(out_features, in_features, generator=generator).to(device, dtype)
+        x = torch.randn(200, in_features, generator=generator).to(device, dtype)
+        with batch_invariant():
+            packed = pack(weight)
+        whole = linear(x, packed)
+        for name, got, expected in (
+            ("alone", linear(x[130:131], packed), whole[130:131]),
+            ("among fewer", linear(x[100:137], packed), whole[100:137]),
+            ("elsewhere", linear(x.flip(0), packed).flip(0), whole),
+        ):
+            yield Outcome(f"{out_features}x{in_features}, {name}", got, expected)
 
 
 def _linear_int8(device: str) -> Iterator[Outcome]:
@@ -242,6 +261,7 @@ def _step_end(device: str) -> Iterator[Outcome]:
 _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "linear": _linear,
     "linear_int8": _linear_int8,
+    "linear_invariant": _linear_invariant,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "rope": _rope,

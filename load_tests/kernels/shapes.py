@@ -1,6 +1,7 @@
 """Every operation at a model's real shapes: what to run, and the bytes and operations that it cannot do without."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
 from troupellm.kernels.gelu_mul import gelu_mul
 from troupellm.kernels.kv_write import kv_rows, kv_write
-from troupellm.kernels.linear import PackedLinear, linear, pack
+from troupellm.kernels.linear import PackedLinear, batch_invariant, linear, pack
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.quantized import Fp8, Int8Channel
@@ -51,6 +52,7 @@ class Shapes:
     def works(self, operation: str, batch: int) -> Iterator[Work]:
         makers: dict[str, Callable[[int], Iterator[Work]]] = {
             "linear": self._linear,
+            "linear_invariant": partial(self._linear, invariant=True),
             "linear_int8": lambda rows: self._eight_bits(rows, Int8Channel, "int8"),
             "rms_norm": self._rms_norm,
             "add_rms_norm": self._add_rms_norm,
@@ -88,10 +90,12 @@ class Shapes:
             "head": (size.vocab, size.hidden),
         }
 
-    def _linear(self, batch: int) -> Iterator[Work]:
+    def _linear(self, batch: int, *, invariant: bool = False) -> Iterator[Work]:
+        """invariant: rows do not depend on each other, to the bit."""
         for name, (rows, columns) in self._matrices().items():
             size = rows * columns * self.width
-            packed = [pack(self.random(rows, columns)) for _ in range(self.copies(size))]
+            with batch_invariant(invariant):
+                packed = [pack(self.random(rows, columns)) for _ in range(self.copies(size))]
             yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, self.kind)
 
     def _eight_bits(self, batch: int, kind: type[Int8Channel | Fp8], rate: str) -> Iterator[Work]:

@@ -6,6 +6,7 @@ paths of a GPU, and whatever mixes devices or needs a number from the device rai
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from troupellm.models.checkpoint import RandomWeights
 from troupellm.models.cuda.device import CpuDevice
+from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.staging import Results, Staging
 
 CUDA = torch.device("cuda", 0)
@@ -33,16 +35,43 @@ class Launch(NamedTuple):
 
     def key(self) -> str:
         """What Triton compiles a kernel for, by its own rules: launches of one key share what was compiled."""
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import make_backend
-        from triton.runtime.jit import create_function_from_signature
+        _, specialization, options = self._bound()
+        return f"{self.kernel.__name__} {specialization} {options}"
 
-        backend = make_backend(GPUTarget("cuda", 90, 32))
-        bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
-        found = bind(
-            *(Place(value) if isinstance(value, Tensor) else value for value in self.arguments), **self.options
+    def compile(self) -> Any:
+        """For sm_90, as a launch on a device would."""
+        import triton
+        from triton.compiler import ASTSource
+
+        backend = _backend()
+        arguments, specialization, options = self._bound()
+        given, signature, constants, attributes = self.kernel._pack_args(
+            backend, self.options, arguments, specialization, options
         )
-        return f"{self.kernel.__name__} {found[1]} {found[2]}"
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=backend.target, options=given.__dict__)
+
+    def _bound(self) -> tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]]:
+        arguments = (Place(value) if isinstance(value, Tensor) else value for value in self.arguments)
+        found: tuple[dict[str, Any], list[tuple[str, Any]], dict[str, Any]] = _binder(self.kernel)(
+            *arguments, **self.options
+        )
+        return found
+
+
+@cache
+def _binder(kernel: Any) -> Any:
+    from triton.runtime.jit import create_function_from_signature
+
+    return create_function_from_signature(kernel.signature, kernel.params, _backend())
+
+
+@cache
+def _backend() -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    return make_backend(GPUTarget("cuda", 90, 32))
 
 
 class Place:
@@ -93,15 +122,10 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(JITFunction, "run", run)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(Staging, "send", _send)
-        patch.setattr(Results, "fetch", _fetch)
+        patch.setattr(Results, "fetch", lambda self, numbers: numbers)
+        patch.setattr(CudaRunner, "collect", lambda self, ticket: self._under_way.popleft())
         with _Python(mode, answer):
             yield launches
-
-
-def _fetch(self: Results, numbers: Tensor) -> Tensor:
-    """Numbers of a step that nothing has computed."""
-    with unset_fake_temporarily():
-        return torch.zeros(numbers.shape, dtype=torch.int64)
 
 
 def _send(self: Staging, *parts: np.ndarray, into: Tensor | None = None) -> list[Tensor]:
@@ -126,7 +150,9 @@ class _Python(TorchFunctionMode):
         if func is Tensor.__setitem__:
             view, index = _resolved(*args[:2])
             value = args[2] if isinstance(args[2], Tensor) else torch.full((), args[2], dtype=view.dtype, device=CUDA)
-            return view.copy_(value) if index is None else aten.index_put_(view, index, value)
+            return aten.copy_(view, value) if index is None else aten.index_put_(view, index, value)
+        if func is Tensor.copy_:
+            return aten.copy_(*args, **(kwargs or {}))
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.contiguous:
@@ -135,7 +161,13 @@ class _Python(TorchFunctionMode):
             return self._answer
         if func is Tensor.to and not isinstance(args[0], FakeTensor):
             args = (self._mode.from_tensor(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+        given = {name: _numbered(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_numbered, args), **given)
+
+
+def _numbered(value: Any) -> Any:
+    """The device instead of "the current one", for which a driver is asked."""
+    return CUDA if isinstance(value, str | torch.device) and str(value) == "cuda" else value
 
 
 def _resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
