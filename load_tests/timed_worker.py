@@ -62,6 +62,10 @@ class TimedWorker:
         assert isinstance(ticket, TimedStep)
         return ticket.wait
 
+    def incomplete(self, ticket: Ticket, /) -> bool:
+        """All of a step is launched at once."""
+        return False
+
     def collect(self, ticket: Ticket) -> StepResult:
         assert isinstance(ticket, TimedStep)
         ticket.wait()

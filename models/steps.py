@@ -24,8 +24,10 @@ class Steps:
     def __init__(self, worker: Worker, wait: Callable[[Wait], None]) -> None:
         """wait: has what it is given called elsewhere, in order, and `landed` called here after each of them."""
         self._worker, self._wait = worker, wait
-        self._under_way = worker.under_way if isinstance(worker, WorksAhead) else _nothing_under_way
+        self._ahead: WorksAhead = worker if isinstance(worker, WorksAhead) else _NothingAhead()
         self._launched: deque[Ticket] = deque()
+        self._followed = 0
+        """Of those launched, oldest first: how many are due, or waited for."""
         self._waits = 0
         self.due = 0
 
@@ -36,14 +38,8 @@ class Steps:
 
     def launch(self, plan: StepPlan) -> None:
         """Begin with a plan. Its result is due now, or once `landed` was called for it."""
-        ticket = self._worker.launch(plan)
-        self._launched.append(ticket)
-        wait = self._under_way(ticket)
-        if wait is None and not self._waits:
-            self.due += 1
-        else:  # one that is done stays in line behind those that are not
-            self._waits += 1
-            self._wait(wait or _no_wait)
+        self._launched.append(self._worker.launch(plan))
+        self._follow(at_once=True)
 
     def landed(self) -> None:
         """The oldest wait is over."""
@@ -53,7 +49,24 @@ class Steps:
     def collect(self) -> StepResult:
         """The oldest result, which is due."""
         self.due -= 1
-        return self._worker.collect(self._launched.popleft())
+        self._followed -= 1
+        result = self._worker.collect(self._launched.popleft())
+        self._follow(at_once=False)
+        return result
+
+    def _follow(self, *, at_once: bool) -> None:
+        """Have those waited for that nobody waits for yet. at_once: one that is done is due now, and looked for."""
+        while self._followed < len(self._launched):
+            ticket = self._launched[self._followed]
+            if self._ahead.incomplete(ticket):
+                return
+            self._followed += 1
+            wait = self._ahead.under_way(ticket)
+            if wait is None and not self._waits and at_once:
+                self.due += 1
+            else:  # one that is done stays in line behind those that are not
+                self._waits += 1
+                self._wait(wait or _no_wait)
 
 
 class Waits:
@@ -86,8 +99,14 @@ class Waits:
             del added, wait, over  # an idle thread keeps nothing alive
 
 
-def _nothing_under_way(_: Ticket) -> Wait | None:
-    return None
+class _NothingAhead:
+    """Of a worker that computes when it is asked for results."""
+
+    def under_way(self, _: Ticket) -> Wait | None:
+        return None
+
+    def incomplete(self, _: Ticket) -> bool:
+        return False
 
 
 def _no_wait() -> None:

@@ -217,6 +217,10 @@ class ModelWorker:
         done = None if ticket.launched is None else ticket.launched.done
         return None if done is None or done.happened else done.wait
 
+    def incomplete(self, ticket: LaunchedStep) -> bool:
+        """As `protocol.worker_abilities.WorksAhead`: rows with guides choose when their last tokens are known."""
+        return ticket.launched is not None and ticket.launched.choice is not None
+
     def _begin_moves(self, plan: StepPlan) -> None:
         """Before anything of the plan is written."""
         if self._moves is not None:

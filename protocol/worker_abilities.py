@@ -18,6 +18,10 @@ class WorksAhead(Protocol):
         """What to wait for before a launched plan is collected: fit for any thread, beside all calls of the worker.
         None: its result is there, or `collect` computes it."""
 
+    def incomplete(self, ticket: Ticket, /) -> bool:
+        """Whether a part of a launched plan follows from the result before it, and is launched when that is collected.
+        Nothing is to be waited for until then."""
+
 
 QUIET_SECONDS = 0.1
 """Without a call, before a worker does what it has put off: requests that follow each other do not wait for it."""

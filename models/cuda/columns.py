@@ -21,7 +21,7 @@ WIDTH = 7
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
 """What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler.
 
-Penalties and the log-probability of the chosen token go with each of the first three, see `choosing`."""
+Guides, penalties and the log-probability of the chosen token go with each of the first three, see `choosing`."""
 
 
 class SamplingColumns:
@@ -87,7 +87,6 @@ def kind_of(options: RowOptions) -> int:
         or options.thinking is not None
         or options.processors is not None
         or (state.logprobs >= 0 and not tells_chosen(state))
-        or state.guide is not None
     ):
         return ELSEWHERE
     if options.greedy:

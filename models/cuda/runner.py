@@ -18,9 +18,10 @@ from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, GREEDY, Samplin
 from troupellm.models.cuda.device import Device
 from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey
 from troupellm.models.cuda.graphs import DecodeGraphs
+from troupellm.models.cuda.guided import LateChoices
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.staging import Results, Staging
-from troupellm.models.cuda.ticket import LaunchedPlan
+from troupellm.models.cuda.ticket import Choice, LaunchedPlan
 from troupellm.models.cuda.trees import device_trees, host_trees
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.filling import FilledLater
@@ -46,11 +47,11 @@ TURNS = MOST_LAUNCHED + 1
 class CudaRunner(ModelRunner):
     """Executes plans on a device. Calls come from one thread; up to two plans are under way.
 
-    A step whose rows all choose from their logits by temperature, min_p, top_k, top_p and penalties, and are told of
-    no other tokens' log-probabilities, is launched without any wait for the device. One with a row that needs more
-    (masks, guides, plug-ins, input embeddings, pooling) is computed to its end when it is launched, and so is every
-    step of a runner that speculates: what is drafted next depends on what was kept. Steps of a handful of tokens per
-    row have graphs there, too.
+    A step whose rows all choose from their logits by temperature, min_p, top_k, top_p, penalties and guides, and are
+    told of no other tokens' log-probabilities, is launched without any wait for the device; the choice of one with
+    guided rows is launched when the tokens before it are known. One with a row that needs more (bans, plug-ins, input
+    embeddings, pooling) is computed to its end when it is launched, and so is every step of a runner that speculates:
+    what is drafted next depends on what was kept. Steps of a handful of tokens per row have graphs there, too.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class CudaRunner(ModelRunner):
         self._columns = SamplingColumns()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
         self._chooser = Chooser(self._columns, codes, self.rows, self._staging)
+        self._late = None if guides is None else LateChoices(guides, self._chooser, self.rows)
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         self._under_way: deque[LaunchedPlan] = deque()
@@ -131,28 +133,72 @@ class CudaRunner(ModelRunner):
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
         self._staging.next_step()
+        if self._untold and self._changes_guides(plan):
+            self._catch_up()
         self._apply(plan)
         ticket = self._launched(plan, begin)
-        ticket.done = self.device.record()
+        if ticket.choice is None or not self._untold:
+            self._complete(ticket)
         self._under_way.append(ticket)
         return ticket
 
+    @torch.inference_mode()
     def collect(self, ticket: LaunchedPlan) -> StepResult:
-        """Sleep until a launched step is done. Tickets are given back in the order in which they were taken.
+        """Sleep until a launched step is done; then launch what is left of the one behind it. Tickets are given back
+        in the order in which they were taken.
 
         Raises:
             RuntimeError: another ticket is older; or of the device.
         """
         if not self._under_way or self._under_way[0] is not ticket:
             raise RuntimeError("tickets are collected in the order of their launches")
+        result = self._finish(ticket)
+        self._under_way.popleft()
+        for behind in self._under_way:
+            if behind.choice is not None:
+                self._complete(behind)
+        return self.graphs.reported(result)
+
+    def _complete(self, ticket: LaunchedPlan) -> None:
+        """Hand over what is left of a step, all that it follows from being known."""
+        if ticket.choice is not None:
+            assert self._late is not None
+            ticket.returned = self._results.fetch(self._late.make(ticket).flatten())
+        ticket.done = self.device.record()
+
+    def _finish(self, ticket: LaunchedPlan) -> StepResult:
+        """Wait for a step, and take in what it gave."""
         if ticket.done is not None:
             ticket.done.wait()
         if ticket.result is None:
             assert ticket.returned is not None
-            found = sampled_of(ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described)
-            ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings)
-        self._under_way.popleft()
-        return self.graphs.reported(ticket.result)
+            numbers = ticket.returned.numpy().copy()
+            if ticket.kept is not None:
+                numbers = numbers[ticket.kept]
+            found = sampled_of(numbers, ticket.rows, ticket.positions, ticket.described, ticket.reasons)
+            guided = None
+            if self.guides is not None and ticket.slots is not None:
+                guided = self._guided(self.guides, ticket.rows, ticket.slots, found)
+            ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings, guided=guided)
+        return ticket.result
+
+    @property
+    def _untold(self) -> bool:
+        """Whether there is a step under way whose tokens the guides are still to be told of."""
+        return any(ticket.guided and ticket.result is None for ticket in self._under_way)
+
+    def _changes_guides(self, plan: StepPlan) -> bool:
+        guides = self.guides
+        return guides is not None and any(
+            row in guides for row in (*plan.retired, *(new.row for new in plan.new_rows))
+        )  # fmt: skip
+
+    def _catch_up(self) -> None:
+        """Take in what the steps under way give, before they are collected."""
+        for ticket in self._under_way:
+            if ticket.choice is not None:
+                self._complete(ticket)
+            self._finish(ticket)
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -169,9 +215,7 @@ class CudaRunner(ModelRunner):
     def settle(self) -> None:
         """Sleep until no step is under way whose memory somebody may want to give back."""
         with suppress(RuntimeError):  # of a device that is broken, and does nothing more
-            for ticket in self._under_way:
-                if ticket.done is not None:
-                    ticket.done.wait()
+            self.device.record().wait()
 
     def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
         if not plan.rows:
@@ -186,32 +230,40 @@ class CudaRunner(ModelRunner):
             )
         self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
+        apart = bool(self._described(whole) or self._pooled(whole))
+        if self._untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
+            self._catch_up()
         ending = starts + counts == self.rows.lengths[whole.slots]
         sampling = ending & ~(self.rows.pooled[whole.slots] > 0)
         slots = whole.slots[sampling]
         kind = int(self._columns.kinds[slots].max(initial=GREEDY)) if slots.size else GREEDY
-        alone = kind < ELSEWHERE and not self._described(whole) and not self._pooled(whole)
-        chooses = self._chooser.takes(slots, kind)
-        graph = self._graph(whole, sampling, CUT if chooses else kind)
-        positions = tuple(self.rows.lengths[slots].tolist())
         rows = tuple(row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples)
-        if not alone:
+        guided = self.guides is not None and any(row in self.guides for row in rows)
+        chooses = guided or self._chooser.takes(slots, kind)
+        graph = self._graph(whole, sampling, CUT if chooses else kind)
+        if apart or kind == ELSEWHERE:
             return self._at_once(plan, whole, sampling, ending, graph, rows, begin)
+        ends = self.rows.lengths[slots]
         numbers: Tensor | None = None
+        logits: Tensor | None = None
         if graph is not None:
             columns, logits, numbers = self._replay(graph, whole)
-            if chooses or (kind == DRAWN and not graph.draws):  # the graph has appended the likeliest
-                numbers = self._chooser.append(logits, columns, kind, slots)
+            chooses = chooses or (kind == DRAWN and not graph.draws)  # the graph has appended the likeliest
         else:
             columns, hidden = self._eager(whole, sampling)
-            if slots.size:
-                numbers = self._chooser.append(self.decoder.logits(hidden), columns, kind, slots)
-        self.rows.advance(slots)
+            logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
-        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds, described=self._chooser.described(slots))
-        if numbers is None:  # chunks of prompts alone; nothing has to come back
+        ticket = LaunchedPlan(
+            plan, sampling, rows, tuple(ends.tolist()), None, seconds, described=self._chooser.described(slots)
+        )  # fmt: skip
+        if logits is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, sampling, (), seconds)
+        elif guided:
+            ticket.choice, ticket.guided = Choice(logits, columns, kind, slots, ends), True
         else:
+            if chooses or numbers is None:
+                numbers = self._chooser.append(logits, columns, kind, slots, ends)
+            self.rows.advance(slots)
             ticket.returned = self._results.fetch(numbers.flatten())
         return ticket
 
@@ -365,10 +417,7 @@ class CudaRunner(ModelRunner):
         sampled = None if logits is None else self._sample(rows, slots, logits, masks)
         guided = None
         if self.guides is not None and masks is not None and sampled is not None:
-            kept = [[token] * (token >= 0) for token in sampled.values]
-            guided = self.guides.advance(rows, kept, self.rows.room(slots))
-            for row, forced in guided.forced.items():
-                self.rows.append_known(row, forced)
+            guided = self._guided(self.guides, rows, slots, sampled)
         vectors, unsound = self._finish_pooled(plan, spans, ending & ~sampling)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)

@@ -1,13 +1,30 @@
 """A plan that was launched, and what became of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.models.cuda.device import Event
-from troupellm.protocol.worker import StepPlan, StepResult, StepTimings
+from troupellm.models.cuda.staging import Ints
+from troupellm.protocol.worker import RowError, StepPlan, StepResult, StepTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is left of a step whose layers are launched: what its rows may say follows from the step before it."""
+
+    logits: Tensor
+    """float32 [rows, vocab], of the rows that sample."""
+    columns: Tensor
+    """int64 [columns.WIDTH, rows], on the device."""
+    kind: int
+    """The most that any of the rows needs, as for `columns.choose`."""
+    slots: Ints
+    ends: Ints
+    """Tokens that each of the rows had when it was launched."""
 
 
 @dataclass(slots=True)
@@ -25,6 +42,16 @@ class LaunchedPlan:
     result: StepResult | None = None
     described: tuple[int, ...] = ()
     """Which of the rows that sample are told their token's log-probability by what is returned."""
+    choice: Choice | None = None
+    """Still to be made."""
+    guided: bool = False
+    """Guides are to be told what some of the rows say."""
+    slots: Ints | None = None
+    """Of `rows`, where guides are told."""
+    kept: Ints | None = None
+    """Which of the numbers returned are those of `rows`; None: all, in their order."""
+    reasons: Mapping[int, RowError] = field(default_factory=dict)
+    """By index among `rows`: what to say where a guide has left no token."""
     done: Event | None = None
     """The place behind the step: until the device is there, its blocks and what was sent for it are in use."""
 

@@ -64,6 +64,10 @@ class GuidedRows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, row: int) -> bool:
+        """Whether a row has a guide."""
+        return row in self._rows
+
     def add(self, row: int, state: SamplingState, token_ids: Sequence[int]) -> None:
         """Make a row known, or replace it; its guide is built beside what comes next.
 

@@ -166,6 +166,29 @@ async def test_a_step_that_is_done_keeps_its_place_behind_one_that_is_not(device
 
 
 @SEATS
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
+    device: HandDevice, sit: type[Seat], at_once: bool
+) -> None:
+    device.late, device.at_once = {2, 3}, {2} if at_once else set()
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    await seat.send(2)
+    await elsewhere.run(device.until_launched, 2)
+    assert device.late == {2, 3}
+    device.finish(1, 2)
+    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    await seat.send(3)
+    device.finish(3)
+    assert await seat.receive() == 3
+    assert device.calls == [f"{call} {step}" for step in (1, 2, 3) for call in ("launch", "collect")] or (
+        device.calls[:3] == ["launch 1", "launch 2", "collect 1"]
+    )
+    await seat.close()
+    await elsewhere.close()
+
+
+@SEATS
 async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
     device.at_once = {1, 2, 3}
     seat = sit(device)

@@ -21,6 +21,7 @@ class HandDevice(FakeWorker):
         threads: that made them.
         at_once: steps that are done when they are launched.
         broken: steps that the device cannot end.
+        late: steps of which a part is launched when the one before them is collected.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class HandDevice(FakeWorker):
         self.waiting_threads: set[int] = set()
         self.at_once: set[int] = set()
         self.broken: set[int] = set()
+        self.late: set[int] = set()
         self.guides: list[GuideProgram] = []
         self._launched: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self._waited: defaultdict[int, threading.Event] = defaultdict(threading.Event)
@@ -43,8 +45,12 @@ class HandDevice(FakeWorker):
     def under_way(self, ticket: Ticket, /) -> Wait | None:
         return None if ticket.step in self.at_once else lambda: self._wait(ticket.step)
 
+    def incomplete(self, ticket: Ticket, /) -> bool:
+        return ticket.step in self.late
+
     def collect(self, ticket: Ticket) -> StepResult:
         self._note(f"collect {ticket.step}")
+        self.late.discard(ticket.step + 1)
         if ticket.step not in self.at_once:
             assert self._done[ticket.step].is_set(), "a step was collected before it was done"
         if ticket.step in self.broken:

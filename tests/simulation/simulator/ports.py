@@ -191,6 +191,7 @@ class FaultyWorker:
         """
         self._worker = worker
         self._ahead = ahead
+        self._launched: list[Ticket] = []
         self._random = random
         self._injector = injector
         self._blame_row = blame_row
@@ -205,6 +206,7 @@ class FaultyWorker:
 
     def reset(self) -> None:
         self._last = None
+        self._launched.clear()
         self._worker.reset()
 
     def close(self) -> None:
@@ -238,13 +240,20 @@ class FaultyWorker:
         if not self._injector.calm and not self._poison.isdisjoint(plan.rows):
             self._injector.hits["worker", "poison"] += 1
             raise InjectedDeath("the worker was poisoned")
-        return self._worker.launch(plan)
+        ticket = self._worker.launch(plan)
+        self._launched.append(ticket)
+        return ticket
 
     def under_way(self, ticket: Ticket) -> Wait | None:
         return (lambda: None) if self._ahead else None
 
+    def incomplete(self, ticket: Ticket) -> bool:
+        """Every third step is, as those with guided rows may be."""
+        return self._ahead and ticket.step % 3 == 0 and self._launched[0] is not ticket
+
     def collect(self, ticket: Ticket) -> StepResult:
         right = self._worker.collect(ticket)
+        self._launched.remove(ticket)
         result = right
         if result.rows and self._injector.strike("worker", "row_error"):
             result = self._fail_row(result)
