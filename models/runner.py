@@ -14,8 +14,9 @@ from troupellm.models.compiled_decode import compiled_decode
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.described import prompt_logprobs
 from troupellm.models.forward_batch import ForwardBatch, GroupBatch
-from troupellm.models.guides.masks import Advanced, TokenMasks
+from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.guides.telling import tell
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import Processors
 from troupellm.models.poison import Poison
@@ -154,7 +155,7 @@ class ModelRunner:
         elif logits is not None:
             sampled = self._sample(drawn, whole.slots[sampling], logits, masks)
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = self._guided(self.guides, drawn, whole.slots[sampling], sampled)
+            guided = tell(self.guides, self.rows, drawn, whole.slots[sampling], sampled)
         if self.speculator is not None and trial is not None:
             if check is None:
                 self.speculator.finish_plain(trial)
@@ -326,14 +327,6 @@ class ModelRunner:
         sampled = self.sampler.sample(logits, rows, lengths, histories, masks)
         self.rows.append(slots, sampled.tokens)
         return sampled
-
-    def _guided(self, guides: GuidedRows, rows: Sequence[int], slots: NDArray[np.int64], sampled: Sampled) -> Advanced:
-        """Tell guides what rows have drawn. The rows have the tokens that follow from it now."""
-        tokens = [[token] * (token >= 0) for token in sampled.values]
-        advanced = guides.advance(rows, tokens, self.rows.room(slots))
-        for row, forced in advanced.forced.items():
-            self.rows.append_known(row, forced)
-        return advanced
 
     def _gather_paths(self, check: Verification) -> None:
         """Keys and values of the drafts that were kept lie behind each other from here on."""

@@ -21,7 +21,7 @@ def bit_of(words, ids, there):
     return ((tl.load(words + ids // 32, there, 0) >> (ids % 32)) & 1) != 0
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "bits"])
 def keep_bits_kernel(logits, rows, bits, width, row_stride, words, BLOCK: tl.constexpr):
     """Mask BLOCK tokens of one row where their bit is not set."""
     index, ids = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

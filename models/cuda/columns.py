@@ -11,9 +11,10 @@ from torch import Tensor
 from troupellm.kernels.sampling.search import row_best
 from troupellm.kernels.sampling.truncate import Nucleus, thresholds
 from troupellm.kernels.step_ends import Draws, finish
+from troupellm.models.cuda.adjusting import Adjustments
+from troupellm.models.cuda.described import NOTHING, told
 from troupellm.models.cuda.penalties import PenaltyColumns
 from troupellm.models.row_options import RowOptions
-from troupellm.protocol.worker import SamplingState
 
 SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
 WIDTH = 7
@@ -21,7 +22,7 @@ WIDTH = 7
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
 """What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler.
 
-Guides, penalties and the log-probability of the chosen token go with each of the first three, see `choosing`."""
+Guides, listed tokens, penalties and log-probabilities go with each of the first three, see `choosing`."""
 
 
 class SamplingColumns:
@@ -29,14 +30,14 @@ class SamplingColumns:
 
     Attributes:
         kinds: int64 [slots], what each needs; see `GREEDY`.
-        described: bool [slots], whether it is told the log-probabilities of its tokens, and of no others.
-        penalties: of those that have any.
+        told: int64 [slots], the log-probabilities that each is told; see `described.told`.
+        penalties, adjustments: of those that have any.
     """
 
     def __init__(self) -> None:
         self.kinds: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.described: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self.penalties = PenaltyColumns()
+        self.told: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.penalties, self.adjustments = PenaltyColumns(), Adjustments()
         self._values: NDArray[np.int64] = np.zeros((WIDTH, 0), np.int64)
 
     def put(self, slot: int, options: RowOptions) -> None:
@@ -44,10 +45,12 @@ class SamplingColumns:
         if slot >= self.kinds.size:
             more = max(2 * self.kinds.size, slot + 1, 16) - self.kinds.size
             self.kinds = np.concatenate((self.kinds, np.zeros(more, np.int64)))
-            self.described = np.concatenate((self.described, np.zeros(more, np.bool_)))
+            self.told = np.concatenate((self.told, np.full(more, NOTHING, np.int64)))
             self._values = np.concatenate((self._values, np.zeros((WIDTH, more), np.int64)), axis=1)
-        self.kinds[slot], self.described[slot] = kind_of(options), tells_chosen(options.state)
+        count = told(options.state)
+        self.kinds[slot], self.told[slot] = kind_of(options), NOTHING if count is None else count
         self.penalties.put(slot, options)
+        self.adjustments.put(slot, options)
         scales = np.array([options.inverse_temperature, options.log_min_p], np.float32)
         top_p = np.array([options.state.top_p], np.float64)
         self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
@@ -79,24 +82,11 @@ def padding(size: int, scratch: int) -> NDArray[np.int64]:
 def kind_of(options: RowOptions) -> int:
     """What a row needs; ELSEWHERE unless the device alone can do it."""
     state = options.state
-    if (
-        options.allowed.numel()
-        or options.stops.numel()
-        or options.additions
-        or options.words
-        or options.thinking is not None
-        or options.processors is not None
-        or (state.logprobs >= 0 and not tells_chosen(state))
-    ):
+    if options.words or options.thinking is not None or options.processors is not None or told(state) is None:
         return ELSEWHERE
     if options.greedy:
         return GREEDY
     return DRAWN if options.prefix is None else CUT
-
-
-def tells_chosen(state: SamplingState) -> bool:
-    """Whether a row wants the log-probability of each of its tokens as the model has it, and nothing of others."""
-    return state.logprobs == 0 and state.logprobs_mode == "raw_logprobs" and not state.logprob_token_ids
 
 
 def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Tensor) -> Tensor:

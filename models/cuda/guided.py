@@ -11,7 +11,10 @@ from torch import Tensor
 from troupellm.models.cuda.choosing import Chooser
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.cuda.ticket import LaunchedPlan
+from troupellm.models.guides.masks import Advanced
 from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.guides.telling import tell
+from troupellm.models.sampler import Sampled
 
 
 class LateChoices:
@@ -30,19 +33,17 @@ class LateChoices:
         assert choice is not None
         filled = self._guides.begin(ticket.rows)
         masks = None if filled is None else self._guides.filled(filled)
-        reasons = {} if masks is None else masks.reasons
         numbers = self._chooser.append(
             choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks
         )  # fmt: skip
         kept = np.flatnonzero(self._rows.lengths[choice.slots] == choice.ends)
-        slots = ticket.slots = choice.slots[kept]
+        ticket.slots, ticket.reasons = choice.slots[kept], {} if masks is None else masks.reasons
         if kept.size < choice.slots.size:
-            left = kept.tolist()
-            ticket.kept = np.concatenate([kept + part for part in range(0, numbers.numel(), choice.slots.size)])
-            ticket.rows = tuple(ticket.rows[place] for place in left)
-            ticket.positions = tuple(ticket.positions[place] for place in left)
+            ticket.kept = kept.tolist()
             ticket.sampling[np.delete(np.flatnonzero(ticket.sampling), kept)] = False
-            reasons = {here: reasons[there] for here, there in enumerate(left) if there in reasons}
-        ticket.reasons, ticket.described = reasons, self._chooser.described(slots)
-        self._rows.advance(slots)
+        self._rows.advance(ticket.slots)
         return numbers
+
+    def tell(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
+        """Tell the guides what a step gave, if some of its rows have one."""
+        return None if ticket.slots is None else tell(self._guides, self._rows, found.rows, ticket.slots, found)

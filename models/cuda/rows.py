@@ -124,6 +124,8 @@ class DeviceRows(RowTable):
                 target.view(-1).index_copy_(0, places, values.to(torch.int32))
 
     def _write(self, slot: int, begin: int, tokens: NDArray[np.int32]) -> None:
+        if not begin:  # of a new row: where a place is named twice, either value may end up there
+            self._tokens_known = [known for known in self._tokens_known if known[0] != slot]
         self._tokens_known.append((slot, begin, tokens))
 
     def _copy_tokens(self, slots: Ints, parents: Ints, kept: Ints, chosen: Ints) -> None:

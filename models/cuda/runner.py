@@ -1,6 +1,5 @@
 """The model runner of a device that works by itself: plans are launched, and what they gave is collected later."""
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,10 +12,11 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import BatchMaker, DeviceSpans, GroupPlanner
-from troupellm.models.cuda.choosing import Chooser, sampled_of
+from troupellm.models.cuda.choosing import Chooser
 from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, GREEDY, SamplingColumns
 from troupellm.models.cuda.device import Device
 from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey
+from troupellm.models.cuda.flights import Flights
 from troupellm.models.cuda.graphs import DecodeGraphs
 from troupellm.models.cuda.guided import LateChoices
 from troupellm.models.cuda.rows import DeviceRows
@@ -27,6 +27,7 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.guides.filling import FilledLater
 from troupellm.models.guides.masks import TokenMasks
 from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.guides.telling import tell
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.logits_processors import Processors
 from troupellm.models.poison import Poison
@@ -47,11 +48,11 @@ TURNS = MOST_LAUNCHED + 1
 class CudaRunner(ModelRunner):
     """Executes plans on a device. Calls come from one thread; up to two plans are under way.
 
-    A step whose rows all choose from their logits by temperature, min_p, top_k, top_p, penalties and guides, and are
-    told of no other tokens' log-probabilities, is launched without any wait for the device; the choice of one with
-    guided rows is launched when the tokens before it are known. One with a row that needs more (bans, plug-ins, input
-    embeddings, pooling) is computed to its end when it is launched, and so is every step of a runner that speculates:
-    what is drafted next depends on what was kept. Steps of a handful of tokens per row have graphs there, too.
+    A step is launched without any wait for the device; the choice of one with guided rows is launched when the tokens
+    before it are known. One that the host has to look into (with plug-ins, limits to thinking, banned words of several
+    tokens, log-probabilities of a prompt, pooling) is computed to its end when it is launched, and so is every step of
+    a runner that speculates: what is drafted next depends on what was kept. Steps of a handful of tokens per row have
+    graphs there, too.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class CudaRunner(ModelRunner):
         self._columns = SamplingColumns()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
         self._chooser = Chooser(self._columns, codes, self.rows, self._staging)
-        self._late = None if guides is None else LateChoices(guides, self._chooser, self.rows)
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
-        self._under_way: deque[LaunchedPlan] = deque()
+        late = None if guides is None else LateChoices(guides, self._chooser, self.rows)
+        self._flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
         dispatcher, taps = Dispatcher(capture_sizes), None
         if self.speculator is not None:
@@ -129,17 +130,15 @@ class CudaRunner(ModelRunner):
         """
         if self._broken is not None:
             raise self._broken
-        if len(self._under_way) == MOST_LAUNCHED:
+        if self._flights.full:
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
         self._staging.next_step()
-        if self._untold and self._changes_guides(plan):
-            self._catch_up()
+        if self._flights.untold and self._changes_guides(plan):
+            self._flights.catch_up()
         self._apply(plan)
         ticket = self._launched(plan, begin)
-        if ticket.choice is None or not self._untold:
-            self._complete(ticket)
-        self._under_way.append(ticket)
+        self._flights.add(ticket)
         return ticket
 
     @torch.inference_mode()
@@ -150,42 +149,7 @@ class CudaRunner(ModelRunner):
         Raises:
             RuntimeError: another ticket is older; or of the device.
         """
-        if not self._under_way or self._under_way[0] is not ticket:
-            raise RuntimeError("tickets are collected in the order of their launches")
-        result = self._finish(ticket)
-        self._under_way.popleft()
-        for behind in self._under_way:
-            if behind.choice is not None:
-                self._complete(behind)
-        return self.graphs.reported(result)
-
-    def _complete(self, ticket: LaunchedPlan) -> None:
-        """Hand over what is left of a step, all that it follows from being known."""
-        if ticket.choice is not None:
-            assert self._late is not None
-            ticket.returned = self._results.fetch(self._late.make(ticket).flatten())
-        ticket.done = self.device.record()
-
-    def _finish(self, ticket: LaunchedPlan) -> StepResult:
-        """Wait for a step, and take in what it gave."""
-        if ticket.done is not None:
-            ticket.done.wait()
-        if ticket.result is None:
-            assert ticket.returned is not None
-            numbers = ticket.returned.numpy().copy()
-            if ticket.kept is not None:
-                numbers = numbers[ticket.kept]
-            found = sampled_of(numbers, ticket.rows, ticket.positions, ticket.described, ticket.reasons)
-            guided = None
-            if self.guides is not None and ticket.slots is not None:
-                guided = self._guided(self.guides, ticket.rows, ticket.slots, found)
-            ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings, guided=guided)
-        return ticket.result
-
-    @property
-    def _untold(self) -> bool:
-        """Whether there is a step under way whose tokens the guides are still to be told of."""
-        return any(ticket.guided and ticket.result is None for ticket in self._under_way)
+        return self.graphs.reported(self._flights.collect(ticket))
 
     def _changes_guides(self, plan: StepPlan) -> bool:
         guides = self.guides
@@ -193,24 +157,24 @@ class CudaRunner(ModelRunner):
             row in guides for row in (*plan.retired, *(new.row for new in plan.new_rows))
         )  # fmt: skip
 
-    def _catch_up(self) -> None:
-        """Take in what the steps under way give, before they are collected."""
-        for ticket in self._under_way:
-            if ticket.choice is not None:
-                self._complete(ticket)
-            self._finish(ticket)
-
     @torch.inference_mode()
     def idle(self) -> bool:
         """Do a part of what makes later steps faster, unless a plan is under way; whether more may be left. The next
         launch tells what has failed."""
-        if self._under_way or self._broken is not None:
+        if self._flights or self._broken is not None:
             return False
         try:
             return self.graphs.idle()
         except Exception as error:
             self._broken = error
             return False
+
+    @torch.inference_mode()
+    def mask_nothing(self) -> None:
+        """What the choice of a guided row has compiled beside that of others."""
+        width = self.decoder.config.vocab_size
+        logits = torch.zeros(1, width, device=self.device.torch_device)
+        self._chooser.mask(logits, np.zeros(1, np.int64), np.full((1, -(-width // 32)), -1, np.int32))
 
     def settle(self) -> None:
         """Sleep until no step is under way whose memory somebody may want to give back."""
@@ -231,8 +195,8 @@ class CudaRunner(ModelRunner):
         self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
         apart = bool(self._described(whole) or self._pooled(whole))
-        if self._untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
-            self._catch_up()
+        if self._flights.untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
+            self._flights.catch_up()
         ending = starts + counts == self.rows.lengths[whole.slots]
         sampling = ending & ~(self.rows.pooled[whole.slots] > 0)
         slots = whole.slots[sampling]
@@ -417,7 +381,7 @@ class CudaRunner(ModelRunner):
         sampled = None if logits is None else self._sample(rows, slots, logits, masks)
         guided = None
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = self._guided(self.guides, rows, slots, sampled)
+            guided = tell(self.guides, self.rows, rows, slots, sampled)
         vectors, unsound = self._finish_pooled(plan, spans, ending & ~sampling)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)

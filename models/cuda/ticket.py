@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.cuda.described import Group
 from troupellm.models.cuda.device import Event
 from troupellm.models.cuda.staging import Ints
 from troupellm.protocol.worker import RowError, StepPlan, StepResult, StepTimings
@@ -40,16 +41,16 @@ class LaunchedPlan:
     """int64 [numbers] on the host, of the rows that sample: there when the step is done."""
     timings: StepTimings
     result: StepResult | None = None
-    described: tuple[int, ...] = ()
-    """Which of the rows that sample are told their token's log-probability by what is returned."""
+    described: tuple[Group, ...] = ()
+    """Which of the rows that sample are told log-probabilities by what is returned."""
     choice: Choice | None = None
     """Still to be made."""
     guided: bool = False
     """Guides are to be told what some of the rows say."""
+    kept: list[int] | None = None
+    """Which of `rows` have sampled after all; None is all."""
     slots: Ints | None = None
-    """Of `rows`, where guides are told."""
-    kept: Ints | None = None
-    """Which of the numbers returned are those of `rows`; None: all, in their order."""
+    """Of those, where guides are told."""
     reasons: Mapping[int, RowError] = field(default_factory=dict)
     """By index among `rows`: what to say where a guide has left no token."""
     done: Event | None = None

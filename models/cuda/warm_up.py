@@ -43,6 +43,7 @@ def warmed(
     steps = Steps(spare, size)
     for kind in KINDS:
         steps.run([1], kind)
+    spare.mask_nothing()
     for rows in powers_of_two(scheduler.max_num_seqs):
         steps.run([1] * rows)
     for tokens in powers_of_two(longest):

@@ -123,7 +123,7 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(Staging, "send", _send)
         patch.setattr(Results, "fetch", lambda self, numbers: numbers)
-        patch.setattr(CudaRunner, "collect", lambda self, ticket: self._under_way.popleft())
+        patch.setattr(CudaRunner, "collect", lambda self, ticket: self._flights._tickets.popleft())
         with _Python(mode, answer):
             yield launches
 

@@ -14,6 +14,7 @@ from tests.support.pretended_gpu import LateEvent
 from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.adjust import penalize, tally, unpacked
 from troupellm.models.cuda.columns import ELSEWHERE, SamplingColumns, kind_of
+from troupellm.models.cuda.described import NOTHING
 from troupellm.models.cuda.device import CpuDevice
 from troupellm.models.cuda.penalties import PenaltyColumns, penalize_rows
 from troupellm.models.cuda.runner import CudaRunner
@@ -96,19 +97,62 @@ def test_a_row_with_penalties_whose_logits_are_no_numbers_fails_alone(llama: Pai
     assert [entry.row for entry in result.logprobs] == [0, 2]
 
 
+LISTED: dict[int, dict[str, Any]] = {
+    0: {"logprobs": 3},
+    1: {"logit_bias": ((7, 50.0), (9, -2.0)), "logprobs": 0},
+    2: {"allowed_token_ids": (4, 5, 6, 7), "temperature": 1.0, "seed": 3, "logprobs": 5},
+    3: {"min_tokens": 4, "stop_token_ids": tuple(range(150)), "bad_words": ((151,),), "logprobs": 3},
+    4: {"repetition_penalty": 1.4, "logit_bias": ((20, 3.0),), "top_k": 9, "temperature": 0.8, "seed": 2},
+    5: {"logprobs": 400},
+}
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2, 8)], ids=["eager", "graphs"])
+@pytest.mark.parametrize("rows", [(0,), (1,), (2, 3), (4, 0), (5, 1), tuple(LISTED)], ids=str)
+def test_listed_tokens_and_likeliest_ones_are_no_reason_to_wait(
+    llama: Pair, rows: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    told = script(llama)
+    for row in rows:
+        told.add(row, make_prompt(5, row), **LISTED[row])
+    told.step(dict.fromkeys(rows, 5))
+    told.decode(*rows, steps=7)
+    check(replay(device_runner(llama, sizes), told.plans), told.results)
+    runner = device_runner(llama, sizes)
+    for plan in told.plans[:2]:
+        assert runner.launch(plan).result is None
+
+
+def test_rows_that_may_say_nothing_fail_alone(llama: Pair) -> None:
+    told = script(llama)
+    vocab = llama.config.vocab_size
+    told.add(0, make_prompt(5), logprobs=2)
+    told.add(1, make_prompt(5, 1), allowed_token_ids=(3,), min_tokens=9, stop_token_ids=(3,), logprobs=2)
+    told.add(2, make_prompt(5, 2), logit_bias=tuple((token, -1.0) for token in range(vocab)))
+    told.step({0: 5, 1: 5, 2: 5})
+    assert [error.row for error in told.results[0].errors] == [1]
+    assert told.results[0].errors[0].message.startswith("no token is left")
+    check(replay(device_runner(llama), told.plans), told.results)
+
+
 def options(**state: Any) -> RowOptions:
     return RowOptions(SamplingState(**state), torch.arange(4), 40)
 
 
 @pytest.mark.parametrize(
     "state",
-    [{"logprobs": 1}, {"logprobs": 0, "logprobs_mode": "raw_logits"}, {"logprobs": 0, "logprob_token_ids": (3,)}],
+    [
+        {"logprobs": 1, "logprobs_mode": "processed_logprobs"},
+        {"logprobs": 0, "logprobs_mode": "raw_logits"},
+        {"logprobs": 0, "logprob_token_ids": (3,)},
+        {"bad_words": ((3, 4),)},
+    ],
 )
 def test_what_more_is_asked_about_tokens_is_computed_elsewhere(state: dict[str, Any]) -> None:
     assert kind_of(options(**state)) == ELSEWHERE
     columns = SamplingColumns()
     columns.put(0, options(**state))
-    assert not columns.described[0]
+    assert columns.told[0] == NOTHING
 
 
 def test_what_is_said_is_counted() -> None:

@@ -58,6 +58,17 @@ def test_a_plan_of_any_number_of_rows() -> None:
     }  # fmt: skip
 
 
+def test_masks_of_any_number_of_rows() -> None:
+    from troupellm.kernels.sampling.adjust import keep_bits
+
+    with absent_gpu() as launches:
+        logits, rows, bits = numbers(80, 999, dtype=torch.float32), numbers(90, dtype=torch.int64), numbers(90 * 33)
+        for count in range(1, 80):
+            begin = count % 7
+            keep_bits(logits, rows[begin : begin + count], bits[begin : begin + count * 32].view(count, 32))
+    assert len(keys(launches)["keep_bits_kernel"]) == 1
+
+
 def test_any_number_of_assigned_slots() -> None:
     from troupellm.kernels.fused_moe.triton_align import align
 

@@ -142,6 +142,21 @@ def test_beams_fork_and_copy(llama: Pair) -> None:
     check(replay(device_runner(llama), told.plans), told.results)
 
 
+def test_a_new_row_has_nothing_of_what_its_slot_was_told_last(llama: Pair) -> None:
+    runner = device_runner(llama)
+    told = script(llama)
+    told.add(0, make_prompt(6))
+    told.step({0: 6})
+    replay(runner, told.plans)
+    runner.rows.append_known(0, [9, 9, 9])
+    runner.rows.drop(0)
+    runner.rows.add(NewRow(row=1, epoch=1, request_id="1", token_ids=np.arange(20, dtype="<i4").tobytes(),
+                           num_prompt_tokens=20, sampling=SamplingState(), blocks=((),)))  # fmt: skip
+    places, values = runner.rows.changes()[2:]
+    assert values.tolist() == list(range(20))
+    assert np.unique(places).size == places.size == 20
+
+
 def test_more_rows_than_there_were_slots_for(llama: Pair) -> None:
     told = script(llama)
     for row in range(5):

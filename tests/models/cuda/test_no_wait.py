@@ -7,8 +7,8 @@ from tests.support.absent_gpu import LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, a
 from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import DeviceSpans
-from troupellm.models.cuda.choosing import pairs
 from troupellm.models.cuda.columns import CUT, DRAWN, GREEDY, WIDTH, choose
+from troupellm.models.cuda.described import pairs
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.penalties import FACTORS, penalize_rows
 from troupellm.models.decoder_config import DecoderConfig

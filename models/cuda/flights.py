@@ -1,0 +1,86 @@
+"""Steps under way on a device, and what is left of each until it is collected."""
+
+from collections import deque
+
+from troupellm.models.cuda.choosing import only, sampled_of
+from troupellm.models.cuda.device import Device
+from troupellm.models.cuda.guided import LateChoices
+from troupellm.models.cuda.staging import Results
+from troupellm.models.cuda.ticket import LaunchedPlan
+from troupellm.models.step_result import step_result
+from troupellm.protocol.worker import MOST_LAUNCHED, StepResult
+
+
+class Flights:
+    """Oldest first. Calls come from one thread, in torch's inference mode."""
+
+    def __init__(self, device: Device, results: Results, late: LateChoices | None, vocab: int) -> None:
+        """
+        Args:
+            late: of guided rows, where there may be some.
+            vocab: the logits' width.
+        """
+        self._device, self._results, self._late, self._vocab = device, results, late, vocab
+        self._tickets: deque[LaunchedPlan] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._tickets)
+
+    @property
+    def full(self) -> bool:
+        """Whether one must be collected before another one is launched."""
+        return len(self._tickets) == MOST_LAUNCHED
+
+    @property
+    def untold(self) -> bool:
+        """Whether the guides are still to be told of a step's tokens."""
+        return any(ticket.guided and ticket.result is None for ticket in self._tickets)
+
+    def add(self, ticket: LaunchedPlan) -> None:
+        """One that was launched, but for a choice, which is made now if all before it is known."""
+        if ticket.choice is None or not self.untold:
+            self._complete(ticket)
+        self._tickets.append(ticket)
+
+    def collect(self, ticket: LaunchedPlan) -> StepResult:
+        """Wait for the oldest one; then what is left of the one behind it is launched.
+
+        Raises:
+            RuntimeError: another one is older; or of the device.
+        """
+        if not self._tickets or self._tickets[0] is not ticket:
+            raise RuntimeError("tickets are collected in the order of their launches")
+        result = self._finish(ticket)
+        self._tickets.popleft()
+        for behind in self._tickets:
+            if behind.choice is not None:
+                self._complete(behind)
+        return result
+
+    def catch_up(self) -> None:
+        """Take in what all of them give, before they are collected."""
+        for ticket in self._tickets:
+            if ticket.choice is not None:
+                self._complete(ticket)
+            self._finish(ticket)
+
+    def _complete(self, ticket: LaunchedPlan) -> None:
+        if ticket.choice is not None:
+            assert self._late is not None
+            ticket.returned = self._results.fetch(self._late.make(ticket).flatten())
+        ticket.done = self._device.record()
+
+    def _finish(self, ticket: LaunchedPlan) -> StepResult:
+        if ticket.done is not None:
+            ticket.done.wait()
+        if ticket.result is None:
+            assert ticket.returned is not None
+            found = sampled_of(
+                ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described, self._vocab,
+                ticket.reasons,
+            )  # fmt: skip
+            if ticket.kept is not None:
+                found = only(found, ticket.kept)
+            guided = None if self._late is None else self._late.tell(ticket, found)
+            ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings, guided=guided)
+        return ticket.result

@@ -1,0 +1,22 @@
+"""What a step has drawn, told to the guides of its rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from troupellm.models.guides.masks import Advanced
+from troupellm.models.guides.rows import GuidedRows
+from troupellm.models.row_table import RowTable
+from troupellm.models.sampler import Sampled
+
+
+def tell(
+    guides: GuidedRows, table: RowTable, rows: Sequence[int], slots: NDArray[np.int64], sampled: Sampled
+) -> Advanced:
+    """Move guides on by one token of each row. The rows have the tokens that follow from it, then."""
+    tokens = [[token] * (token >= 0) for token in sampled.values]
+    advanced = guides.advance(rows, tokens, table.room(slots))
+    for row, forced in advanced.forced.items():
+        table.append_known(row, forced)
+    return advanced
