@@ -58,7 +58,7 @@ class LayerParts:
 
 
 class DecoderLayers:
-    """What compiled code is told of the layers: `struct Layer` of layers.cpp."""
+    """What compiled code is told of the layers: `Layer` of layers.h."""
 
     def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
         self._function = function

@@ -47,7 +47,7 @@ class Layout:
 
 
 class NativeWeight:
-    """What the compiled code is told of a weight: `struct Weight` of linear.cpp."""
+    """What the compiled code is told of a weight: `FloatWeight` of parts.h."""
 
     __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
 
@@ -123,18 +123,19 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: b
     if functions is None or not packed.is_mkldnn:
         return None
     shape = (weight.shape[0], weight.shape[1])
-    if shape in _layouts:
-        layout = _layouts[shape]
+    packing = (*shape, torch.get_num_threads())
+    if packing in _layouts:
+        layout = _layouts[packing]
     else:
         found = _layouts_of(packed, weight)
         layout = found[0] if found else None
         if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
-            _layouts[shape] = layout
+            _layouts[packing] = layout
     return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
 
 
-_layouts: dict[tuple[int, int], Layout | None] = {}
-"""By shape: oneDNN's choice depends on nothing else."""
+_layouts: dict[tuple[int, int, int], Layout | None] = {}
+"""By shape and number of threads: oneDNN's choice depends on nothing else, on AVX2 also on the latter."""
 
 
 def _layouts_of(packed: Tensor, weight: Tensor) -> list[Layout]:

@@ -39,7 +39,6 @@ struct Column {
 // Which of some keys each query of a column sees: those in front of `last`, itself included, but not up to `behind`.
 struct Visible {
     Ints last, behind;
-    bool all;  // every query sees every key
 };
 
 // Scales of the keys and values of a chunk.

@@ -8,7 +8,7 @@
 // weights are rounded to bfloat16: an error of 2^-9, below that of the codes. Of a cache in float32 everything is in
 // three parts, and float32 is what comes out.
 //
-// Keys are taken in chunks that begin at multiples of kChunk, and a key that a query does not see adds exactly nothing:
+// Keys are taken in chunks that begin at multiples of kChunk, and a finite key that a query does not see adds exactly nothing:
 // its result is the same whatever lies beside it in the block.
 
 #pragma once

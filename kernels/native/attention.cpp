@@ -4,8 +4,8 @@
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
 // read. One token reads keys and values straight from their blocks (attend.h); several go through tiles of 64 keys that
 // are copied once for all of them (`attend_block`; attend_amx.h where the processor multiplies matrices). Softmax is
-// computed online, in the order of the keys. Only keys that a query may see are read, so what else lies in a block, NaN
-// included, has no influence.
+// computed online, in the order of the keys. What else lies in a block than keys that a query may see, NaN included, has
+// no influence: tiles give values that only others see a weight of 0, and are not used where one of these is no number.
 
 #include <algorithm>
 #include <type_traits>
@@ -201,6 +201,19 @@ struct Turn {
     }
 };
 
+// Whether the values of keys from `first` on before `last` are all finite: 0 times another one is no 0.
+template <typename Cell>
+bool finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t first, int64_t last) {
+    thread_local std::vector<float> memory;
+    grow(memory, cache.head_dim);
+    Floats found = {};
+    for (int64_t key = std::max<int64_t>(0, first); key < last; ++key) {
+        const float* value = plain_row<Cell>(cache.value + cache.at(table, kv_head, key), memory.data(), cache.head_dim);
+        for (int64_t c = 0; c < cache.head_dim; c += kLanes) found += load(value + c) * 0.0f;
+    }
+    return sum(found) == 0.0f;
+}
+
 // As `attention_part`, of a cache of this kind.
 template <typename Cell>
 void run(const Attention& given) {
@@ -237,17 +250,27 @@ void run(const Attention& given) {
         if (given.rows && plan.alone) write(job.token, kv_head);
         const float* q = given.query + job.token * given.query_stride + kv_head * group * size;
         float* to = given.out + job.token * given.out_stride + kv_head * group * size;
-        if (job.count > 1) {
+        const auto attend_one = [&](int64_t token, const Tree* tree) {
+            const int64_t last = end + token;
+            const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, last - window) : 0;
+            for (int64_t g = 0; g < group; g += 8)
+                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](
+                    q + token * given.query_stride + g * size, cache, kv_head, table, begin, last, tree, rule,
+                    kv_head * group + g, to + token * given.out_stride + g * size);
+        };
+        if (job.count == 1) {
+            attend_one(0, plan.trees ? plan.trees + index / kv_heads : nullptr);
+            continue;
+        }
+        const int64_t behind = job.count - 1;  // so many keys only some of the tokens see, and of a window's first ones
+        if (finite(cache, kv_head, table, end, end + behind) &&
+            (!window || finite(cache, kv_head, table, end - window, end + behind - window))) {
             const auto chosen = takes_tiles<Cell>(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
             chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                    given.out_stride);
-            continue;
+        } else {
+            for (int64_t token = 0; token < job.count; ++token) attend_one(token, nullptr);
         }
-        const Tree* tree = plan.trees ? plan.trees + index / kv_heads : nullptr;
-        const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, end - window) : 0;
-        for (int64_t g = 0; g < group; g += 8)
-            kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](q + g * size, cache, kv_head, table, begin, end, tree, rule,
-                                                         kv_head * group + g, to + g * size);
     }
 }
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+logger = logging.getLogger("troupellm.kernels")
+
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi", "-fno-math-errno")
 COMPILE_SECONDS = 120.0
@@ -23,6 +26,8 @@ COMPILE_SECONDS = 120.0
 RETRY_SECONDS = 3600.0
 """A build that took too long, or gave what cannot be loaded, is not tried again before: every process of the machine
 would wait for it anew."""
+LAST_LINES = 5
+"""Of what a compiler says that fails."""
 SWITCH = "TROUPE_NATIVE"
 """A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler."""
 OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
@@ -54,6 +59,11 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
         except subprocess.TimeoutExpired:
             give_up(target)
             return None  # another folder makes it no faster
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+            logger.warning("compiled code cannot be built, torch computes instead: %s: %s", compiler, "\n".join(said))
+            give_up(target)
+            return None  # nor does it make the compiler another one
         except (OSError, subprocess.SubprocessError):
             continue
         return target, built
@@ -150,6 +160,7 @@ def _build(compiler: str, target: Path) -> None:
     """
     Raises:
         subprocess.TimeoutExpired: `COMPILE_SECONDS` were not enough.
+        subprocess.CalledProcessError: the compiler refused.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + COMPILE_SECONDS
@@ -160,12 +171,12 @@ def _build(compiler: str, target: Path) -> None:
             for source in sorted(FOLDER.glob("*.cpp")):
                 objects.append(f"{folder}/{source.stem}.o")
                 command = [compiler, *FLAGS, "-c", str(source), "-o", objects[-1]]
-                running.append(
-                    (command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-                )
-            for command, process in running:
+                with Path(objects[-1]).with_suffix(".err").open("wb") as said:
+                    running.append((command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)))
+            for number, (command, process) in enumerate(running):
                 if process.wait(timeout=max(0.0, until - time.monotonic())):
-                    raise subprocess.CalledProcessError(process.returncode, command)
+                    errors = Path(objects[number]).with_suffix(".err").read_bytes()
+                    raise subprocess.CalledProcessError(process.returncode, command, stderr=errors)
         finally:
             for _, process in running:
                 if process.poll() is None:

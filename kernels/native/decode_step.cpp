@@ -44,6 +44,15 @@ struct Options {
     const int32_t* codes;
 };
 
+// The first column of a group's blocks that a layer reads for a token at `start`.
+int64_t first_column(const Model& model, int64_t group, int64_t start) {
+    int64_t first = start;
+    for (int64_t view = 0; view < model.num_views; ++view)
+        if (model.groups[view] == group)
+            first = std::min(first, model.windows[view] ? std::max<int64_t>(0, start + 1 - model.windows[view]) : 0);
+    return first / model.block_size;
+}
+
 // Whether position `start` is that of the last token of a slot, which the model knows, with blocks that the cache has.
 bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
     const int64_t length = table.lengths[slot], column = start / model.block_size;
@@ -52,9 +61,9 @@ bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
     if (token < 0 || token >= model.embedded) return false;
     for (int64_t group = 0; group < table.num_groups; ++group) {
         const int32_t* const blocks = table.blocks_of(group, slot);
-        if (column >= table.counts[group * table.slots + slot] || blocks[column] < 0) return false;
-        for (int64_t i = 0; i <= column; ++i)
-            if (blocks[i] >= model.num_blocks) return false;
+        if (column >= table.counts[group * table.slots + slot]) return false;
+        for (int64_t i = first_column(model, group, start); i <= column; ++i)
+            if (blocks[i] < 0 || blocks[i] >= model.num_blocks) return false;
     }
     return true;
 }

@@ -56,6 +56,7 @@ inline void split(__m512 low, __m512 high, uint32_t* to) {
 // the way: the products take their time, in which other work is done.
 template <int tiles, typename Between>
 inline void multiply_step(const uint32_t* rows, int64_t apart, const uint32_t* outs, Between between) {
+    asm volatile("" ::: "memory");  // the compiler does not know that tiles are loaded from memory
     const auto take_rows = [=](int64_t part) {
         _tile_loadd(4, rows + part * kWords, 64);
         _tile_loadd(5, rows + apart + part * kWords, 64);

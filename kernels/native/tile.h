@@ -1,4 +1,4 @@
-// The heart of every product here: a few rows times a few vectors of columns, all sums in registers.
+// The heart of float32 products and of attention: a few rows times a few vectors of columns, all sums in registers.
 
 #pragma once
 

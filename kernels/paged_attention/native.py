@@ -39,7 +39,7 @@ class Turn:
 
 
 class NativeAttention:
-    """What compiled code is told of a layer: `struct Heads` of attention.cpp."""
+    """What compiled code is told of a layer: `Heads` of parts.h."""
 
     __slots__ = ("_function", "_held", "_told", "head_dim", "num_heads", "num_kv_heads", "pointer")
 

@@ -36,7 +36,7 @@ LANES = 16
 
 
 class Int8FewRows(ToldWeight):
-    """What the compiled code is told of a weight: `Int8Weight` of int8_linear.cpp."""
+    """What the compiled code is told of a weight: `Int8Weight` of parts.h."""
 
     __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
 

@@ -97,6 +97,20 @@ def test_nan_stays_where_it_is_seen(kind: str) -> None:
     assert torch.equal(got[:100], clean[:100])
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_value_that_is_no_number_stays_where_it_is_seen(kind: str, window: int | None) -> None:
+    case = Case("whole", (0,), (150,), 2, 1, 32, window=window)
+    query, keys, values, plan = make_inputs(case, "cpu", 1)
+    clean = paged_attention(query, encode(keys, TYPES[kind]), encode(values, TYPES[kind]), plan, 0.2)
+    values[plan.block_tables[0, 6], :, 4] = float("nan")  # position 100
+    got = paged_attention(query, encode(keys, TYPES[kind]), encode(values, TYPES[kind]), plan, 0.2)
+    sees = torch.zeros(150, dtype=torch.bool)
+    sees[100 : 100 + (window or 50)] = True
+    assert got[sees].isnan().all()
+    torch.testing.assert_close(got[~sees], clean[~sees], atol=2e-2, rtol=2e-2)
+
+
 def test_large_scores_stay_exact() -> None:
     query, keys, values, plan = inputs(PAST, "float32")
     expected = paged_attention_reference(query, keys, values, plan.block_tables, all_items(PAST), scale=30.0)

@@ -24,14 +24,22 @@ def test_where_there_is_a_compiler_there_is_a_library() -> None:
 
 
 @needs_compiler
-def test_a_broken_compiler_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", ["compile", "link"])
+def test_a_broken_compiler_says_why_and_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
     compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\nexit 1\n")
+    broken = '[ "$1" = -shared ] || exit 0\n' if stage == "link" else ""
+    compiler.write_text(f"#!/bin/sh\n{broken}echo out of luck >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
-    monkeypatch.setattr(build, "folders", lambda: (tmp_path / "cache",))
-    assert native.load.__wrapped__() is None
-    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setattr(build, "folders", lambda: (tmp_path / "first", tmp_path / "second"))
+    monkeypatch.delenv(build.SWITCH, raising=False)
+    for _ in range(2):
+        assert native.load.__wrapped__() is None
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["out of luck"]
+    assert [file.suffix for file in (tmp_path / "first").iterdir()] == [".slow"]
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
