@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.decoder_pairs import Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
+from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
 from tests.support.plan_script import Script, plain
 from tests.support.tiny_model import write_tiny_model
 from troupellm.models.cuda.runner import CudaRunner
