@@ -120,6 +120,7 @@ class Models:
     @contextmanager
     def worker(self, name: str, batch: int, length: int, **more: Any) -> Iterator[BareWorker]:
         """A worker without an engine around it; the device's memory is free again afterwards."""
+        self.free()  # of a worker before, whose user held on to it
         config = EngineConfig.from_flat(self.serving(name, batch, length, **more))
         worker = BareWorker(write_model(name, self._folder), config)
         try:

@@ -166,6 +166,24 @@ def test_attention_is_checked_by_the_kernel_that_computes_it() -> None:
     assert not attention.real_checks("linear", CPU)
 
 
+def test_a_worker_is_loaded_into_free_memory(models: engine.Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever used the one before may hold on to it until then."""
+    done = list[str]()
+
+    class Worker:
+        def __init__(self, *_: object) -> None:
+            done.append("loaded")
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(engine, "BareWorker", Worker)
+    monkeypatch.setattr(engine.Models, "free", lambda self: done.append("freed"))
+    with models.worker(engine.LARGE, 1, 16):
+        pass
+    assert done == ["freed", "loaded", "closed", "freed"]
+
+
 def test_a_bare_graph_is_what_the_tax_is_of() -> None:
     assert engine.WorkerStep(3e-3, 2e-3).bare == 2e-3
     assert engine.WorkerStep(3e-3, None).bare == 3e-3

@@ -171,7 +171,9 @@ def test_kernels_that_were_not_counted_are_counted_for_their_goal(
 @pytest.mark.parametrize(
     ("error", "failed"), [(RuntimeError("no memory"), True), (ConfigError("does not fit", param="x"), False)]
 )
-def test_a_part_that_fails_leaves_the_others_their_numbers(error: Exception, failed: bool) -> None:
+def test_a_part_that_fails_leaves_the_others_their_numbers(
+    error: Exception, failed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     def measure() -> Found:
         gathered = Gathered()
         for batch in (1, 256):
@@ -185,6 +187,7 @@ def test_a_part_that_fails_leaves_the_others_their_numbers(error: Exception, fai
     assert (result.found, result.kept) == ({"batch 1": 0.9}, {"batch 1": True})
     assert result.skipped.startswith("batch 256: ")
     assert result.failed == failed
+    assert capsys.readouterr().out == "batch 1: 0.9, None\n"
 
 
 def test_a_session_without_a_number_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
