@@ -23,8 +23,11 @@ from troupellm.server.router import Router
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "load_tests/README.md")
-ELSEWHERE = {"--no-index", "--no-deps", "--target", "--folder", "--minutes", "--goals", "--without-amx"}
-"""Flags of pip, of the scripts for a GPU and of `make peers`."""
+ELSEWHERE = {
+    "--no-index", "--no-deps", "--target", "--folder", "--minutes", "--goals", "--without-amx", "--rootdir",
+    "--import-mode",
+}  # fmt: skip
+"""Flags of pip, of pytest, of the scripts for a GPU and of `make peers`."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 

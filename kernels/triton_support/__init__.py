@@ -22,8 +22,8 @@ Testing a kernel:
       TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs some
       10 ms: quick cases are a few dozen tiles each, and cover between them ragged lengths, blocks in any order,
       groups of heads, odd sizes and memory of NaN; the rest is marked slow. By hand: `TRITON_INTERPRET=1 pytest
-      tests/kernels/triton/checks/X.py`. On a machine with a GPU the same files run compiled: `pytest
-      tests/kernels/triton/checks/*.py`.
+      tests/kernels/triton/checks/X.py`. On a machine with a GPU the same files run compiled
+      (load_tests/README.md, "The GPU script", says how without our plugins).
     - `tests/kernels/triton/checks/<operation>_sm90.py` compiles the kernel at real shapes with
       `offline.compile_for(...)`, without a device, and asserts registers, spills, shared memory and pipelined buffers.
       One compilation takes about half a second: one or two per kernel, the rest marked slow. What quick tests do not

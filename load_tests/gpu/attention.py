@@ -10,7 +10,7 @@ from troupellm.load_tests.gpu.gathered import Found
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.shapes import Shapes, Work
-from troupellm.load_tests.kernels.timing import measure
+from troupellm.load_tests.kernels.timing import Timing, measure
 from troupellm.load_tests.roofline import SIZES
 
 SECONDS = 0.3
@@ -24,29 +24,31 @@ def _one(device: torch.device, starts: list[int], counts: list[int]) -> Work:
     return next(shapes.attention("attention", starts, counts))
 
 
-def _seconds(device: torch.device, starts: list[int], counts: list[int]) -> tuple[float, float]:
-    """Of one layer, and its bytes."""
+def _measured(device: torch.device, starts: list[int], counts: list[int]) -> tuple[Timing, float]:
+    """One layer, and its bytes."""
     work = _one(device, starts, counts)
-    return measure(work.run, device, SECONDS).median, work.bytes
+    return measure(work.run, device, SECONDS), work.bytes
 
 
 def decode_bandwidth(device: torch.device, ceilings: Measured) -> Found:
     """G8."""
     found, details = dict[str, float](), dict[str, Any]()
     for name, rows, context in (("16 x 4k", 16, 4 * KILO), ("64 x 4k", 64, 4 * KILO), ("1 x 32k", 1, 32 * KILO)):
-        seconds, size = _seconds(device, [context - 1] * rows, [1] * rows)
-        found[name] = size / seconds / ceilings.read
-        details[name] = {"us": seconds * 1e6, "GB/s": size / seconds / 1e9}
+        timing, size = _measured(device, [context - 1] * rows, [1] * rows)
+        found[name] = size / timing.median / ceilings.read
+        details[name] = {"us": timing.median * 1e6, "GB/s": size / timing.median / 1e9, "runs": timing.runs}
     return found, details
 
 
 def skewed(device: torch.device, ceilings: Measured) -> Found:
     """G9."""
     lengths = [128 * KILO] + [4 * KILO] * 31
-    uneven, size = _seconds(device, [length - 1 for length in lengths], [1] * 32)
+    uneven, size = _measured(device, [length - 1 for length in lengths], [1] * 32)
     even = sum(lengths) // 32
-    level, _ = _seconds(device, [even - 1] * 32, [1] * 32)
-    return {"ratio": uneven / level}, {"us": uneven * 1e6, "even us": level * 1e6, "bytes": size}
+    level, _ = _measured(device, [even - 1] * 32, [1] * 32)
+    return {"ratio": uneven.median / level.median}, {
+        "us": uneven.median * 1e6, "even us": level.median * 1e6, "bytes": size, "runs": uneven.runs,
+    }  # fmt: skip
 
 
 def prefill(device: torch.device, ceilings: Measured) -> Found:

@@ -1,6 +1,7 @@
 """Every operation's cases on the device, each operation in a process of its own: kernels are compiled on all cores at
 once, which is most of what the cases take, and what breaks one operation's context leaves the others theirs. Beside
-them the models of the first goals run some steps, so that their kernels are compiled by then, too.
+them the models of the first goals run some steps, so that their kernels are compiled by then, too, and are counted
+where a profile disturbs nobody.
 
 `python -m troupellm.load_tests.gpu.checking TASK DEVICE` is one of these processes; a task is an operation, or a model
 behind `model:`.
@@ -25,6 +26,10 @@ LARGEST = 1e9
 MODEL = "model:"
 BATCHES = (1, 32)
 """That models run at; other sizes have the kernels of one of these."""
+ALONE = {"OMP_NUM_THREADS": "1", "TROUPE_NATIVE": "0"}
+"""A process for each core: none has more threads, or begins to compile what the host would compute with."""
+READ_SECONDS = 10.0
+"""For what a process has written that is over."""
 
 Processes = Mapping[str, subprocess.Popen[str]]
 
@@ -43,7 +48,7 @@ def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes
     Args:
         folder: where the processes find the package and the models, and begin.
     """
-    environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1)
+    environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1) | ALONE
     return {
         task: subprocess.Popen(
             [sys.executable, "-m", __name__, task, device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -61,14 +66,29 @@ def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Pr
 
 
 def results(running: Processes, seconds: float) -> dict[str, list[Check] | Unfinished]:
-    """By task its cases, or why there are none. No process is left.
+    """By operation its cases, or why there are none. No process is left.
 
     Args:
         seconds: for all of them together; who is not done by then is ended.
     """
+    return {
+        task: printed if isinstance(printed, Unfinished) else msgspec.json.decode(printed, type=list[Check])
+        for task, printed in _printed(running, seconds).items()
+    }
+
+
+def kernel_counts(running: Processes, seconds: float) -> dict[str, int | Unfinished]:
+    """By model the kernels of its step of one sequence; else as `results`."""
+    return {
+        task.removeprefix(MODEL): printed if isinstance(printed, Unfinished) else int(printed)
+        for task, printed in _printed(running, seconds).items()
+    }
+
+
+def _printed(running: Processes, seconds: float) -> dict[str, str | Unfinished]:
     deadline = time.monotonic() + seconds
     try:
-        return {task: _found(process, deadline) for task, process in running.items()}
+        return {task: _last_line(process, deadline) for task, process in running.items()}
     finally:
         for process in running.values():
             if process.poll() is None:
@@ -76,34 +96,37 @@ def results(running: Processes, seconds: float) -> dict[str, list[Check] | Unfin
                 process.communicate()
 
 
-def _found(process: subprocess.Popen[str], deadline: float) -> list[Check] | Unfinished:
+def _last_line(process: subprocess.Popen[str], deadline: float) -> str | Unfinished:
+    """Who is done is not late, however late it is asked."""
+    left = READ_SECONDS if process.poll() is not None else max(0.0, deadline - time.monotonic())
     try:
-        printed, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        printed, errors = process.communicate(timeout=left)
     except subprocess.TimeoutExpired:
         return Unfinished("it was not done in time", late=True)
     if process.returncode:
         return Unfinished((errors.strip() or f"it ended with {process.returncode}").splitlines()[-1])
-    return msgspec.json.decode(printed.splitlines()[-1], type=list[Check])
+    return printed.splitlines()[-1]
 
 
-def _run_model(name: str, device: torch.device) -> None:
+def _run_model(name: str, device: torch.device) -> int:
+    """The kernels of a step, the last thing that is known."""
     from troupellm.load_tests.gpu.engine import Models
     from troupellm.load_tests.kernels.ceilings import Measured
 
     models = Models(device, Measured(device="not measured", read=0.0, copy=0.0), Path.cwd())
     for batch in BATCHES:
         models.worker_step(name, batch)
+    return models.kernels(name, 1)
 
 
 def main() -> None:
     task, device = sys.argv[1:]
-    found: list[Check] = []
     if task.startswith(MODEL):
-        _run_model(task.removeprefix(MODEL), torch.device(device))
-    else:
-        found = check(task, torch.device(device))
-        if device == "cuda":
-            found += real_checks(task, torch.device(device))
+        print(_run_model(task.removeprefix(MODEL), torch.device(device)))
+        return
+    found = check(task, torch.device(device))
+    if device == "cuda":
+        found += real_checks(task, torch.device(device))
     told = [msgspec.structs.replace(one, error=min(one.error, LARGEST)) for one in found]
     print(msgspec.json.encode(told).decode())
 

@@ -1,10 +1,11 @@
-"""Goals of whole models: the worker's step, the engine, HTTP, and `transformers` beside them."""
+"""Goals of whole models: the worker's step, the engine, and HTTP."""
 
 import gc
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import anyio
@@ -12,7 +13,7 @@ import msgspec
 import torch
 
 from troupellm.load_tests.gpu.gathered import Found, Gathered
-from troupellm.load_tests.gpu.models import config_of, write_model
+from troupellm.load_tests.gpu.models import write_model
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.peers.environments import link_package
 from troupellm.load_tests.peers.servers import plan_server
@@ -37,20 +38,25 @@ from troupellm.load_tests.step.above import (
     tokens_of_each,
 )
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
-from troupellm.load_tests.step.profile import Parts, parts_of
+from troupellm.load_tests.step.profile import PROFILED_STEPS, parts_of
 from troupellm.protocol.config import EngineConfig
 
 T = TypeVar("T")
 CONTEXT, STEPS, STEP_TOKENS = 1024, 64, 8192
 SMALL, LARGE, SPARSE = "qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b"
 SHORT = {SMALL: "0.6b", LARGE: "8b"}
+ABOVE = {LARGE: (1, 32, 256), SMALL: (1,)}
+"""Batches at which an engine is compared with its worker's graph."""
+ROUNDS, ROUND_SECONDS = 3, 5.0
+"""Of an engine's steps; those of many rows, whose prompts take longer than that, are measured once."""
+ENGINE_SECONDS = 90.0
+"""An engine is given up that takes longer, its start and its prompts included."""
 
 
 class WorkerStep(msgspec.Struct, frozen=True):
     """Of a worker that does nothing but decode."""
 
     seconds: float
-    parts: Parts
     graph: float | None
     """Seconds of the step's graph alone; None where it has none."""
 
@@ -65,7 +71,7 @@ class Models:
 
     def __init__(self, device: torch.device, ceilings: Measured, folder: Path) -> None:
         self._device, self._ceilings, self._folder = device, ceilings, folder
-        self._engine_seconds: dict[tuple[str, int, str], float] = {}
+        self._engine_seconds: dict[tuple[str, int, str], list[float]] = {}
         self._worker_steps: dict[tuple[str, int], WorkerStep] = {}
 
     @property
@@ -82,7 +88,13 @@ class Models:
         return self._ceilings
 
     def roof(self, block: str | None = None) -> Ceilings:
-        """Of models in bfloat16 whose layers are computed in `block`."""
+        """Of models in bfloat16 whose layers are computed in `block`.
+
+        Raises:
+            RuntimeError: products in that type were not measured; a wider one's ceiling would make goals easier.
+        """
+        if block == "fp8" and not self._ceilings.gemm_fp8:
+            raise RuntimeError("the ceiling of products in fp8 was not measured")
         return self._ceilings.roof("bfloat16", block)
 
     def serving(self, name: str, batch: int, length: int, **more: Any) -> dict[str, Any]:
@@ -103,11 +115,12 @@ class Models:
         try:
             return anyio.run(bounded)
         finally:
-            self._free()
+            self.free()
 
     @contextmanager
     def worker(self, name: str, batch: int, length: int, **more: Any) -> Iterator[BareWorker]:
         """A worker without an engine around it; the device's memory is free again afterwards."""
+        self.free()  # of a worker before, whose user held on to it
         config = EngineConfig.from_flat(self.serving(name, batch, length, **more))
         worker = BareWorker(write_model(name, self._folder), config)
         try:
@@ -115,7 +128,7 @@ class Models:
         finally:
             worker.close()
             del worker
-            self._free()
+            self.free()
 
     def _settings(self, batch: int, length: int, **more: Any) -> dict[str, Any]:
         return {
@@ -134,41 +147,52 @@ class Models:
         }
 
     def worker_step(self, name: str, batch: int, context: int = CONTEXT, **more: Any) -> WorkerStep:
-        """The worker's own step, and what it is made of."""
+        """The worker's own step."""
         key = (name, batch)
         if not more and context == CONTEXT and key in self._worker_steps:
             return self._worker_steps[key]
-        self._free()
-        model, length = write_model(name, self._folder), context + 2 * STEPS + 32
-        config = {"model": str(model), **self._settings(batch, length, **more)}
-        worker = BareWorker(model, EngineConfig.from_flat(config))
-        try:
-            worker.fill(batch, context, 2 * STEPS)
-            seconds = worker.step_seconds(STEPS)
-            graph = worker.graph_seconds(STEPS)
-            found = WorkerStep(seconds, parts_of(worker.decode, self._device), graph)
-        finally:
-            worker.close()
+        with self.worker(name, batch, context + STEPS + 32, **more) as worker:
+            worker.capture_graphs()
+            worker.fill(batch, context, STEPS + 2)
+            found = WorkerStep(worker.step_seconds(STEPS), worker.graph_seconds(STEPS))
         if not more and context == CONTEXT:
             self._worker_steps[key] = found
         return found
 
+    def kernels(self, name: str, batch: int) -> int:
+        """That a step launches, from a profile. What is launched later in the same process may be slower for it."""
+        steps = 2 * PROFILED_STEPS
+        with self.worker(name, batch, CONTEXT + steps + 32) as worker:
+            worker.capture_graphs()
+            worker.fill(batch, CONTEXT, steps)
+            worker.step_seconds(4)
+            return parts_of(worker.decode, self._device).kernels
+
     def engine_step(self, name: str, batch: int, quantization: str = "") -> float:
-        """Seconds of a step through the engine, sampling and detokenizing included."""
+        """Seconds of a step through the engine, sampling and detokenizing included; the median of its rounds."""
+        return median(self._engine_rounds(name, batch, quantization))
+
+    def engine_details(self, name: str, batch: int, quantization: str = "") -> dict[str, Any]:
+        """Of the same."""
+        rounds = self._engine_rounds(name, batch, quantization)
+        return {"engine ms": median(rounds) * 1e3, "runs": len(rounds), "engine ms of each": [s * 1e3 for s in rounds]}
+
+    def _engine_rounds(self, name: str, batch: int, quantization: str) -> list[float]:
         key = (name, batch, quantization)
         if key not in self._engine_seconds:
-            self._free()
+            self.free()
             tokens = tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
             more = {"quantization": quantization} if quantization else {}
             settings = self._settings(batch, CONTEXT + tokens + 8, **more)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
             model = write_model(name, self._folder)
             self._engine_seconds[key] = through_engine(
-                model, settings, prompts, tokens, steps=STEPS, warm_up=WARM_UP_TOKENS
-            )
+                model, settings, prompts, tokens, steps=STEPS, warm_up=WARM_UP_TOKENS, rounds=ROUNDS,
+                round_seconds=ROUND_SECONDS, limit=ENGINE_SECONDS,
+            )  # fmt: skip
         return self._engine_seconds[key]
 
-    def _free(self) -> None:
+    def free(self) -> None:
         """What the one before has left, also where it failed and its error held on to it."""
         gc.collect()
         if self._device.type == "cuda":
@@ -177,7 +201,7 @@ class Models:
     def _roofline(self, name: str, batch: int, quantization: str = "", *, meanwhile: float = 0.0) -> float:
         """meanwhile: tokens that sequences have written on average when the clock starts."""
         precision = FP8_WEIGHTS if quantization == "fp8" else BF16
-        roof = self._ceilings.roof("bfloat16", quantization or None)
+        roof = self.roof(quantization or None)
         return decode_seconds(SIZES[name], precision, roof, batch=batch, context=CONTEXT + meanwhile + STEPS / 2)
 
     def decode(self, name: str, batches: tuple[int, ...], quantization: str = "") -> Found:
@@ -190,32 +214,42 @@ class Models:
                 meanwhile = prefill_steps(batch, CONTEXT, STEP_TOKENS) / 2
                 roof = self._roofline(name, batch, quantization, meanwhile=meanwhile)
                 gathered.found[part] = roof_frac(roof, seconds)
-                gathered.details[part] = {"ms": seconds * 1e3, "roofline ms": roof * 1e3, "tokens/s": batch / seconds}
+                gathered.details[part] = {
+                    **self.engine_details(name, batch, quantization), "roofline ms": roof * 1e3,
+                    "tokens/s": batch / seconds,
+                }  # fmt: skip
         return gathered.all()
 
-    def tax(self) -> Found:
-        """G5."""
+    def tax(self, kernels: Mapping[str, int]) -> Found:
+        """G5.
+
+        Args:
+            kernels: of each model's step, counted by another process: a profile would slow this one down.
+        """
         gathered = Gathered()
         for name, short in SHORT.items():
             with gathered.part(short):
                 step, roof = self.worker_step(name, 1), self._roofline(name, 1)
-                gathered.found[short] = kernel_tax_us(roof, step.bare, step.parts.kernels)
                 gathered.details[short] = {
-                    "kernels": step.parts.kernels, "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3,
-                    "roofline ms": roof * 1e3,
+                    "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "roofline ms": roof * 1e3, "steps": STEPS,
                 }  # fmt: skip
+                if name not in kernels:
+                    raise RuntimeError("its kernels were not counted")
+                gathered.found[short] = kernel_tax_us(roof, step.bare, kernels[name])
+                gathered.details[short]["kernels"] = kernels[name]
         return gathered.all()
 
     def above_the_worker(self) -> Found:
         """G13."""
         gathered = Gathered()
-        for name, short in SHORT.items():
-            with gathered.part(short):
-                step, engine = self.worker_step(name, 1), self.engine_step(name, 1)
-                gathered.found[f"{short} batch 1"] = engine / step.bare
-                gathered.details[short] = {
-                    "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, "engine ms": engine * 1e3,
-                }  # fmt: skip
+        for name, batches in ABOVE.items():
+            for batch in batches:
+                with gathered.part(part := f"{SHORT[name]} batch {batch}"):
+                    step, engine = self.worker_step(name, batch), self.engine_step(name, batch)
+                    gathered.found[part] = engine / step.bare
+                    gathered.details[part] = {
+                        "ms": step.bare * 1e3, "worker ms": step.seconds * 1e3, **self.engine_details(name, batch),
+                    }  # fmt: skip
         return gathered.all()
 
     def http(self) -> Found:
@@ -230,7 +264,7 @@ class Models:
 
     def _http_step(self, name: str, batch: int) -> float:
         """As `engine_step`, through a server."""
-        self._free()
+        self.free()
         model, tokens = write_model(name, self._folder), tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
         settings = self._settings(batch, CONTEXT + tokens + 8)
         plan = plan_server(
@@ -248,7 +282,7 @@ class Models:
         from troupellm import LLM, SamplingParams
 
         found, details = dict[str, float](), dict[str, Any]()
-        self._free()
+        self.free()
         llm = LLM(str(write_model(LARGE, self._folder)), **self._settings(1, 8192 + 64))
         try:
             for name, tokens in (("2k", 2048), ("8k", 8192)):
@@ -278,81 +312,3 @@ class Models:
         plain = self.worker_step(LARGE, 32, 8192).seconds
         small = self.worker_step(LARGE, 32, 8192, kv_cache_dtype="fp8").seconds
         return {"ratio": small / plain}, {"bf16 ms": plain * 1e3, "fp8 ms": small * 1e3}
-
-    def cache_share(self) -> Found:
-        """G25: what the engine took by itself of the memory that the weights leave."""
-        model = write_model(LARGE, self._folder)
-        settings = self._settings(64, 4096)
-        del settings["num_gpu_blocks_override"]
-        self._free()
-        worker = BareWorker(model, EngineConfig.from_flat({"model": str(model), **settings}))
-        try:
-            ready = worker.ready
-            held = ready.num_blocks * ready.block_size * SIZES[LARGE].kv_numbers * 2
-            total = torch.cuda.mem_get_info(self._device)[1]
-            free = total - ready.weight_bytes
-        finally:
-            worker.close()
-        return {"share": held / free}, {"cache GiB": held / 2**30, "free GiB": free / 2**30}
-
-    def beside_transformers(self) -> Found:
-        """G16: the same shapes by `transformers`, in this process and on this device."""
-        gathered = Gathered()
-        for name, short in SHORT.items():
-            with gathered.part(short):
-                self._free()
-                theirs, batch32 = _transformers(name, self._device, with_batch=name == LARGE)
-                ours = 1 / self.engine_step(name, 1)
-                gathered.found[f"{short} generate"] = ours / theirs
-                gathered.details[short] = {"transformers tokens/s": theirs, "engine tokens/s": ours}
-                if isinstance(batch32, float):
-                    rate = 32 / self.engine_step(name, 32)
-                    gathered.found[f"{short} generate_batch 32"] = rate / batch32
-                    gathered.details[f"{short} batch 32"] = {"transformers tokens/s": batch32, "engine tokens/s": rate}
-                elif batch32:
-                    gathered.details[f"{short} batch 32"] = batch32
-        return gathered.all()
-
-
-def _transformers(name: str, device: torch.device, *, with_batch: bool) -> tuple[float, float | str]:
-    """Decoding tokens/s of `generate` for one sequence, and of `generate_batch` for 32 or why there is none."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(Qwen3Config(**config_of(name)), dtype=torch.bfloat16).eval()
-    prompts = prompts_of(32, CONTEXT, SIZES[name].vocab)
-    ids = torch.tensor(prompts[:1], device=device)
-
-    def seconds(tokens: int) -> float:
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0,
-            eos_token_id=None,
-        )  # fmt: skip
-        torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    with torch.inference_mode():
-        seconds(4)
-        one = STEPS / max(seconds(STEPS + 1) - seconds(1), 1e-9)
-        if not with_batch:
-            return one, ""
-        try:
-            return one, _generate_batch(model, prompts)
-        except Exception as error:  # its interface moves from version to version, and its cache may not fit
-            return one, f"{type(error).__name__}: {error}"[:300]
-
-
-def _generate_batch(model: Any, prompts: list[list[int]]) -> float:
-    """Tokens per second of the whole call, prompts included."""
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch(inputs=prompts[:2], generation_config=config)
-    begin = time.perf_counter()
-    results = model.generate_batch(inputs=prompts, generation_config=config)
-    seconds = time.perf_counter() - begin
-    return sum(len(result.generated_tokens) for result in results.values()) / seconds

@@ -29,9 +29,10 @@ class Gathered:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """One part, which may fail alone."""
+        """One part, which may fail alone. It is printed, for whoever reads the log of what hangs in the next one."""
         try:
             yield
+            print(f"{name}: {self.found.get(name)}, {self.details.get(name)}", flush=True)
         except TroupeError as error:  # what is not built, or does not fit, refuses by name
             self._missing.append(f"{name}: {error.message}"[:300])
         except Exception as error:

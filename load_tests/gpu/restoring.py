@@ -19,7 +19,9 @@ def from_host(models: Models) -> Found:
     """G19: what a prefix of 8k takes longer to come back from host memory than to be found on the device, as bytes per
     second over those of a copy from pinned memory; and throughput that is lost where everything is kept and nothing
     comes back."""
-    size = SIZES[LARGE]
+    size, copy = SIZES[LARGE], models.ceilings.to_device
+    if not copy:
+        raise RuntimeError("copies from pinned memory were not measured")
     token_bytes = 2 * size.kv_numbers
     model: dict[str, Any] = {"vocab_size": size.vocab, "token_bytes": token_bytes}
 
@@ -40,7 +42,6 @@ def from_host(models: Models) -> Found:
     seconds = median(one - other for one, other in zip(restored.restored, restored.held, strict=True))
     rate = min(restored.tokens_restored) * token_bytes / seconds
     kept = median(on / off for on, off in zip(rates.on, rates.off, strict=True))
-    copy = models.ceilings.to_device
     return {"restored": rate / copy, "lost": 1 - kept}, {
         "GB/s": rate / 1e9, "pinned copy GB/s": copy / 1e9, "restored ms": median(restored.restored) * 1e3,
         "on the device ms": median(restored.held) * 1e3, "computed ms": median(restored.computed) * 1e3,

@@ -1,10 +1,12 @@
 """The GPU's goals on a bare machine without a network, from the repository's root:
 
     python3 -m pip install --no-index --no-deps --target .whl/site .whl/*.whl    # what the machine lacks; see wheels.py
-    PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --result-json gpu.json
+    set -o pipefail
+    PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --result-json "$OUT/gpu.json" 2>&1 | tee "$OUT/log"
 
-Correctness at real shapes first, then the device's ceilings, then goal by goal. What was found is printed and written
-after each of them, so that a time-out loses nothing; what there is no time for, or nothing to measure, is named.
+OUT is a folder that outlives the machine. Correctness at real shapes first, then the device's ceilings, then goal by
+goal. What was found is printed and written after each of them, so that a time-out loses nothing; what there is no time
+for, or nothing to measure, is named.
 """
 
 import sys

@@ -6,46 +6,37 @@ import platform
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from troupellm.load_tests.gpu import (
-    attention,
-    captures,
-    drafts,
-    first_tokens,
-    gaps,
-    goals,
-    guided,
-    idling,
-    prefixes,
-    restoring,
-    workloads,
-)
-from troupellm.load_tests.gpu.checking import Unfinished, begin, begin_models, results
+from troupellm.load_tests.gpu import goals
+from troupellm.load_tests.gpu.checking import Unfinished, begin, begin_models, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
-from troupellm.load_tests.gpu.engine import LARGE, SMALL, SPARSE, Models
-from troupellm.load_tests.gpu.gathered import Found, Partly
-from troupellm.load_tests.gpu.goals import FIRST, GOALS, Result
-from troupellm.load_tests.kernels.ceilings import Measured, measure_ceilings
+from troupellm.load_tests.gpu.engine import LARGE, SMALL
+from troupellm.load_tests.gpu.goals import COUNTING, FIRST, GOALS, MODEL, Result
+from troupellm.load_tests.gpu.measuring import Measuring
+from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.kernels.flags import OPERATIONS
-from troupellm.protocol.errors import TroupeError
+from troupellm.load_tests.peers.process import ContestantError, unwinding
 
-CEILING_SECONDS = 0.3
 CHECK_SHARE = 0.3
 """Of the session's time that checks may take, what is compiled in them included: some minute of a core for the longest
 of them. What is not known by then is not timed; what waits for it would not have had the time either."""
 MODEL_SECONDS = 30.0
 """For models whose kernels are not compiled yet when everything is checked."""
+COUNT_SECONDS = 60.0
+"""For counting kernels that were not counted meanwhile."""
+CEILING_SECONDS = 90.0
+"""The ceilings are given up after that, the start of their process included."""
 LAST_SECONDS = 10.0
 """For the ceilings behind all goals."""
+LONGER, SLACK_SECONDS = 2.0, 60.0
+"""A goal's process is ended after so many times what it takes, and so long after the session's end."""
 
 
 def run(argv: Sequence[str], folder: Path) -> int:
@@ -62,22 +53,24 @@ def run(argv: Sequence[str], folder: Path) -> int:
     if not torch.cuda.is_available():
         print("there is no CUDA device here", file=sys.stderr)
         return 2
-    session = Session(torch.device("cuda"), folder, args.result_json, time.monotonic() + 60.0 * args.minutes)
-    torch.manual_seed(0)
+    device = torch.device("cuda")
+    session = Session(device, folder, args.result_json, time.monotonic() + 60.0 * args.minutes)
     session.describe()
     if not args.skip_checks:
         session.check(60.0 * args.minutes * CHECK_SHARE)
-    session.pursue(args.goals)
+    with unwinding():
+        session.pursue(args.goals, Measuring(device, folder))
     return 1 if session.failed or not session.measured else 0
 
 
 class Session:
-    """What was found so far; written after every block."""
+    """What was found so far; written after every block. Computes nothing on the device itself."""
 
     def __init__(self, device: torch.device, folder: Path, result: str | None, deadline: float) -> None:
         self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
         self._report: dict[str, Any] = {"random weights": True, "routing": "uniform", "goals": []}
         self._checked = Correctness()
+        self._kernels = dict[str, int]()
         self.failed = False
         self.measured = 0
         """Goals that have a number."""
@@ -90,104 +83,80 @@ class Session:
         from importlib.metadata import version
 
         names = ("torch", "triton", "transformers")
-        self._report["device"] = torch.cuda.get_device_name(self._device)
-        self._report["clocks"] = clocks()
+        self._report["device"] = device_text()
         self._report["versions"] = {"python": platform.python_version(), **{name: version(name) for name in names}}
-        print(f"{self._report['device']} ({self._report['clocks']}), {self._report['versions']}", flush=True)
+        print(f"{self._report['device']}, {self._report['versions']}", flush=True)
         self._write()
 
     def check(self, seconds: float) -> None:
         """Every operation's cases on the device, and attention at real shapes. What needs something else than what is
         right is not timed afterwards."""
         models = begin_models((SMALL, LARGE), self._device, self._folder)
-        self._checked = Correctness.of(results(begin(OPERATIONS, self._device, self._folder), seconds))
-        for model, found in results(models, MODEL_SECONDS).items():
-            if isinstance(found, Unfinished):
-                print(f"{model}: {found.why}", flush=True)  # whoever measures it says more
+        first = (*MODEL, *(operation for operation in OPERATIONS if operation not in MODEL))
+        self._checked = Correctness.of(results(begin(first, self._device, self._folder), seconds))
+        self._count(kernel_counts(models, MODEL_SECONDS))
         self.failed = not self._checked.whole
         self._report["correctness"] = msgspec.to_builtins(self._checked)
         self._write()
         print(f"correctness: {self._checked.text()}", flush=True)
 
-    def _ceilings(self, when: str) -> Measured:
-        with torch.inference_mode():
-            found = measure_ceilings(self._device, CEILING_SECONDS)
-        torch.cuda.empty_cache()  # other processes may need it
+    def _count(self, found: dict[str, int | Unfinished]) -> None:
+        for model, kernels in found.items():
+            if isinstance(kernels, Unfinished):
+                print(f"{model}: {kernels.why}", flush=True)  # whoever measures it says more
+            else:
+                self._kernels[model] = kernels
+        self._report["kernels"] = self._kernels
+
+    def _ceilings(self, when: str, measuring: Measuring) -> Measured | None:
+        """None where even those fail that everything is divided by."""
+        try:
+            found, self._report[f"clocks {when}"] = measuring.ceilings(CEILING_SECONDS)
+        except ContestantError as error:
+            self.failed = True
+            self._report[f"ceilings {when}"] = str(error)
+            self._write()
+            print(f"ceilings {when}: {error}", flush=True)
+            return None
         self._report[f"ceilings {when}"] = msgspec.to_builtins(found)
         self._write()
-        print(f"ceilings {when}: {ceiling_text(found)}", flush=True)
+        print(f"ceilings {when}, {self._report[f'clocks {when}']}: {ceiling_text(found)}", flush=True)
         return found
 
-    def pursue(self, names: Sequence[str]) -> None:
-        ceilings = self._ceilings("before")
-        measures = self._measures(ceilings)
-        for name in names:
-            result = self._pursued(name, measures[name])
-            self.measured += bool(result.found)
-            self._report["goals"].append(msgspec.to_builtins(result))
-            self._write()
-            print(goals.text(result), flush=True)
-        self._ceilings("after")
+    def pursue(self, names: Sequence[str], measuring: Measuring) -> None:
+        try:
+            ceilings = self._ceilings("before", measuring)
+            if ceilings is None:
+                return
+            for name in names:
+                result = self._pursued(name, ceilings, measuring)
+                self.measured += bool(result.found)
+                self.failed = self.failed or result.failed
+                self._report["goals"].append(msgspec.to_builtins(result))
+                self._write()
+                print(goals.text(result), flush=True)
+            self._ceilings("after", measuring)
+        finally:
+            measuring.close()
 
-    def _pursued(self, name: str, measure: Callable[[], Found]) -> Result:
+    def _pursued(self, name: str, ceilings: Measured, measuring: Measuring) -> Result:
         if objections := self._checked.objections(name):
             return goals.judged(name, {}, {}, objections)
-        left = self._deadline - LAST_SECONDS - time.monotonic()
-        if left < GOALS[name].seconds:
-            return goals.judged(name, {}, {}, f"it takes {GOALS[name].seconds:.0f} s and {max(0.0, left):.0f} are left")
-        try:
-            with torch.inference_mode():
-                found, details = measure()
-        except Partly as partly:
-            self.failed = self.failed or partly.failed
-            return goals.judged(name, *partly.found, partly.why)
-        except TroupeError as error:  # what is not built refuses by name
-            return goals.judged(name, {}, {}, error.message)
-        except Exception as error:
-            self.failed = True
-            traceback.print_exc()
-            return goals.judged(name, {}, {}, f"{type(error).__name__}: {error}"[:300])
-        finally:
-            torch.cuda.empty_cache()
-        return goals.judged(name, found, details)
+        seconds = GOALS[name].seconds
+        if (left := self._left()) < seconds:
+            return goals.judged(name, {}, {}, f"it takes {seconds:.0f} s and {max(0.0, left):.0f} are left")
+        if name == COUNTING and (missing := [model for model in (SMALL, LARGE) if model not in self._kernels]):
+            self._count(kernel_counts(begin_models(missing, self._device, self._folder), COUNT_SECONDS))
+        return measuring.pursue(name, ceilings, self._kernels, min(LONGER * seconds, self._left() + SLACK_SECONDS))
 
-    def _measures(self, ceilings: Measured) -> dict[str, Callable[[], Found]]:
-        models, device = Models(self._device, ceilings, self._folder), self._device
-        return {
-            "G1": partial(models.decode, LARGE, (1, 32, 256)),
-            "G2": partial(models.decode, LARGE, (1, 32, 256), "fp8"),
-            "G3": partial(models.decode, SMALL, (1,)),
-            "G4": partial(models.decode, SPARSE, (1, 32)),
-            "G5": models.tax,
-            "G6": partial(workloads.public, models),
-            "G7": partial(workloads.equal, models),
-            "G7b": partial(workloads.saturated, models),
-            "G8": partial(attention.decode_bandwidth, device, ceilings),
-            "G9": partial(attention.skewed, device, ceilings),
-            "G10": partial(attention.prefill, device, ceilings),
-            "G11": models.prompts,
-            "G12": partial(idling.idle_shares, models),
-            "G13": models.above_the_worker,
-            "G14": models.http,
-            "G15": partial(attention.drawing, device, ceilings),
-            "G16": models.beside_transformers,
-            "G17": partial(captures.all_sizes, models),
-            "G18": partial(prefixes.hit, models),
-            "G19": partial(restoring.from_host, models),
-            "G20": partial(drafts.verified, models),
-            "G21": partial(guided.per_token, models),
-            "G22": models.invariant,
-            "G23": models.small_cache,
-            "G24": partial(prefixes.common, models),
-            "G25": models.cache_share,
-            "G26": partial(first_tokens.idle_server, models),
-            "G27": partial(gaps.while_prompts_come, models),
-        }
+    def _left(self) -> float:
+        """Seconds until nothing is begun."""
+        return self._deadline - LAST_SECONDS - time.monotonic()
 
 
-def clocks() -> str:
-    """As `nvidia-smi` tells them, or that it does not."""
-    query = "--query-gpu=clocks.sm,clocks.mem,driver_version,power.limit"
+def device_text() -> str:
+    """As `nvidia-smi` tells it, or that it does not."""
+    query = "--query-gpu=name,driver_version,power.limit"
     try:
         done = subprocess.run(
             ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=True

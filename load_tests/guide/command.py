@@ -51,6 +51,9 @@ class Ratio(msgspec.Struct):
     batch: int
     plain: list[float]
     guided: list[float]
+    plain_pieces: list[float] = []
+    """Tokens that came at once, on average: with a guide those that it leaves no choice of come with the one before."""
+    guided_pieces: list[float] = []
 
     @property
     def ratio(self) -> float:
@@ -116,17 +119,23 @@ async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> 
 async def ratio_of(engine: "Engine", name: str, batch: int, output_len: int, repeats: int) -> Ratio:
     """Rounds of both in turn, another one first in each; the first ones warm up."""
     ratio = Ratio(name, batch, [], [])
-    sides: list[tuple[list[float], GuideSpec | None]] = [(ratio.plain, None), (ratio.guided, _guide(ENDLESS))]
+    sides: list[tuple[list[float], list[float], GuideSpec | None]] = [
+        (ratio.plain, ratio.plain_pieces, None), (ratio.guided, ratio.guided_pieces, _guide(ENDLESS)),
+    ]  # fmt: skip
     for number in range(repeats + 1):
-        for side, guide in sides if number % 2 else sides[::-1]:
-            seconds = await _round(engine, batch, output_len, guide, number)
+        for side, pieces, guide in sides if number % 2 else sides[::-1]:
+            seconds, tokens = await _round(engine, batch, output_len, guide, number)
             if number:
                 side.append(seconds)
+                pieces.append(tokens)
     return ratio
 
 
-async def _round(engine: "Engine", batch: int, output_len: int, guide: "GuideSpec | None", seed: int) -> float:
-    """Seconds per output token, from when all requests of a batch have begun; the median over them."""
+async def _round(
+    engine: "Engine", batch: int, output_len: int, guide: "GuideSpec | None", seed: int
+) -> tuple[float, float]:
+    """Seconds per output token, from when all requests of a batch have begun, the median over them; and tokens that
+    came at once."""
     pieces: list[list[tuple[float, int]]] = []
     """Per request, when each piece came, and how many tokens there were with it."""
 
@@ -146,7 +155,8 @@ async def _round(engine: "Engine", batch: int, output_len: int, guide: "GuideSpe
             group.start_soon(read, number)
     begun = max(own[0][0] for own in pieces)
     spans = [(next(piece for piece in own if piece[0] >= begun), own[-1]) for own in pieces if own[-1][0] > begun]
-    return median((last[0] - first[0]) / (last[1] - first[1]) for first, last in spans if last[1] > first[1])
+    seconds = median((last[0] - first[0]) / (last[1] - first[1]) for first, last in spans if last[1] > first[1])
+    return seconds, sum(own[-1][1] for own in pieces) / sum(len(own) for own in pieces)
 
 
 async def _first_tokens(engine: "Engine", args: argparse.Namespace, name: str) -> FirstToken:

@@ -1,7 +1,7 @@
 """What this device does at best, measured in the run whose other numbers are divided by it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import torch
@@ -31,6 +31,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per launch of a kernel that does nothing, in a graph."""
     to_device: float = 0.0
     to_host: float = 0.0
+    failed: dict[str, str] = {}
+    """What should have been measured and was not, and why."""
 
     def flops(self, dtype: str) -> float:
         """The ceiling of products in a type; an unmeasured one counts as the widest that was."""
@@ -100,16 +102,26 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
     left, right = (torch.randn(CUDA_SIDE, CUDA_SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
     operations = 2 * CUDA_SIDE**3
-    return Measured(
-        device=torch.cuda.get_device_name(device),
-        read=read,
-        copy=copy,
-        gemm_bfloat16=operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least,
-        gemm_fp8=_fp8_rate(left, right, operations, device, seconds),
-        empty_kernel=empty_kernel_seconds(device, seconds),
-        to_device=_transfer(device, seconds, up=True),
-        to_host=_transfer(device, seconds, up=False),
-    )
+    product = operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least
+    more, failed = _measured_alone({
+        "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
+        "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
+        "to_device": lambda: _transfer(device, seconds, up=True),
+        "to_host": lambda: _transfer(device, seconds, up=False),
+    })  # fmt: skip
+    name = torch.cuda.get_device_name(device)
+    return Measured(device=name, read=read, copy=copy, gemm_bfloat16=product, failed=failed, **more)
+
+
+def _measured_alone(ceilings: Mapping[str, Callable[[], float]]) -> tuple[dict[str, float], dict[str, str]]:
+    """Those that few numbers are divided by: what one of them fails of is told, and costs nobody else anything."""
+    found, failed = dict[str, float](), dict[str, str]()
+    for name, measured in ceilings.items():
+        try:
+            found[name] = measured()
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"[:300]
+    return found, failed
 
 
 def _fp8_rate(left: Tensor, right: Tensor, operations: float, device: torch.device, seconds: float) -> float:

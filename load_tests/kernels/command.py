@@ -114,6 +114,7 @@ def ceiling_text(ceilings: Measured) -> str:
     if ceilings.empty_kernel:
         parts.append(f"an empty kernel {ceilings.empty_kernel * 1e6:.2f} us")
         parts.append(f"to and from the device {ceilings.to_device / 1e9:.1f} and {ceilings.to_host / 1e9:.1f} GB/s")
+    parts += [f"{name} was not measured ({why})" for name, why in ceilings.failed.items()]
     return f"{ceilings.device}: " + ", ".join(parts)
 
 

@@ -173,7 +173,7 @@ class Shapes:
         width = -(-max(lengths) // BLOCK_SIZE)
         needed = [-(-length // BLOCK_SIZE) for length in lengths]
         kv_bytes = 2 * sum(lengths) * size.kv_heads * size.head_dim * self.width
-        caches = [self.caches(sum(needed)) for _ in range(min(4, self.copies(kv_bytes)))]
+        caches = [self.caches(sum(needed)) for _ in range(max(2, min(4, self.copies(kv_bytes))))]
         order = np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
         tables = np.full((len(lengths), width), -1, dtype=np.int32)
         for row, (count, end) in enumerate(zip(needed, np.cumsum(needed).tolist(), strict=True)):

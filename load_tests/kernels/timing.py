@@ -18,6 +18,8 @@ class Timing(msgspec.Struct, frozen=True):
 
     median: float
     least: float
+    runs: int
+    """That these are of: on a GPU replays of a graph of many calls."""
 
 
 def measure(work: Callable[[int], object], device: torch.device, seconds: float) -> Timing:
@@ -40,7 +42,7 @@ def _measure_calls(work: Callable[[int], object], seconds: float) -> Timing:
         taken = time.perf_counter() - begin
         found.append(taken / together)
         spent += taken
-    return Timing(median(found), min(found))
+    return Timing(median(found), min(found), len(found))
 
 
 def _measure_graph(work: Callable[[int], object], device: torch.device, seconds: float) -> Timing:
@@ -73,4 +75,4 @@ def _measure_graph(work: Callable[[int], object], device: torch.device, seconds:
             taken = start.elapsed_time(end) * 1e-3
             found.append(taken / calls)
             spent += taken
-    return Timing(median(found), min(found))
+    return Timing(median(found), min(found), len(found))

@@ -93,19 +93,22 @@ def steady_step_seconds(answers: Sequence[Arrivals]) -> float:
 
 
 def through_engine(
-    model: Path, settings: dict[str, Any], prompts: list[list[int]], tokens: int, *, steps: int, warm_up: int = 0
-) -> float:
-    """Embedded, the model on a thread, every reader woken at every step.
+    model: Path, settings: dict[str, Any], prompts: list[list[int]], tokens: int, *, steps: int, warm_up: int = 0,
+    rounds: int = 1, round_seconds: float = 0.0, limit: float = START_SECONDS + RUN_SECONDS,
+) -> list[float]:  # fmt: skip
+    """Embedded, the model on a thread, every reader woken at every step. Seconds of a step, of each round.
 
     Args:
         tokens: that a sequence may write at most.
         steps: that all write at once; then it is over.
         warm_up: tokens of an answer before the others.
+        rounds: at most; one that others went before is begun only within `round_seconds`.
+        limit: seconds, from the engine's start to its end.
+
+    Raises:
+        TimeoutError: it took longer.
     """
     from troupellm.actors.engine import Engine
-
-    answers: list[Arrivals] = [[] for _ in prompts]
-    together = Together(len(prompts), steps)
 
     async def read(engine: Engine, prompt: list[int], most: int, piece: Callable[[int], None]) -> None:
         params = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
@@ -113,22 +116,31 @@ def through_engine(
             async for delta in stream:
                 piece(len(delta.token_ids))
 
-    async def main() -> None:
-        async with Engine(model, **settings) as engine:
-            if warm_up:
-                await read(engine, prompts[0][:WARM_UP_PROMPT], warm_up, lambda _: None)
-            async with anyio.create_task_group() as group:
+    async def answer_all(engine: Engine) -> float:
+        answers: list[Arrivals] = [[] for _ in prompts]
+        together = Together(len(prompts), steps)
+        async with anyio.create_task_group() as group:
 
-                def piece(sequence: int, count: int) -> None:
-                    answers[sequence].append((time.perf_counter(), count))
-                    if together.wrote(sequence, count):
-                        group.cancel_scope.cancel()
+            def piece(sequence: int, count: int) -> None:
+                answers[sequence].append((time.perf_counter(), count))
+                if together.wrote(sequence, count):
+                    group.cancel_scope.cancel()
 
-                for number, prompt in enumerate(prompts):
-                    group.start_soon(read, engine, prompt, tokens, partial(piece, number))
+            for number, prompt in enumerate(prompts):
+                group.start_soon(read, engine, prompt, tokens, partial(piece, number))
+        return steady_step_seconds(answers)
 
-    anyio.run(main)
-    return steady_step_seconds(answers)
+    async def main() -> list[float]:
+        with anyio.fail_after(limit):
+            async with Engine(model, **settings) as engine:
+                if warm_up:
+                    await read(engine, prompts[0][:WARM_UP_PROMPT], warm_up, lambda _: None)
+                begin, found = time.perf_counter(), [await answer_all(engine)]
+                while len(found) < rounds and time.perf_counter() - begin < round_seconds:
+                    found.append(await answer_all(engine))
+                return found
+
+    return anyio.run(main)
 
 
 def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], tokens: int, *, warm_up: int = 0) -> float:

@@ -107,7 +107,9 @@ class StepBench:
         warm_up = WARM_UP_TOKENS if self._device.type == "cuda" else 0
         if "engine" in self._args.levels:
             settings, steps = self._settings(batch, tokens), self._args.steps
-            seconds["engine"] = through_engine(self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up)
+            (seconds["engine"],) = through_engine(
+                self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up
+            )  # fmt: skip
         if "http" in self._args.levels:
             log = self._work / "server.log"
             seconds["http"] = through_http(self._server(batch, tokens), log, prompts, tokens, warm_up=warm_up)

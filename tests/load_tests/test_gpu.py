@@ -2,44 +2,40 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from packaging.requirements import Requirement
 
 from tests.support.gpu_models import CEILINGS, CPU, TINY, tiny_models
 from troupellm.kernels.paged_attention import cases as attention_cases
-from troupellm.load_tests.gpu import attention, engine, goals, session
-from troupellm.load_tests.gpu.checking import Unfinished, begin, results
+from troupellm.load_tests.gpu import attention, engine, goals, measuring, session
 from troupellm.load_tests.gpu.correctness import Correctness
-from troupellm.load_tests.gpu.gathered import Gathered, Partly
+from troupellm.load_tests.gpu.gathered import Partly
 from troupellm.load_tests.gpu.models import config_of, write_model
 from troupellm.load_tests.gpu.wheels import PACKAGES, THERE, command
-from troupellm.load_tests.kernels.checks import Check, check
+from troupellm.load_tests.kernels import ceilings, shapes
+from troupellm.load_tests.kernels.checks import check
+from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.roofline import SIZES, ModelSize
-from troupellm.load_tests.step.profile import Parts
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import ConfigError
 
 
 def test_every_goal_is_measured() -> None:
     numbers = [f"G{number}" for number in range(1, 28)]
     assert list(goals.GOALS) == [*numbers[:7], "G7b", *numbers[7:]]
     assert set(goals.FIRST) == {"G1", "G3", "G5", "G8", "G13", "G16"}
-    measures = session.Session(CPU, Path(), None, 0.0)._measures(CEILINGS)
-    assert set(measures) == set(goals.GOALS)
+    assert set(measuring.measures(engine.Models(CPU, CEILINGS, Path()), {})) == set(goals.GOALS)
+    assert {goals.COUNTING, *goals.PROFILED} <= set(goals.GOALS)
 
 
 def test_targets_are_judged_one_by_one() -> None:
@@ -78,28 +74,24 @@ def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> engine.Models:
 
 
 @pytest.mark.slow
-def test_whole_models_are_measured(models: engine.Models) -> None:
+def test_whole_models_are_measured(models: engine.Models, monkeypatch: pytest.MonkeyPatch) -> None:
     found, details = models.decode(engine.LARGE, (2,))
     assert set(found) == {"batch 2"}
     assert all(0 < fraction < 1 for fraction in found.values())
-    assert details["batch 2"]["tokens/s"] == pytest.approx(2e3 / details["batch 2"]["ms"])
-    taxes, parts = models.tax()
-    assert set(taxes) == {"8b", "0.6b"}
-    assert parts["8b"]["kernels"] > 10
-    assert set(models.above_the_worker()[0]) == {target.name for target in goals.GOALS["G13"].targets}
+    assert details["batch 2"]["tokens/s"] == pytest.approx(2e3 / details["batch 2"]["engine ms"])
+    assert details["batch 2"]["runs"] == len(details["batch 2"]["engine ms of each"]) == 2
+    kernels = models.kernels(engine.LARGE, 1)
+    assert kernels > 10
+    assert set(models.tax({engine.LARGE: kernels, engine.SMALL: 9})[0]) == {"8b", "0.6b"}
+    with pytest.raises(Partly, match=r"0\.6b: .* not counted"):
+        models.tax({engine.LARGE: kernels})
+    monkeypatch.setattr(engine, "ABOVE", {engine.LARGE: (1, 3), engine.SMALL: (1,)})
+    assert set(models.above_the_worker()[0]) == {"8b batch 1", "8b batch 3", "0.6b batch 1"}
 
 
-def test_what_refuses_by_name_is_skipped_by_name(models: engine.Models, tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    one = session.Session(CPU, tmp_path, str(result), float("inf"))
-    models._device = torch.device("cuda")
-    skipped = one._pursued("G3", lambda: models.decode(engine.SMALL, (1,)))
-    assert "cuda" in skipped.skipped
-    assert not one.failed
-    late = session.Session(CPU, tmp_path, None, 0.0)._pursued("G3", lambda: ({}, {}))
-    assert "are left" in late.skipped
-    soon = time.monotonic() + goals.GOALS["G3"].seconds + session.LAST_SECONDS / 2  # the last ceilings need theirs, too
-    assert "are left" in session.Session(CPU, tmp_path, None, soon)._pursued("G3", lambda: ({}, {})).skipped
+def test_the_engine_is_compared_with_its_graph_at_all_batches() -> None:
+    told = {f"{engine.SHORT[name]} batch {batch}" for name, batches in engine.ABOVE.items() for batch in batches}
+    assert told == {target.name for target in goals.GOALS["G13"].targets}
 
 
 def test_the_script_starts_anywhere_and_says_that_there_is_no_device(tmp_path: Path) -> None:
@@ -145,81 +137,19 @@ def test_only_the_graph_that_is_measured_is_captured(monkeypatch: pytest.MonkeyP
     """And before the steps that count: a capture takes as long as dozens of them."""
     asked: list[dict[str, Any]] = []
 
-    def through(model: Path, settings: dict[str, Any], *_: object, **more: Any) -> float:
-        asked.append(settings | more)
-        return 1.0
+    def through(model: Path, settings: dict[str, Any], *_: object, **more: Any) -> list[float]:
+        asked.append(settings | {"warm_up": more["warm_up"]})
+        return [3.0, 1.0, 2.0]
 
     monkeypatch.setattr(engine, "through_engine", through)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    engine.Models(torch.device("cuda"), CEILINGS, tmp_path).engine_step(engine.LARGE, 32)
+    assert engine.Models(torch.device("cuda"), CEILINGS, tmp_path).engine_step(engine.LARGE, 32) == 2.0
     engine.Models(CPU, CEILINGS, tmp_path).engine_step(engine.LARGE, 8)
     assert [one.get("cudagraph_capture_sizes") for one in asked] == [(32,), None]
     assert all(one["warm_up"] >= 4 for one in asked)  # the second token's step captures it
-    settings = {name: value for name, value in asked[0].items() if name not in ("warm_up", "steps")}
+    settings = {name: value for name, value in asked[0].items() if name != "warm_up"}
     EngineConfig.from_flat({"model": "m"} | settings)
     assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"]
-
-
-@pytest.mark.slow
-def test_operations_are_checked_side_by_side(tmp_path: Path) -> None:
-    found = results(begin(("silu_mul", "no_operation"), CPU, tmp_path), 180.0)
-    assert isinstance(found["silu_mul"], list)
-    assert len(found["silu_mul"]) > 2
-    assert all(one.right for one in found["silu_mul"])
-    assert found["no_operation"] == Unfinished("KeyError: 'no_operation'")
-    late = begin(("silu_mul",), CPU, tmp_path)
-    assert results(late, 0.0) == {"silu_mul": Unfinished("it was not done in time", late=True)}
-    assert late["silu_mul"].returncode == -signal.SIGKILL
-
-
-RIGHT, WRONG = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], session.Session]:
-    """A session whose operations were found so."""
-
-    def made(found: dict[str, Any]) -> session.Session:
-        given = iter([{name: found.get(name, [RIGHT]) for name in OPERATIONS}, {"model:m": Unfinished("no memory")}])
-        monkeypatch.setattr(session, "begin", lambda tasks, *_: tasks)
-        monkeypatch.setattr(session, "begin_models", lambda names, *_: names)
-        monkeypatch.setattr(session, "results", lambda *_: next(given))
-        one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), float("inf"))
-        one.check(1.0)
-        return one
-
-    return made
-
-
-def test_what_is_wrong_holds_up_what_needs_it_alone(
-    checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing of it is timed, and all else is."""
-    one = checked({
-        "grouped_linear": Unfinished("it ended with 1"), "fused_moe": Unfinished("it was not done in time", late=True),
-        "decode_attention": [RIGHT, WRONG], "row_codes": [WRONG],
-    })  # fmt: skip
-    assert one.failed
-    told = json.loads((tmp_path / "result.json").read_text())["correctness"]
-    assert told["wrong"] == {"decode_attention": ["two: 3 times"], "row_codes": ["two: 3 times"]}
-    assert (told["late"], told["broken"]) == (["fused_moe"], {"grouped_linear": "it ended with 1"})
-    assert told["worst"]["rms_norm"] == 0.5
-    timed = list[str]()
-    results = {
-        name: one._pursued(name, lambda name=name: timed.append(name) or ({"x": 1.0}, {})) for name in goals.GOALS
-    }
-    assert timed == ["G10", "G15"]
-    assert results["G8"].skipped == "decode_attention is wrong (two: 3 times)"
-    assert results["G2"].skipped.count("is wrong") == 2
-    assert "fused_moe was not checked in time" in results["G4"].skipped
-    assert "model:m: no memory" in capsys.readouterr().out
-
-
-def test_an_operation_that_nothing_waits_for_holds_nothing_up(checked: Callable[..., session.Session]) -> None:
-    one = checked({"grouped_linear": [WRONG]})
-    assert one.failed
-    assert not any(one._checked.objections(name) for name in goals.GOALS)
-    assert not checked({}).failed
 
 
 def test_every_operation_that_a_goal_needs_is_checked() -> None:
@@ -236,37 +166,52 @@ def test_attention_is_checked_by_the_kernel_that_computes_it() -> None:
     assert not attention.real_checks("linear", CPU)
 
 
-def test_a_part_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
-    def measure(error: Exception) -> Any:
-        gathered = Gathered()
-        for batch in (1, 256):
-            with gathered.part(f"batch {batch}"):
-                if batch > 1:
-                    raise error
-                gathered.found[f"batch {batch}"] = 0.9
-        return gathered.all()
+def test_a_worker_is_loaded_into_free_memory(models: engine.Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever used the one before may hold on to it until then."""
+    done = list[str]()
 
-    for error, failed in ((RuntimeError("no memory"), True), (ConfigError("does not fit", param="x"), False)):
-        with pytest.raises(Partly):
-            measure(error)
-        one = session.Session(CPU, tmp_path, None, float("inf"))
-        result = one._pursued("G1", partial(measure, error))
-        assert (result.found, result.kept) == ({"batch 1": 0.9}, {"batch 1": True})
-        assert result.skipped.startswith("batch 256: ")
-        assert one.failed == failed
+    class Worker:
+        def __init__(self, *_: object) -> None:
+            done.append("loaded")
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(engine, "BareWorker", Worker)
+    monkeypatch.setattr(engine.Models, "free", lambda self: done.append("freed"))
+    with models.worker(engine.LARGE, 1, 16):
+        pass
+    assert done == ["freed", "loaded", "closed", "freed"]
 
 
 def test_a_bare_graph_is_what_the_tax_is_of() -> None:
-    step = engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), 2e-3)
-    assert step.bare == 2e-3
-    assert engine.WorkerStep(3e-3, Parts(100, 0.0, 0.0), None).bare == 3e-3
+    assert engine.WorkerStep(3e-3, 2e-3).bare == 2e-3
+    assert engine.WorkerStep(3e-3, None).bare == 3e-3
 
 
-def test_a_session_without_a_number_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(session.Session, "describe", lambda self: None)
-    monkeypatch.setattr(session.Session, "_ceilings", lambda self, when: CEILINGS)
-    monkeypatch.setattr(session.Session, "_measures", lambda self, ceilings: {"G3": lambda: ({"batch 1": 0.5}, {})})
-    argv = ["--skip-checks", "--goals", "G3"]
-    assert session.run([*argv, "--minutes", "0"], tmp_path) == 1
-    assert session.run([*argv, "--minutes", "5"], tmp_path) == 0
+def test_a_type_whose_ceiling_is_missing_has_no_roofline() -> None:
+    """That of a wider type would make its goals easier."""
+    lacking = msgspec.structs.replace(CEILINGS, gemm_fp8=0.0)
+    assert engine.Models(CPU, lacking, Path()).roof().block_flops == CEILINGS.gemm_bfloat16
+    with pytest.raises(RuntimeError, match="fp8 was not measured"):
+        engine.Models(CPU, lacking, Path()).roof("fp8")
+
+
+def test_a_ceiling_that_fails_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> float:
+        raise RuntimeError("no such kernel")
+
+    found, failed = ceilings._measured_alone({"gemm_fp8": fail, "to_host": lambda: 2.0})
+    assert (found, failed) == ({"to_host": 2.0}, {"gemm_fp8": "RuntimeError: no such kernel"})
+    measured = ceilings.Measured(device="x", read=1.0, copy=1.0, failed=failed, **found)
+    assert measured.gemm_fp8 == 0.0
+    assert "gemm_fp8 was not measured (RuntimeError: no such kernel)" in ceiling_text(measured)
+
+
+def test_buffers_of_attention_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large they are."""
+    made, caches = list[int](), shapes.Shapes.caches
+    monkeypatch.setattr(shapes, "COLD_BYTES", 1)
+    monkeypatch.setattr(shapes.Shapes, "caches", lambda self, blocks: made.append(blocks) or caches(self, blocks))
+    next(shapes.Shapes(TINY, CPU, torch.float32, 8).attention("attention", [7], [1])).run(0)
+    assert len(made) == 2

@@ -2,21 +2,27 @@
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support.gpu_models import tiny_models
+from tests.support.gpu_models import CPU, tiny_models
 from tests.support.pretended_gpu import pretend_gpu
 from troupellm.load_tests.gpu import (
+    beside,
     captures,
+    clocks,
     drafts,
+    engine as engine_measures,
     engines,
     first_tokens,
     gaps,
     goals,
     guided,
     idling,
+    memory,
     prefixes,
     restoring,
     workloads,
@@ -25,6 +31,10 @@ from troupellm.load_tests.gpu.engine import Found, Models
 from troupellm.load_tests.offload.throughput import Load
 from troupellm.load_tests.peers.servers import ServerPlan
 from troupellm.load_tests.roofline import SIZES
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.cuda.ticket import LaunchedPlan
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.worker import StepPlan
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
 
 SIZES_OF_GRAPHS = (1, 2, 4)
@@ -153,11 +163,26 @@ def test_verified_drafts(gpu: None, models: Models, monkeypatch: pytest.MonkeyPa
     assert 1.0 < details["speed-up, batch 1"]["tokens kept"] <= 5.0
 
 
-def test_guided_answers(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guided, "ANSWER", 8)
-    monkeypatch.setattr(guided, "ROUNDS", 1)
-    details = checked("G21", guided.per_token(models))
-    assert details["batch 1"]["ms"] > 0
+def test_guided_answers(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a step under way whose choice is still to be made while the next one is launched."""
+    ahead, launch = list[bool](), CudaRunner.launch
+
+    def launched(self: CudaRunner, plan: StepPlan) -> LaunchedPlan:
+        ticket = launch(self, plan)
+        if ticket.guided:
+            ahead.append(ticket.choice is not None)
+        return ticket
+
+    monkeypatch.setattr(CudaRunner, "launch", launched)
+    for name, value in (("ANSWER", 24), ("ROUNDS", 1), ("BATCHES", (1, 3))):
+        monkeypatch.setattr(guided, name, value)
+    found, details = guided.per_token(models)
+    details = checked("G21", ({name.replace(" 3", " 32"): value for name, value in found.items()}, details))
+    for part in details.values():
+        assert part["ms"] > 0
+        assert part["runs"] == 1
+        assert min(part["tokens at once"], part["without, tokens at once"]) >= 1.0
+    assert sum(ahead) > len(ahead) / 4  # here steps are done at once, and often collected before the next one
 
 
 def test_first_tokens(models: Models, monkeypatch: pytest.MonkeyPatch, fake_server: Any) -> None:
@@ -199,3 +224,98 @@ def test_gaps_while_prompts_come(models: Models, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(gaps, name, value)
     details = checked("G27", gaps.while_prompts_come(models))
     assert details["p99 ms"] >= details["p50 ms"] > 0
+
+
+@pytest.mark.slow
+def test_beside_transformers(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the session asks: in inference mode, where its thread would fail. Here it has no graphs."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(beside, "CONTEXT", 16)
+    monkeypatch.setattr(beside, "STEPS", 6)
+    monkeypatch.setattr(beside, "ROUNDS", 1)
+    small = {"num_blocks": 64, "max_batch_tokens": 256}  # else it takes most of the machine's memory
+    ways = {told: settings | small for told, settings in beside.BATCHING.items()}
+    monkeypatch.setattr(beside, "BATCHING", ways)
+    monkeypatch.setattr(Models, "engine_step", lambda *_: 1e-3)
+    monkeypatch.setattr(Models, "engine_details", lambda *_: {})
+    with torch.inference_mode():
+        details = checked("G16", beside.beside_transformers(models))["8b generate_batch 32"]
+    assert details["transformers"]["its own choice"]["graphs"] == "(False, False)"
+    assert "device.type = 'cpu'" in details["transformers"]["async and graphs"]
+    assert list(details["transformers tokens/s"]) == ["its own choice"]
+
+
+class Manager:
+    """Answers in the place of `transformers`' own, with a word too few."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self._error, self._asked = error, list[int]()
+
+    def add_requests(self, inputs: list[list[int]], max_new_tokens: int) -> None:
+        self._asked = [max_new_tokens] * (len(inputs) - 1)
+
+    def get_result(self, timeout: float) -> Any:
+        if not self._asked:
+            return None
+        tokens = [0] * (self._asked.pop() if self._error is None else 0)
+        return SimpleNamespace(is_finished=lambda: True, error=self._error, generated_tokens=tokens)
+
+    def is_running(self) -> bool:
+        return False
+
+
+def test_a_peer_that_gives_less_is_not_measured() -> None:
+    with pytest.raises(RuntimeError, match="1 of 3 answers did not come"):
+        beside._answer_all(Manager(), [[1]] * 3, 5)
+    with pytest.raises(RuntimeError, match="0 tokens came of 5: an inference tensor"):
+        beside._answer_all(Manager("an inference tensor"), [[1]] * 3, 5)
+    seconds = iter([9.0, 3.0, 1.0, 5.0, 2.0, 4.0, 2.0])  # two of the rounds are 2 s longer for two tokens
+    assert beside._rate(lambda tokens: next(seconds), 32, 2) == 32.0
+
+
+def test_the_cache_may_fill_the_device(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine is told holds it back by nothing but memory, and steps go before its number counts."""
+    free, seen = [80 * 2**30, 2**30], list[tuple[EngineConfig, int]]()
+    own = SIZES["qwen3-8b"].kv_numbers * 2 * engine_measures.BLOCK_SIZE
+    ready = SimpleNamespace(num_blocks=60 * 2**30 // own, block_size=engine_measures.BLOCK_SIZE, weight_bytes=2**34)
+
+    class Worker:
+        def __init__(self, folder: Path, config: EngineConfig) -> None:
+            self.ready = ready
+            seen.append((config, 0))
+
+        def fill(self, batch: int, context: int, steps: int) -> None:
+            seen.append((seen[-1][0], batch * context))
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+    monkeypatch.setattr(engine_measures, "BareWorker", Worker)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free.pop(0), 0))
+    details = checked("G25", found := memory.cache_share(models))
+    assert found[0]["share"] == pytest.approx(60 / 64, rel=1e-3)
+    assert details["still free GiB"] == 1.0
+    (config, _), (_, prompts) = seen
+    assert config.cache.gpu_memory_utilization == 1.0
+    assert config.cache.num_gpu_blocks_override is None
+    assert prompts == config.scheduler.max_num_batched_tokens == config.scheduler.max_num_prefill_tokens
+    wanted = 2 * real_kv_numbers() * config.scheduler.max_num_seqs * int(config.model.max_model_len)
+    assert wanted > 2 * 141e9  # of the larger of the two devices
+
+
+def real_kv_numbers() -> int:
+    """Of a token of 8B, which is a tiny model here."""
+    return 2 * 36 * 8 * 128
+
+
+def test_clocks_are_read_beside_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked = list[object]()
+    monkeypatch.setattr(clocks, "SIDE", 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", worked.append)
+    monkeypatch.setattr(clocks, "QUERY", ("sh", "-c", "sleep 0.2; echo 1980 MHz, 3201 MHz"))
+    assert clocks.clocks_under_load(CPU) == "1980 MHz, 3201 MHz"
+    assert len(worked) > 1
+    monkeypatch.setattr(clocks, "QUERY", ("no-such-program",))
+    assert clocks.clocks_under_load(CPU) == "unknown: FileNotFoundError"
+    monkeypatch.setattr(clocks, "QUERY", ("sh", "-c", "exit 9"))
+    assert clocks.clocks_under_load(CPU) == "unknown: nvidia-smi failed"

@@ -46,7 +46,7 @@ def test_many_steps_of_prompts_end_in_steady_ones(tmp_path: Path, monkeypatch: p
     steady = above.steady_step_seconds
     monkeypatch.setattr(above, "steady_step_seconds", lambda answers: seen.append(answers) or steady(answers))
     monkeypatch.setattr(engine, "write_model", lambda name, folder: model)
-    for name, value in (("CONTEXT", 16), ("STEPS", 12), ("STEP_TOKENS", 10)):
+    for name, value in (("CONTEXT", 16), ("STEPS", 12), ("STEP_TOKENS", 10), ("ROUNDS", 1)):
         monkeypatch.setattr(engine, name, value)
     settings = engine.Models._settings
     own = {"num_threads": 1, "dtype": "float32"}
@@ -67,3 +67,16 @@ def test_the_bench_gives_prompts_what_it_counts_on() -> None:
     bench.dtype, bench._device, bench._threads = "float32", torch.device("cpu"), 1
     settings = bench._settings(256, 100)
     assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"] > 2 * 256
+
+
+def test_an_engine_is_measured_some_times(tmp_path: Path) -> None:
+    """Rounds are begun while there is time; the engine is given up in the end."""
+    model = write_random_model(tmp_path / "model", SHAPES["tiny"])
+    settings = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 2, "max_model_len": 64, "block_size": 16}
+
+    def rounds(**more: Any) -> list[float]:
+        return above.through_engine(model, settings, above.prompts_of(2, 8, 500), 24, steps=8, **more)
+
+    assert [len(rounds()), len(rounds(rounds=3, round_seconds=60.0)), len(rounds(rounds=3))] == [1, 3, 1]
+    with pytest.raises(TimeoutError):
+        rounds(limit=1e-3)
