@@ -240,7 +240,7 @@ def test_bench_step_in_small(tmp_path: Path) -> None:
     assert given.items() <= report.items()
     row = report["rows"][0]
     assert set(row["seconds"]) == {"worker", "engine", "http"}
-    assert row["parts"]["kernels"] > 10
+    assert row["parts"]["kernels"] >= 1  # of a step that is one compiled call
     assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"] < 1
 
 
