@@ -241,7 +241,7 @@ def test_bench_step_in_small(tmp_path: Path) -> None:
     row = report["rows"][0]
     assert set(row["seconds"]) == {"worker", "engine", "http"}
     assert row["parts"]["kernels"] >= 1  # of a step that is one compiled call
-    assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"] < 1
+    assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"]  # a model that fits in the caches has no roof
 
 
 def test_timing_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
