@@ -161,10 +161,10 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
-            view, index = _resolved(*args)
+            view, index = resolved(*args)
             return view if index is None else aten.index.Tensor(view, index)
         if func is Tensor.__setitem__:
-            view, index = _resolved(*args[:2])
+            view, index = resolved(*args[:2])
             value = args[2] if isinstance(args[2], Tensor) else torch.full((), args[2], dtype=view.dtype, device=CUDA)
             return aten.copy_(view, value) if index is None else aten.index_put_(view, index, value)
         if func is Tensor.copy_:
@@ -195,7 +195,7 @@ def _numbered(value: Any) -> Any:
     return CUDA if isinstance(value, str | torch.device) and str(value) == "cuda" else value
 
 
-def _resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
+def resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
     """A view by numbers and slices, and what tensors are to pick of it."""
     parts = list(key) if isinstance(key, tuple) else [key]
     if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
