@@ -143,7 +143,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "sizes": {"cudagraph_capture_sizes": (2, 3)},
     "float16": {"dtype": "float16"},
     "float32": {"dtype": "float32"},
-    "preempted": {"num_gpu_blocks_override": 12},
+    "preempted": {"num_gpu_blocks_override": 10},
     "one_at_a_time": {"async_scheduling": False},
     "no_prefix_cache": {"enable_prefix_caching": False},
     "poison": {"poison_memory": "nan"},
@@ -162,8 +162,11 @@ SERVED: dict[str, dict[str, Any]] = {
     "fp8_invariant": {"quantization": "fp8", "batch_invariant": True},
     "dummy": {"load_format": "dummy", "quantization": "int4"},
     "offload": {"kv_offloading_size": "1MiB", "num_gpu_blocks_override": 12},
-    "swap": {"kv_offloading_size": "1MiB", "num_gpu_blocks_override": 12, "preemption_mode": "offload"},
+    "swap": {"kv_offloading_size": "1MiB", "num_gpu_blocks_override": 10, "preemption_mode": "offload"},
 }
+
+
+PREEMPTED = ("preempted", "swap")
 
 
 def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
@@ -174,6 +177,9 @@ def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
 async def test_together(folder: Path, gpu: Gpu, name: str) -> None:
     async with Engine(str(folder), **settings(**SERVED[name])) as engine:
         await ask(engine, MIXED)
+        if name in PREEMPTED:
+            await ask(engine, [request | {"max_tokens": 24} for request in MIXED], times=1)
+            assert engine.snapshot().scheduler.preemptions
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -195,7 +201,7 @@ METHODS: dict[str, dict[str, Any]] = {
 KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "custom")
 
 
-@pytest.mark.parametrize("name", cases(METHODS, ("ngram", "eagle_tree")))
+@pytest.mark.parametrize("name", cases(METHODS, ("eagle_tree",)))
 async def test_drafts(drafters: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     method, drafted = next(kind for kind in KINDS if name.startswith(kind)), 0
     learn = Speculator.learn
