@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 
 _NEVER = 2**31 - 1
+_INTERPRETERS = 1000
+"""Objects that the interpreter freezes before anybody can: some hundreds from 3.12 on. A host's are far more."""
 
 
 class Frozen:
@@ -42,7 +44,7 @@ class Frozen:
             self._engines += 1
             if self._engines > 1:
                 return
-            untouched = gc.get_freeze_count() == 0
+            untouched = gc.get_freeze_count() < _INTERPRETERS
             gc.freeze()
             self._objects = gc.get_freeze_count() if untouched else 0
 

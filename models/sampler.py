@@ -330,7 +330,8 @@ class Sampler:
         lengths = torch.tensor([output.numel() for output in outputs], device=self._device)
         # A failed row may hold -1 as its last token, which as a place would lie in the row before.
         generated = torch.cat(outputs).long().clamp_(0, self._vocab - 1)
-        owner = torch.arange(len(outputs), device=self._device).repeat_interleave(lengths)
+        owner = torch.arange(len(outputs), device=self._device)
+        owner = owner.repeat_interleave(lengths, output_size=generated.shape[0])  # else a GPU is waited for
         places = penalties.rows_index[owner] * self._vocab + generated
         repeat_penalty(
             logits,

@@ -156,11 +156,12 @@ class SamplingBatch:
         members = [i for i in self._asking if self.rows[i].stops.numel()]
         if not members:
             return None
+        places = self._places((i, self.rows[i].stops) for i in members)
         repeats = self._tensor([self.rows[i].stops.numel() for i in members])
         return StopMask(
-            rows=self._tensor(members).repeat_interleave(repeats),
-            places=self._places((i, self.rows[i].stops) for i in members),
-            min_lengths=self._tensor([self.rows[i].min_length for i in members]).repeat_interleave(repeats),
+            rows=_repeated(self._tensor(members), repeats, places),
+            places=places,
+            min_lengths=_repeated(self._tensor([self.rows[i].min_length for i in members]), repeats, places),
         )
 
     def _bad_words(self) -> BadWords | None:
@@ -183,15 +184,15 @@ class SamplingBatch:
         states = [self.rows[i].state for i in members]
         prompts = [self.rows[i].prompt_tokens for i in members]
         repetition = self._floats([max(state.repetition_penalty, SMALLEST_PENALTY) for state in states])
-        lengths = self._tensor([prompt.numel() for prompt in prompts])
+        places = self._places(zip(members, prompts, strict=True))
         return Penalties(
             rows=tuple(members),
             rows_index=self._tensor(members),
             repetition=repetition,
             frequency=self._floats([state.frequency_penalty for state in states]),
             presence=self._floats([state.presence_penalty for state in states]),
-            prompt_places=self._places(zip(members, prompts, strict=True)),
-            prompt_penalties=repetition.repeat_interleave(lengths),
+            prompt_places=places,
+            prompt_penalties=_repeated(repetition, self._tensor([prompt.numel() for prompt in prompts]), places),
         )
 
     def _plugged(self) -> tuple[tuple[str, tuple[int, ...], Tensor], ...]:
@@ -205,10 +206,15 @@ class SamplingBatch:
 
     def _places(self, listed: Iterable[tuple[int, Tensor]]) -> Tensor:
         """Row numbers and token ids as flat places, in order."""
-        return torch.cat([ids.to(self._device) + row * self._vocab for row, ids in listed])
+        return torch.cat([ids + row * self._vocab for row, ids in listed]).to(self._device)
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+
+def _repeated(values: Tensor, times: Tensor, like: Tensor) -> Tensor:
+    """Each value so many times, one for each of `like`: a size that is not said is one that a GPU is waited for."""
+    return values.repeat_interleave(times, output_size=like.shape[0])

@@ -112,7 +112,8 @@ class GpuPlace:
         plan, sizes = host_planner(attention), tuple[int, ...]()
         if attention.backend.name == "triton":
             plan = triton_planner(decoder.config, cache.block_size, kv_dtype, invariant=decoder.batch_invariant)
-            sizes = self._sizes() if captures else ()
+            # A step without a head, of a classifier, gives no tokens that a graph could append.
+            sizes = self._sizes() if captures and decoder.head is not None else ()
         return CudaRunner(
             decoder, cache, self.device, max_model_len=max_model_len, slots=config.scheduler.max_num_seqs, plan=plan,
             capture_sizes=sizes, attention_backend=config.worker.attention_backend, **more,

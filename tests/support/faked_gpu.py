@@ -107,7 +107,8 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
     """Within it tensors are made without content, wherever they are. Gives the launches so far.
 
     Args:
-        answer: to whoever waits for the device with a question, which is for loading alone; None lets nobody.
+        answer: to whoever waits for the device with a question, as loading does; numbers that are waited for are zeros
+            then. None lets nobody wait.
     """
     from triton.runtime.jit import JITFunction
 
@@ -136,6 +137,21 @@ def _send(self: Staging, *parts: np.ndarray, into: Tensor | None = None) -> list
     return [there[end - part.size : end].view(part.shape) for part, end in zip(parts, ends, strict=True)]
 
 
+def _zeros(answer: bool, tensor: Tensor, *_: Any) -> np.ndarray:
+    return np.zeros(tensor.shape, str(tensor.dtype).removeprefix("torch."))
+
+
+_WAITS: dict[Any, Any] = {
+    Tensor.__bool__: lambda answer, _: answer,
+    Tensor.__int__: lambda *_: 0,
+    Tensor.__index__: lambda *_: 0,
+    Tensor.item: lambda *_: 0,
+    Tensor.numpy: _zeros,
+    Tensor.tolist: lambda answer, tensor: _zeros(answer, tensor).tolist(),
+}
+"""What needs content, and what it gets instead."""
+
+
 class _Python(TorchFunctionMode):
     """What needs a device before any operator is called: brackets, pinned memory, and copies of what has content."""
 
@@ -145,23 +161,32 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
-            view, index = _resolved(*args)
+            view, index = resolved(*args)
             return view if index is None else aten.index.Tensor(view, index)
         if func is Tensor.__setitem__:
-            view, index = _resolved(*args[:2])
+            view, index = resolved(*args[:2])
             value = args[2] if isinstance(args[2], Tensor) else torch.full((), args[2], dtype=view.dtype, device=CUDA)
             return aten.copy_(view, value) if index is None else aten.index_put_(view, index, value)
         if func is Tensor.copy_:
             return aten.copy_(*args, **(kwargs or {}))
         if func is Tensor.pin_memory:
             return args[0]
+        if func is Tensor.__invert__:
+            return aten.bitwise_not(args[0])
         if func is Tensor.contiguous:
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
-        if func is Tensor.__bool__ and self._answer is not None:
-            return self._answer
-        if func is Tensor.to and not isinstance(args[0], FakeTensor):
-            args = (self._mode.from_tensor(args[0]), *args[1:])
+        if self._answer is not None and func in _WAITS:
+            return _WAITS[func](self._answer, *args)
+        if func is Tensor.to:
+            moved = args[0] if isinstance(args[0], FakeTensor) else self._mode.from_tensor(args[0])
+            if any(_numbered(value) == CUDA for value in (*args[1:], *(kwargs or {}).values())):
+                moved.constant = None  # whose content torch would copy
+            args = (moved, *args[1:])
         given = {name: _numbered(value) for name, value in (kwargs or {}).items()}
+        if func is torch.tensor and given.get("device") == CUDA:
+            del given["device"]
+            like = func(*args, **given)
+            return torch.empty(like.shape, dtype=like.dtype, device=CUDA)
         return func(*map(_numbered, args), **given)
 
 
@@ -170,7 +195,7 @@ def _numbered(value: Any) -> Any:
     return CUDA if isinstance(value, str | torch.device) and str(value) == "cuda" else value
 
 
-def _resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
+def resolved(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None] | None]:
     """A view by numbers and slices, and what tensors are to pick of it."""
     parts = list(key) if isinstance(key, tuple) else [key]
     if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
