@@ -43,24 +43,24 @@ PLAIN: dict[str, dict[str, Any]] = {
     "penalties": {"seed": 3, "frequency_penalty": 0.2, "presence_penalty": 0.3, "top_k": 5},
     "logprob": {"temperature": 0.0, "logprobs": 0},
     "penalized_logprob": {"seed": 3, "logprobs": 0, "repetition_penalty": 1.2, "top_p": 0.9},
-}
-"""What a step computes without waiting for the device."""
-DEMANDING: dict[str, dict[str, Any]] = {
     "logit_bias": {"temperature": 0.0, "logit_bias": {7: 5.0, 9: -3.0}},
-    "bad_words": {"temperature": 0.0, "bad_words": ["a", "bcd"]},
     "allowed": {"seed": 3, "allowed_token_ids": [0, 5, 6]},
     "min_tokens": {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": [9], "ignore_eos": False},
     "logprobs": {"seed": 3, "logprobs": 3},
     "all_penalties_logprobs": {"seed": 3, "logprobs": 2, "repetition_penalty": 1.2, "frequency_penalty": 0.2},
-    "logprob_token_ids": {"temperature": 0.0, "logprobs": 2, "logprob_token_ids": [4, 8]},
-    "prompt_logprobs": {"temperature": 0.0, "prompt_logprobs": 2},
     "guide": {"seed": 3, "guide": GUIDE},
     "guide_logprobs": {"temperature": 0.0, "guide": GUIDE, "logprobs": 2, "repetition_penalty": 1.1},
+    "several": {"seed": 3, "n": 3},
+}
+"""What a step computes without waiting for the device."""
+DEMANDING: dict[str, dict[str, Any]] = {
+    "bad_words": {"temperature": 0.0, "bad_words": ["a", "bcd"]},
+    "logprob_token_ids": {"temperature": 0.0, "logprobs": 2, "logprob_token_ids": [4, 8]},
+    "prompt_logprobs": {"temperature": 0.0, "prompt_logprobs": 2},
     "processor": {"temperature": 0.0, "logits_processors": {"OnlyToken": {"token": 0}}},
     "thinking": {
         "temperature": 0.0, "thinking_token_budget": 2, "thinking": ThinkingMarks(start="", end="!!", open=True),
     },
-    "several": {"seed": 3, "n": 3},
     "beams": {"use_beam_search": True, "n": 2, "temperature": 0.0},
 }  # fmt: skip
 REQUESTS = PLAIN | DEMANDING
