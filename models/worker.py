@@ -262,12 +262,15 @@ class ModelWorker:
 
         Raises:
             ModelLoadError: the weights cannot be read any more; the worker sleeps on.
+            GraphCaptureError: the device is of no more use.
             InvalidRequest: there is nothing to stop, or nowhere to write to.
         """
         if self._parts is None:
             raise RuntimeError("a command came before load, or after close")
         match command:
             case SleepWorker():
+                if isinstance(self._runner, CudaRunner):
+                    self._runner.check()  # a device that is broken gives nothing back
                 self._runner = None
                 if self._drafter is not None:
                     self._drafter.forget()

@@ -59,6 +59,10 @@ class Device(ABC):
 
         Args:
             body: has been run before, so that nothing is compiled or set up in it.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it; everything else is as it was.
+            Exception: the device is of no more use.
         """
 
     @abstractmethod
@@ -97,8 +101,19 @@ class CudaGraph(Graph):
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 body()
-            finally:
-                self._graph.capture_end()
+            except Exception as error:
+                self._end_after(error)
+                raise
+            self._graph.capture_end()
+
+    def _end_after(self, error: Exception) -> None:
+        """Stop recording; where that fails, torch's allocator goes on as if it recorded, and little can be freed."""
+        try:
+            self._graph.capture_end()
+        except Exception as damage:
+            error.add_note(f"its capture could not be ended: {damage}")
+            if isinstance(error, torch.OutOfMemoryError):  # which is all there is to it only where the capture ended
+                raise RuntimeError("a capture found no memory, and could not be ended") from error
 
     def replay(self) -> None:
         self._graph.replay()

@@ -81,6 +81,8 @@ class Dispatcher:
         self._captured: set[GraphKey] = set()
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._waiting = self._by_size()
+        self.given_up = 0
+        """How many will never be captured."""
 
     def _by_size(self) -> list[GraphKey]:
         """The largest of each kind, then the others."""
@@ -147,7 +149,7 @@ class Dispatcher:
 
     def want(self, key: GraphKey) -> None:
         """A step is made for that graph, which is captured next, if it is not there: behind the largest ones."""
-        if key in self._captured or key in self._largest:
+        if key in self._captured or key in self._largest or self.given_up:
             return
         place = sum(one in self._largest for one in self._waiting[: len(self._largest)])
         if place == len(self._waiting) or self._waiting[place] != key:
@@ -164,8 +166,12 @@ class Dispatcher:
         self._captured.add(key)
         self._stand_ins.clear()
 
+    def give_up(self) -> None:
+        """Capture nothing more: steps are computed with the graphs that there are, or without one."""
+        self.given_up, self._waiting = len(self._waiting), []
+
     def forget(self) -> None:
-        """All graphs are gone, since the memory that they stood on is; they are captured again."""
-        self._waiting = self._by_size()
+        """All graphs are gone, since the memory that they stood on is; they are captured again, if any are."""
+        self._waiting = [] if self.given_up else self._by_size()
         self._captured.clear()
         self._stand_ins.clear()

@@ -125,10 +125,10 @@ class CudaRunner(ModelRunner):
 
         Raises:
             PlanError: the plan contradicts what earlier plans said; nothing was computed.
-            RuntimeError: of the device: nothing that follows can be trusted.
+            GraphCaptureError: no graph can be captured here; nothing that follows can be trusted.
+            RuntimeError: of the device: the same.
         """
-        if self._broken is not None:
-            raise self._broken
+        self.check()
         if len(self._under_way) == MOST_LAUNCHED:
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
@@ -211,6 +211,11 @@ class CudaRunner(ModelRunner):
         except Exception as error:
             self._broken = error
             return False
+
+    def check(self) -> None:
+        """Raises what went wrong while nothing was under way."""
+        if self._broken is not None:
+            raise self._broken
 
     def settle(self) -> None:
         """Sleep until no step is under way whose memory somebody may want to give back."""

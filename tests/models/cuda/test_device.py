@@ -1,6 +1,6 @@
 """What is asked of CUDA around a capture, seen without one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
         self.free = 1000
+        self.damage: Exception | None = None
+        """That comes of ending a capture."""
         told = self
 
         class Graph:
@@ -25,6 +27,8 @@ class Recorded:
             def capture_end(self) -> None:
                 told.free -= 100
                 told.calls.append("end")
+                if told.damage is not None:
+                    raise told.damage
 
             def replay(self) -> None:
                 told.calls.append("replay")
@@ -66,12 +70,33 @@ def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: p
     assert cuda.calls.count("empty") == 2
 
 
-def test_a_capture_ends_where_its_body_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])
+def test_a_capture_ends_where_its_body_fails(damage: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what failed is told, whatever the end says to it."""
     cuda = Recorded(monkeypatch)
-
-    def body() -> None:
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        CudaDevice().capture(body)
+    cuda.damage = damage
+    with pytest.raises(ValueError, match="a wrong shape") as caught:
+        CudaDevice().capture(raising(ValueError("a wrong shape")))
     assert cuda.calls[-1] == "end"
+    notes = [f"its capture could not be ended: {damage}"] if damage is not None else []
+    assert getattr(caught.value, "__notes__", []) == notes
+
+
+def test_want_of_memory_is_nothing_worse_only_where_the_capture_could_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Recorded(monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    cuda.damage = RuntimeError("the capture was invalidated")
+    with pytest.raises(RuntimeError, match="could not be ended") as caught:
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
