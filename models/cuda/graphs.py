@@ -6,7 +6,7 @@ tables, the weights, the cache. It writes the sampled tokens to the rows' own, w
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import msgspec
@@ -30,16 +30,6 @@ logger = logging.getLogger("troupellm.worker")
 
 CAPTURE_SHARE = 0.1
 """Of the time in which steps come, what captures may take: requests wait for each of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Warm:
-    """A graph that can be captured: all that it launches has been launched once."""
-
-    key: GraphKey
-    body: Callable[[], None]
-    found: list[Tensor]
-    """What the body gives."""
 
 
 class DecodeGraphs:
@@ -77,7 +67,8 @@ class DecodeGraphs:
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
-        self._warm: _Warm | None = None
+        self._warm: GraphKey | None = None
+        """That can be captured: all that it launches has been launched once."""
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
         self._told: tuple[int, int] | None = None
@@ -125,7 +116,7 @@ class DecodeGraphs:
         """Do one part of a capture, or all of it. Steps need graphs less than they need memory: when it has run out,
         those that there are have to do."""
         try:
-            if self._warm is None or self._warm.key != key:
+            if self._warm != key:
                 self._warm_up(key)
                 if not whole:
                     return
@@ -248,36 +239,39 @@ class DecodeGraphs:
 
     def _warm_up(self, key: GraphKey) -> None:
         """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
-        static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
+        static = self._static(key)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
-        found: list[Tensor] = []
-
-        def body() -> None:
-            if self._taps is not None:
-                self.verified(key, static, self._taps)
-            else:
-                found[:] = [self.decode(key, static)[1]]
-
         begin = self._clock()
-        body()
-        found.clear()
+        self._compute(key, [])
         self._last = None  # its columns are overwritten
-        self._warm = _Warm(key, body, found)
+        self._warm = key
         self.capture_seconds += self._clock() - begin
+
+    def _static(self, key: GraphKey) -> Tensor:
+        """Where a graph finds its columns, int64 [WIDTH, rows]."""
+        return self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
+
+    def _compute(self, key: GraphKey, found: list[Tensor]) -> None:
+        """What a graph does. found: gets the tokens, which stay where they are; none where drafts are verified."""
+        if self._taps is not None:
+            self.verified(key, self._static(key), self._taps)
+        else:
+            found[:] = [self.decode(key, self._static(key))[1]]
 
     def _capture(self, key: GraphKey) -> None:
         """That was warmed up."""
-        warm, self._warm = self._warm, None
-        assert warm is not None
+        self._warm = None
+        found: list[Tensor] = []
         begin = self._clock()
         try:
-            graph = self._device.capture(warm.body)
+            # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
+            graph = self._device.capture(partial(self._compute, key, found))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
             raise GraphCaptureError(said) from error
-        self._graphs[key] = (graph, warm.found)
+        self._graphs[key] = (graph, found)
         self.capture_seconds += self._clock() - begin
         self.dispatcher.add(key)

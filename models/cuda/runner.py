@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -91,7 +92,7 @@ class CudaRunner(ModelRunner):
             device=device, staging=self._staging, slots=slots, null_page=cache.num_blocks - 1,
         )  # fmt: skip
         self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
-        score = None if decoder.score is None else self._classify
+        score = None if decoder.score is None else partial(_classified, decoder, device.torch_device)
         self.pooler = Pooler(head=score, activation=activation)
         self._columns = SamplingColumns()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
@@ -446,5 +447,7 @@ class CudaRunner(ModelRunner):
         """Pooled on the host."""
         return super()._vectors(hidden).cpu()
 
-    def _classify(self, vectors: Tensor) -> Tensor:
-        return self.decoder.classify(vectors.to(self.device.torch_device)).cpu()
+
+def _classified(decoder: RunnableDecoder, device: torch.device, vectors: Tensor) -> Tensor:
+    """Logits of vectors on the host. No method of a runner, which its pooler would keep for ever."""
+    return decoder.classify(vectors.to(device)).cpu()
