@@ -15,6 +15,7 @@ from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
+from troupellm.models.cuda.device import empty_cache
 from troupellm.models.cuda.place import DTYPES, GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
@@ -277,8 +278,7 @@ class ModelWorker:
                 if self._moves is not None:
                     self._moves.sleep(command.level)
                 report = self._parts.sleep(command)
-                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    torch.cuda.empty_cache()
+                empty_cache()
                 return report
             case WakeWorker():
                 return self._parts.wake(command, progress, self._woken)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _CAPTURING = threading.Lock()
-"""CUDA has one capture at a time in a process, which may have several engines."""
+"""CUDA has one capture at a time in a process, which may have several engines, and memory is not given back in one."""
 
 
 class Event(ABC):
@@ -134,13 +134,13 @@ class CudaDevice(Device):
         return CudaEvent()
 
     def capture(self, body: Callable[[], None]) -> Graph:
-        torch.cuda.synchronize(self.torch_device)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        if self._pool is None:
-            torch.cuda.empty_cache()  # the pool takes memory of its own
-            self._pool = torch.cuda.graph_pool_handle()
         with _CAPTURING:
+            torch.cuda.synchronize(self.torch_device)
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+            if self._pool is None:
+                torch.cuda.empty_cache()  # the pool takes memory of its own
+                self._pool = torch.cuda.graph_pool_handle()
             free, _ = torch.cuda.mem_get_info(self.torch_device)  # with all that torch keeps for later captures
             graph = CudaGraph(body, self._pool, self._stream)
             self.graph_bytes += max(0, free - torch.cuda.mem_get_info(self.torch_device)[0])
@@ -150,8 +150,16 @@ class CudaDevice(Device):
         self._pool, self.graph_bytes = None, 0
 
     def memory(self) -> tuple[int, int]:
-        torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
-        return torch.cuda.mem_get_info(self.torch_device)
+        with _CAPTURING:
+            torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
+            return torch.cuda.mem_get_info(self.torch_device)
+
+
+def empty_cache() -> None:
+    """Give back what torch keeps of freed memory, where it has any."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with _CAPTURING:
+            torch.cuda.empty_cache()
 
 
 class CpuEvent(Event):

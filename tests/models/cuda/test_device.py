@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from troupellm.models.cuda.device import CudaDevice
+from troupellm.models.cuda import device
+from troupellm.models.cuda.device import CudaDevice, empty_cache
 
 
 class Recorded:
@@ -16,6 +17,8 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
         self.free = 1000
+        self.unlocked = list[str]()
+        """Calls that another engine's capture may lie between."""
         self.damage: Exception | None = None
         """That comes of ending a capture."""
         told = self
@@ -41,15 +44,21 @@ class Recorded:
 
         for name, value in {
             "current_device": lambda: 0,
+            "is_initialized": lambda: True,
             "CUDAGraph": Graph,
             "Stream": lambda device: "a stream",
             "stream": stream,
-            "synchronize": lambda device: self.calls.append("synchronize"),
-            "empty_cache": lambda: self.calls.append("empty"),
+            "synchronize": lambda device: self.note("synchronize"),
+            "empty_cache": lambda: self.note("empty"),
             "graph_pool_handle": lambda: "a pool",
             "mem_get_info": lambda device: (self.free, 4000),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        if not device._CAPTURING.locked():
+            self.unlocked.append(call)
 
 
 CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
@@ -57,17 +66,27 @@ CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end
 
 def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Recorded(monkeypatch)
-    device = CudaDevice()
+    gpu = CudaDevice()
     for _ in range(2):
-        graph = device.capture(lambda: cuda.calls.append("body"))
+        graph = gpu.capture(lambda: cuda.calls.append("body"))
     assert cuda.calls == ["synchronize", "empty", *CAPTURE, "synchronize", *CAPTURE]
-    assert device.graph_bytes == 200
+    assert gpu.graph_bytes == 200
     graph.replay()
     assert cuda.calls[-1] == "replay"
-    device.forget_graphs()
-    assert device.graph_bytes == 0
-    device.capture(lambda: None)
+    gpu.forget_graphs()
+    assert gpu.graph_bytes == 0
+    gpu.capture(lambda: None)
     assert cuda.calls.count("empty") == 2
+
+
+def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Recorded(monkeypatch)
+    gpu = CudaDevice()
+    gpu.capture(lambda: None)
+    assert gpu.memory() == (900, 4000)
+    empty_cache()
+    assert cuda.calls.count("empty") == 3
+    assert not cuda.unlocked
 
 
 @pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.decoder_pairs import Pair
 from tests.support.device_runner import device_runner
 from tests.support.pretended_gpu import pretend_gpu
 from tests.support.tiny_model import write_tiny_model
+from troupellm.models.cuda import device
 from troupellm.models.cuda.device import CpuDevice, Graph
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import ModelWorker
@@ -57,6 +59,14 @@ def test_all_goes_at_once_between_any_parts_of_captures(worker: ModelWorker, fro
     gc.freeze()
     worker.command(SleepWorker(level=2), lambda progress: None)
     assert [name for name, there in gone.items() if there() is not None] == []
+
+
+def test_memory_is_given_back_in_nobodys_capture(worker: ModelWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = list[bool]()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: locked.append(device._CAPTURING.locked()))
+    worker.command(SleepWorker(level=1), lambda progress: None)
+    assert locked == [True]
 
 
 def test_a_classifier_goes_with_its_runner(llama: Pair, frozen: None, monkeypatch: pytest.MonkeyPatch) -> None:
