@@ -50,6 +50,11 @@ def default_sizes(most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size < most) + tuple(size for size in sizes if size >= most)[:1]
 
 
+def useful_sizes(sizes: Iterable[int], most: int) -> tuple[int, ...]:
+    """Of batch sizes that somebody wants, those of up to `most` rows: one that is larger would be of padding alone."""
+    return tuple(sorted({min(size, most) for size in sizes}))
+
+
 class Dispatcher:
     """Knows which graphs there may be, and which there are.
 
