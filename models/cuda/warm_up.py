@@ -16,8 +16,13 @@ KINDS = (
     SamplingState(temperature=1.0),
     SamplingState(temperature=1.0, top_p=0.9),
     SamplingState(temperature=0.0, repetition_penalty=1.1, logprobs=0),
+    # By the whole sampler, which draws by kernels of its own.
+    SamplingState(temperature=1.0, logprobs=1),
+    SamplingState(temperature=1.0, top_p=0.9, logprobs=1),
 )
 """Ways to choose a token that have kernels of their own."""
+MANY_PROMPTS = 65
+"""So many in one step, and more, are shared out among programs by a kernel of its own (`triton_plan.ROWS_TOGETHER`)."""
 TIMED = 2
 """Times that the largest step is run again; the quickest counts."""
 
@@ -45,6 +50,8 @@ def warmed(
         steps.run([1], kind)
     for rows in powers_of_two(scheduler.max_num_seqs):
         steps.run([1] * rows)
+    if min(scheduler.max_num_seqs, most // 2) >= MANY_PROMPTS and longest > 1:
+        steps.run([2] * MANY_PROMPTS)
     for tokens in powers_of_two(longest):
         steps.run([tokens])
     return most, min(steps.run([longest]) for _ in range(TIMED)) * most / longest

@@ -123,6 +123,7 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(Staging, "send", _send)
         patch.setattr(Results, "fetch", lambda self, numbers: numbers)
+        patch.setattr("troupellm.models.cuda.runner.step_result", lambda plan, *_: plan)  # which the host reads
         patch.setattr(CudaRunner, "collect", lambda self, ticket: self._under_way.popleft())
         with _Python(mode, answer):
             yield launches
@@ -153,6 +154,8 @@ class _Python(TorchFunctionMode):
             return aten.copy_(view, value) if index is None else aten.index_put_(view, index, value)
         if func is Tensor.copy_:
             return aten.copy_(*args, **(kwargs or {}))
+        if func is Tensor.__invert__:
+            return aten.bitwise_not(args[0])
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.contiguous:
@@ -162,6 +165,9 @@ class _Python(TorchFunctionMode):
         if func is Tensor.to and not isinstance(args[0], FakeTensor):
             args = (self._mode.from_tensor(args[0]), *args[1:])
         given = {name: _numbered(value) for name, value in (kwargs or {}).items()}
+        if func is torch.tensor and given.get("device") == CUDA:
+            made = func(*args, **{**given, "device": None})
+            return torch.empty(made.shape, dtype=made.dtype, device=CUDA)
         return func(*map(_numbered, args), **given)
 
 
