@@ -165,7 +165,7 @@ class ModelWorker:
         _check(decoder, cache, budget)
         make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
         if place is not None:
-            make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability)
+            make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability, progress)
         else:
             saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
         folder = self._folder
@@ -183,7 +183,7 @@ class ModelWorker:
         )  # fmt: skip
         self.reset()
         if isinstance(self._runner, CudaRunner):
-            self._runner.graphs.warm_up()
+            self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {attention.backend.name}"))
         ready = decoder_ready(
             model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,

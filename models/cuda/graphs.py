@@ -24,7 +24,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.speculation.proposer import Taps
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.graph_report import GraphReport
-from troupellm.protocol.worker import StepResult
+from troupellm.protocol.worker import LoadProgress, ProgressSink, StepResult
 
 logger = logging.getLogger("troupellm.worker")
 
@@ -229,10 +229,12 @@ class DecodeGraphs:
         self._decoder.logits(hidden, self._logits[: key.tokens])
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def warm_up(self, progress: ProgressSink) -> None:
         """Run a step of every kind, whose rows all pad: what a graph needs compiled is not compiled while requests wait
         for its capture."""
-        for key in self.dispatcher.kinds:
+        kinds = self.dispatcher.kinds
+        for number, key in enumerate(kinds):
+            progress(LoadProgress(phase="warm_up", done=number, total=len(kinds)))
             self._warm_up(key)
         self._warm = None
         self._device.record().wait()

@@ -28,7 +28,7 @@ from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.pooling import PoolingAbility
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.worker import NewRow, ProgressSink, SamplingState, StepPlan
 
 DTYPES = {
     "float32": torch.float32,
@@ -117,11 +117,12 @@ class GpuPlace:
         )  # fmt: skip
 
     def warm_up(
-        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None
-    ) -> tuple[int, float]:
+        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None,
+        progress: ProgressSink,
+    ) -> tuple[int, float]:  # fmt: skip
         """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
         spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
-        return warmed(spare, ability, self._config, budget)
+        return warmed(spare, ability, self._config, budget, progress)
 
     def _attention(self, decoder: RunnableDecoder, kv_dtype: torch.dtype) -> Planner:
         return plan_attention(

@@ -9,7 +9,7 @@ from troupellm.models.memory import MemoryBudget
 from troupellm.models.warm_up import first_step
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.worker import LoadProgress, NewRow, ProgressSink, SamplingState, StepPlan
 
 KINDS = (
     SamplingState(temperature=0.0),
@@ -28,12 +28,14 @@ TIMED = 2
 
 
 def warmed(
-    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
-) -> tuple[int, float]:
+    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget,
+    progress: ProgressSink,
+) -> tuple[int, float]:  # fmt: skip
     """Have everything compiled, for tiles of any number of rows and for every way to choose a token; then time a step.
 
     Args:
         spare: nothing else is run on it; it has no graphs.
+        progress: hears of every step, each of which may compile for long.
 
     Returns:
         tokens and seconds of the largest step, however long the first one took. A GPU has none that were as good and
@@ -46,14 +48,14 @@ def warmed(
     if spare.decoder.head is None:  # steps below generate
         return most, 0.0
     steps = Steps(spare, size)
-    for kind in KINDS:
-        steps.run([1], kind)
-    for rows in powers_of_two(scheduler.max_num_seqs):
-        steps.run([1] * rows)
+    wanted = [([1], kind) for kind in KINDS]
+    wanted += [([1] * rows, KINDS[0]) for rows in powers_of_two(scheduler.max_num_seqs)]
     if min(scheduler.max_num_seqs, most // 2) >= MANY_PROMPTS and longest > 1:
-        steps.run([2] * MANY_PROMPTS)
-    for tokens in powers_of_two(longest):
-        steps.run([tokens])
+        wanted.append(([2] * MANY_PROMPTS, KINDS[0]))
+    wanted += [([tokens], KINDS[0]) for tokens in powers_of_two(longest)]
+    for number, (prompts, kind) in enumerate(wanted):
+        progress(LoadProgress(phase="warm_up", done=number, total=len(wanted)))
+        steps.run(prompts, kind)
     return most, min(steps.run([longest]) for _ in range(TIMED)) * most / longest
 
 

@@ -141,9 +141,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         budget = MemoryBudget(
             weight_bytes=0, activation_bytes=0, kv_cache_bytes=0, free_bytes=0, num_blocks=199, max_model_len=LENGTH
         )
-        warmed(runner(()), None, engine, budget)
+        warmed(runner(()), None, engine, budget, lambda progress: None)
         fresh = runner(default_sizes(MANY))
-        fresh.graphs.warm_up()
+        fresh.graphs.warm_up(lambda progress: None)
         return fresh, launches, engine
 
     yield made
