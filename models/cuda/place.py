@@ -14,6 +14,7 @@ from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.cuda.batch import DeviceSpans, GroupPlanner, triton_planner
+from troupellm.models.cuda.block_mover import MOST_BLOCKS
 from troupellm.models.cuda.columns import WIDTH
 from troupellm.models.cuda.device import CudaDevice, Device
 from troupellm.models.cuda.dispatcher import Dispatcher, default_sizes, useful_sizes
@@ -166,6 +167,7 @@ class GpuPlace:
         activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak) + drafter.activation_bytes
         activations += config.scheduler.max_num_seqs * drafter.row_bytes(decoder.dtype.itemsize)
         activations += self._graph_bytes(decoder, kv_dtype, drafter)
+        activations += MOST_BLOCKS * block if config.offload.host_bytes else 0
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
         room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
         windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
